@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine: `make app` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# Tests run side by side, one worker a core, at most four.
+WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || echo $$n)
+
+.PHONY: app test quick check bench browser clean
+
+app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours
+	$(BIN)/streamlit run app.py $(if $(MODEL),-- --model $(MODEL))
+
+test: .venv/.test browser ## every test, the browser tests included
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+quick: .venv/.test       ## the tests that take less than five seconds each, no browser
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not slow and not browser"
+
+check: .venv/.test       ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: .venv/.test browser ## figures: ratios and medians, see benchmarks/README.md
+	$(BIN)/python -m benchmarks
+
+browser: .venv/.test
+	@$(BIN)/python tests/browser/chromium.py
+
+.venv/.app: requirements.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@touch $@
+
+.venv/.test: .venv/.app tests/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	@touch $@
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis

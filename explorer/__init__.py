@@ -1,0 +1,35 @@
+"""Checkpoint Explorer: what activation checkpointing buys, what it costs, and whether the gradient is still the same.
+
+    policy = explorer.load_policy("policy.yaml")
+    handle = explorer.apply_policy(model, policy)
+    handle.undo()
+
+Importing this package is cheap: torch is imported by the first call that needs it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from explorer.record.policy import Policy, Unit
+
+if TYPE_CHECKING:
+    from explorer.engine.apply import apply_policy
+    from explorer.engine.recompute import is_recomputing
+    from explorer.plan.policy_file import load_policy
+
+__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "load_policy"]
+__version__ = "0.1.0"
+
+_WHERE = {
+    "apply_policy": "explorer.engine.apply",
+    "is_recomputing": "explorer.engine.recompute",
+    "load_policy": "explorer.plan.policy_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _WHERE:
+        return getattr(import_module(_WHERE[name]), name)
+    raise AttributeError(f"module 'explorer' has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""Everything that touches torch. Decisions are made elsewhere and carried out here."""

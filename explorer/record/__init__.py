@@ -1,0 +1,74 @@
+"""What is said: frozen records without tensors, modules or figures. See base.py for what a record is."""
+
+from explorer.record.base import Origin, Record
+from explorer.record.comparison import (
+    BufferDiff,
+    Comparison,
+    GradientDiff,
+    MaskDiff,
+    ParameterDiff,
+    RngDiff,
+    StateChange,
+    TensorDiff,
+    Verdict,
+)
+from explorer.record.graph import Block, CutPoint, Edge, ModelGraph, ModelRef, Trait
+from explorer.record.hazard import Hazard
+from explorer.record.measurement import (
+    PHASES,
+    ROLES,
+    AllocatorPeaks,
+    Allocations,
+    BlockBill,
+    Environment,
+    Failure,
+    Measurement,
+    Phase,
+    PhaseSpan,
+    Role,
+    Samples,
+    Times,
+)
+from explorer.record.plan import CheckpointMode, PipelinePlan
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.run import RunSpec
+
+__all__ = [
+    "KEEP_ALL",
+    "PHASES",
+    "ROLES",
+    "AllocatorPeaks",
+    "Allocations",
+    "Block",
+    "BlockBill",
+    "BufferDiff",
+    "CheckpointMode",
+    "Comparison",
+    "CutPoint",
+    "Edge",
+    "Environment",
+    "Failure",
+    "GradientDiff",
+    "Hazard",
+    "MaskDiff",
+    "Measurement",
+    "ModelGraph",
+    "ModelRef",
+    "Origin",
+    "ParameterDiff",
+    "Phase",
+    "PhaseSpan",
+    "PipelinePlan",
+    "Policy",
+    "Record",
+    "RngDiff",
+    "Role",
+    "RunSpec",
+    "Samples",
+    "StateChange",
+    "TensorDiff",
+    "Times",
+    "Trait",
+    "Unit",
+    "Verdict",
+]

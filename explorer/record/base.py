@@ -1,0 +1,105 @@
+"""What every record is: frozen, keyword-only, strict about unknown fields, and the same document everywhere.
+
+A record that crosses the pipe to the worker is byte for byte the one that is stored on disk. Long series are
+`array('q')` columns: raw bytes in msgpack, plain lists in JSON, and numpy arrays without a copy for whoever draws them.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from explorer.errors import UnreadableFile
+
+Origin = Literal["measured", "counted", "predicted", "simulated"]
+"""Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation."""
+
+Column = array
+"""int64 column, typecode 'q'."""
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """Base of every record. No tensor, no module, no figure inside."""
+
+
+T = TypeVar("T")
+
+
+def column(values: Any = ()) -> Column[int]:
+    """An int64 column of `values`."""
+    return array("q", values)
+
+
+def to_msgpack(record: Any) -> bytes:
+    """The compact form: pipe and disk."""
+    return msgspec.msgpack.encode(record, enc_hook=_column_to_bytes)
+
+
+def from_msgpack(data: bytes, kind: type[T]) -> T:
+    """Reads what `to_msgpack` wrote. Raises UnreadableFile that names the field at fault."""
+    try:
+        return msgspec.msgpack.decode(data, type=kind, dec_hook=_to_column)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+
+
+def to_json(record: Any) -> bytes:
+    """The readable form: `--json`."""
+    return msgspec.json.encode(record, enc_hook=_column_to_list)
+
+
+def from_json(data: bytes | str, kind: type[T]) -> T:
+    """Reads what `to_json` wrote. Raises UnreadableFile that names the field at fault."""
+    try:
+        return msgspec.json.decode(data, type=kind, dec_hook=_to_column)
+    except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+
+
+def to_plain(record: Any) -> Any:
+    """Dictionaries, lists, numbers and strings: for YAML and for session state."""
+    return msgspec.to_builtins(record, enc_hook=_column_to_list)
+
+
+def from_plain(plain: Any, kind: type[T]) -> T:
+    """Reads what `to_plain` gave, strictly. Raises UnreadableFile that names the field at fault."""
+    try:
+        return msgspec.convert(plain, type=kind, dec_hook=_to_column)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+
+
+def kind_name(kind: Any) -> str:
+    """The record's name as it stands in messages."""
+    return getattr(kind, "__name__", str(kind))
+
+
+def _column_to_bytes(value: Any) -> Any:
+    if isinstance(value, array):
+        if sys.byteorder == "big":
+            value = array(value.typecode, value)
+            value.byteswap()
+        return value.tobytes()
+    raise NotImplementedError(f"{type(value).__name__} does not belong in a record")
+
+
+def _column_to_list(value: Any) -> Any:
+    if isinstance(value, array):
+        return value.tolist()
+    raise NotImplementedError(f"{type(value).__name__} does not belong in a record")
+
+
+def _to_column(kind: type, value: Any) -> Any:
+    if kind is array or getattr(kind, "__origin__", None) is array:
+        if isinstance(value, bytes):
+            if len(value) % 8:
+                raise ValueError(f"a column of int64 has {len(value)} bytes")
+            values = array("q", value)
+            if sys.byteorder == "big":
+                values.byteswap()
+            return values
+        return array("q", value)
+    raise NotImplementedError(f"{kind_name(kind)} does not belong in a record")

@@ -1,0 +1,142 @@
+"""What a model is made of: blocks as a tree by fqn, the data that flows between them, and where it may be cut."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from typing import Literal
+
+import msgspec
+
+from explorer.record.base import Record
+
+Trait = Literal[
+    "uses_rng",  # draws from torch's default generators
+    "own_generator",  # draws from a torch.Generator of its own
+    "python_rng",  # moves Python's `random`
+    "numpy_rng",  # moves numpy's global generator
+    "running_statistics",  # BatchNorm, or InstanceNorm that tracks
+    "moves_buffers",  # changes a buffer that is not a running statistic
+    "moves_attributes",  # changes a plain Python attribute (counter, cache, router loss)
+    "changes_inputs",  # writes into a tensor that it was given
+    "keeps_cache",  # was handed or returns a key/value cache
+    "inputs_need_no_grad",  # no positional input requires grad: reentrant checkpointing trains nothing
+    "tensors_in_kwargs_only",  # torch stashes RNG only for devices of positional tensors
+    "nested_outputs",  # returns a dict, dataclass or nested structure
+    "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
+]
+
+
+class ModelRef(Record):
+    """A model somebody can load: `sample_models/gpt.py`, `path/file.py:factory`, `pkg.mod:factory` or `hf:CONFIG`."""
+
+    target: str
+    size: str | None = None
+    """Name in the file's SIZES (`small`, `gpu`); None takes `small` where the file has sizes."""
+    arguments: dict[str, int | float | str | bool] = {}
+    """Keyword arguments of the factory, over those of the size."""
+
+
+class Block(Record):
+    """A module a person can toggle. Bytes and calls are those of one observed forward of the unwrapped model."""
+
+    fqn: str
+    """Dotted path; the empty string is the model itself."""
+    kind: str
+    """Class name."""
+    n_calls: int
+    """Forward calls in one step; 0 means never called."""
+    parameter_bytes: int
+    """Parameters at or below, each counted once."""
+    buffer_bytes: int
+    output_bytes: int
+    """Bytes of the tensors one step's calls return, each storage once."""
+    saved_bytes: int
+    """Bytes autograd keeps for backward at or below, parameters and buffers excluded, each storage once."""
+    forward_flops: int
+    traits: tuple[Trait, ...] = ()
+    shares_parameters_with: tuple[str, ...] = ()
+    repeat_of: str | None = None
+    """First of a run of equal siblings in a container; None for the first itself and for the unique."""
+    own_parameters: tuple[str, ...] = ()
+    """Full names of the parameters registered on this very module."""
+
+    @property
+    def uses_rng(self) -> bool:
+        return not {"uses_rng", "own_generator", "python_rng", "numpy_rng"}.isdisjoint(self.traits)
+
+    @property
+    def running_statistics(self) -> bool:
+        return "running_statistics" in self.traits
+
+    @property
+    def parent(self) -> str | None:
+        return None if not self.fqn else self.fqn.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        return self.fqn.rpartition(".")[2]
+
+
+class Edge(Record):
+    """Data that the operations of `source` made and the operations of `target` read. Both are fqns with operations."""
+
+    source: str
+    target: str
+    n_bytes: int
+
+
+class CutPoint(Record):
+    """A place between two consecutive units of the model's block list where a pipeline could be split."""
+
+    after: str
+    """fqn of the last block before the cut."""
+    before: str
+    """fqn of the first block behind it."""
+    n_bytes: int
+    """Bytes that cross, for the whole batch."""
+    n_tensors: int
+    refusal: str | None = None
+    """Why this cut cannot be made (a shared module, a skip of unknown form); None: it can."""
+
+
+class ModelGraph(Record):
+    """The block graph of one observed run. Blocks come in module order, the model itself first."""
+
+    model: ModelRef
+    blocks: tuple[Block, ...]
+    edges: tuple[Edge, ...]
+    cuts: tuple[CutPoint, ...] = ()
+    spine: tuple[str, ...] = ()
+    """The consecutive blocks that together are the model, in execution order: what presets and stages count."""
+    input_shapes: tuple[tuple[int, ...], ...] = ()
+    dtype: str = "float32"
+    n_parameters: int = 0
+
+    @cached_property
+    def by_fqn(self) -> dict[str, Block]:
+        return {block.fqn: block for block in self.blocks}
+
+    @cached_property
+    def children(self) -> dict[str, tuple[Block, ...]]:
+        """Children of each fqn, in module order."""
+        found: dict[str, list[Block]] = {block.fqn: [] for block in self.blocks}
+        for block in self.blocks:
+            if block.parent is not None and block.parent in found:
+                found[block.parent].append(block)
+        return {fqn: tuple(blocks) for fqn, blocks in found.items()}
+
+    @cached_property
+    def repeats(self) -> tuple[str, ...]:
+        """The blocks that presets count: the members of the longest run of repeated siblings, else the spine."""
+        runs: dict[tuple[str | None, str], list[str]] = {}
+        for block in self.blocks:
+            runs.setdefault((block.parent, block.repeat_of or block.fqn), []).append(block.fqn)
+        weight = {key: sum(self.by_fqn[fqn].saved_bytes for fqn in run) for key, run in runs.items() if len(run) > 1}
+        return tuple(runs[max(weight, key=lambda key: weight[key])]) if weight else self.spine
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Changes when names, kinds or parameters change; does not depend on the batch. 16 hex digits."""
+        said = [(block.fqn, block.kind, block.parameter_bytes, block.buffer_bytes) for block in self.blocks]
+        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:16]

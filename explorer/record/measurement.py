@@ -1,0 +1,268 @@
+"""What one training step did: every allocation with its role and block, phases, FLOPs, times. Headlines are derived."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, get_args
+
+from explorer.record.base import Column, Record, column
+from explorer.record.run import RunSpec
+
+Role = Literal[
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "input",
+    "temporary",
+    "saved activation",
+    "recomputed",
+    "gradient",
+    "unattributed",
+]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""In stacking order, bottom first: torch's own order of categories, with ours between them."""
+
+Phase = Literal["forward", "recompute", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
+FailureKind = Literal[
+    "bad input", "model raised", "out of memory", "crash", "time-out", "cancelled", "not on this device", "internal"
+]
+
+
+class Failure(Record):
+    """Why a run has no result: shown as a result, in the words of explorer/errors.py."""
+
+    kind: FailureKind
+    sentence: str
+    hint: str = ""
+    traceback: str = ""
+    asked_bytes: int | None = None
+    free_bytes: int | None = None
+
+
+class Environment(Record):
+    """Where it ran."""
+
+    device: str
+    """`cpu` or `cuda`."""
+    device_name: str
+    torch_version: str
+    python_version: str
+    platform: str
+    n_threads: int
+    total_memory_bytes: int | None = None
+
+
+class PhaseSpan(Record):
+    """A stretch of the timeline. `first_tick <= tick < end_tick`; spans follow each other without gaps."""
+
+    phase: Phase
+    block: str
+    """Block that runs again, for `recompute`; the empty string elsewhere."""
+    first_tick: int
+    end_tick: int
+
+
+class Allocations(Record):
+    """Every allocation alive during the step, one entry a column; the chart and every headline come from here.
+
+    A tick is one event of the allocator (an allocation or a free), counted from 1; tick 0 is the state before the step.
+    An entry is alive at tick t when `born <= t < died`; `died == n_ticks + 1`: alive at the end.
+    """
+
+    n_ticks: int
+    n_bytes: Column
+    born: Column
+    died: Column
+    role: Column
+    """Index into ROLES."""
+    block: Column
+    """Index into `blocks`."""
+    op: Column
+    """Index into `ops`."""
+    blocks: tuple[str, ...]
+    ops: tuple[str, ...]
+    time_ns: Column
+    """Of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
+
+    @cached_property
+    def held_bytes(self) -> Column:
+        """Bytes alive at each tick 0..n_ticks."""
+        deltas = [0] * (self.n_ticks + 2)
+        for size, born, died in zip(self.n_bytes, self.born, self.died):
+            deltas[born] += size
+            deltas[died] -= size
+        return column(accumulate(deltas[:-1]))
+
+    @cached_property
+    def peak_tick(self) -> int:
+        """First tick at which most is held."""
+        held = self.held_bytes
+        return held.index(max(held))
+
+    def alive_at(self, tick: int) -> list[int]:
+        """Indices of the entries alive at `tick`."""
+        return [i for i, (born, died) in enumerate(zip(self.born, self.died)) if born <= tick < died]
+
+
+class AllocatorPeaks(Record):
+    """The allocator's own words for the measured step, beside what the timeline says. None: not measured here."""
+
+    alone_peak_bytes: int | None = None
+    """Peak of the same step seen by the allocator alone, without the tracker."""
+    tracker_peak_bytes: int | None = None
+    """Peak of the storages the tracker saw: what is missing is inside kernels."""
+    requested_peak_bytes: int | None = None
+    allocated_peak_bytes: int | None = None
+    reserved_peak_bytes: int | None = None
+    allocated: Column | None = None
+    """CUDA only: allocated bytes at each tick."""
+    reserved: Column | None = None
+    """CUDA only: reserved bytes at each tick."""
+
+
+class Samples(Record):
+    """Repeated readings of one clock, in the order taken."""
+
+    ms: tuple[float, ...] = ()
+
+    @property
+    def median_ms(self) -> float | None:
+        return statistics.median(self.ms) if self.ms else None
+
+    @property
+    def spread_ms(self) -> float | None:
+        """Half the distance between the quartiles; None below two readings."""
+        if len(self.ms) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.ms, n=4, method="inclusive")
+        return (high - low) / 2
+
+
+class Times(Record):
+    """Time without any recording, after warm-up."""
+
+    clock: Literal["process CPU time", "CUDA events"]
+    step: Samples = Samples()
+    forward: Samples = Samples()
+    backward: Samples = Samples()
+    """Recompute included: nobody can time it apart without disturbing it."""
+    optimizer: Samples = Samples()
+
+
+class BlockBill(Record):
+    """What one block did in the measured step; sums over all its calls, everything below included."""
+
+    fqn: str
+    n_forward: int
+    """Forward calls in the forward phase."""
+    n_recompute: int
+    """Forward calls in the recompute phase: above zero proves that the policy took effect."""
+    saved_after_forward_bytes: int
+    at_peak_bytes: int
+    """Bytes attributed to the block that are alive at the step's peak, parameters and their gradients included."""
+    forward_flops: int
+    recompute_flops: int
+    backward_flops: int
+    skipped_flops: int = 0
+    """FLOPs of forward that early stop left out of the recompute."""
+    forward: Samples = Samples()
+    recompute: Samples = Samples()
+
+
+class Measurement(Record):
+    """One measured step. `failure` is set when it was cut short; what was recorded until then is kept."""
+
+    spec: RunSpec
+    environment: Environment
+    allocations: Allocations | None = None
+    phases: tuple[PhaseSpan, ...] = ()
+    peaks: AllocatorPeaks = AllocatorPeaks()
+    blocks: tuple[BlockBill, ...] = ()
+    times: Times | None = None
+    loss: float | None = None
+    warnings: tuple[str, ...] = ()
+    """What torch or the model said during the step."""
+    failure: Failure | None = None
+
+    @cached_property
+    def by_fqn(self) -> dict[str, BlockBill]:
+        return {bill.fqn: bill for bill in self.blocks}
+
+    @cached_property
+    def step_peak_bytes(self) -> int | None:
+        """Most bytes held at any tick of the step, parameters and optimizer state included."""
+        return max(self.allocations.held_bytes) if self.allocations else None
+
+    @cached_property
+    def saved_after_forward_bytes(self) -> int | None:
+        """Saved activations alive when the (last) forward phase ends."""
+        if not self.allocations or (border := self.forward_end_tick) is None:
+            return None
+        saved = ROLES.index("saved activation")
+        log = self.allocations
+        return sum(
+            size
+            for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role)
+            if role == saved and born <= border < died
+        )
+
+    @property
+    def forward_end_tick(self) -> int | None:
+        """Last tick of the last forward span; None: forward did not end."""
+        ends = [span.end_tick - 1 for span in self.phases if span.phase == "forward"]
+        return ends[-1] if ends else None
+
+    @property
+    def peak_phase(self) -> Phase | None:
+        if not self.allocations:
+            return None
+        tick = self.allocations.peak_tick
+        return next((span.phase for span in self.phases if span.first_tick <= tick < span.end_tick), None)
+
+    @property
+    def forward_flops(self) -> int | None:
+        return self._root_flops("forward_flops")
+
+    @property
+    def recompute_flops(self) -> int | None:
+        return self._root_flops("recompute_flops")
+
+    @property
+    def backward_flops(self) -> int | None:
+        return self._root_flops("backward_flops")
+
+    @property
+    def total_flops(self) -> int | None:
+        parts = (self.forward_flops, self.recompute_flops, self.backward_flops)
+        return None if None in parts else sum(part or 0 for part in parts)
+
+    def _root_flops(self, field: str) -> int | None:
+        root = self.by_fqn.get("")
+        return None if root is None else int(getattr(root, field))
+
+    def headlines(self) -> dict[str, int | float | str | None]:
+        """The derived figures `--json` prints beside the record, under these very names."""
+        return {
+            "step_peak_bytes": self.step_peak_bytes,
+            "saved_after_forward_bytes": self.saved_after_forward_bytes,
+            "peak_phase": self.peak_phase,
+            "forward_flops": self.forward_flops,
+            "recompute_flops": self.recompute_flops,
+            "backward_flops": self.backward_flops,
+            "step_ms": self.times.step.median_ms if self.times else None,
+            "step_spread_ms": self.times.step.spread_ms if self.times else None,
+        }
+
+
+def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
+    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs."""
+    pairs: Sequence[float] = [a / b for a, b in zip(candidate.ms, baseline.ms) if b]
+    if len(pairs) < 2:
+        return None
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    return middle, (high - low) / 2

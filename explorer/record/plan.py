@@ -1,0 +1,31 @@
+"""How a model is split into pipeline stages and how microbatches pass through them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from explorer.record.base import Record
+
+CheckpointMode = Literal["always", "except_last", "never"]
+"""Which microbatches are checkpointed: torchgpipe's words and meaning."""
+
+PipelineEngine = Literal["inproc", "replay", "procs", "torchrun"]
+
+
+class PipelinePlan(Record):
+    """Stages as lists of fqns, in execution order, and the schedule that drives them."""
+
+    stages: tuple[tuple[str, ...], ...]
+    n_microbatches: int
+    schedule: str = "GPipe"
+    """torch's own strings: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV."""
+    n_ranks: int | None = None
+    """None: one rank a stage."""
+    checkpoint: CheckpointMode = "always"
+    """Applies to the blocks that the policy recomputes."""
+    keyed_rng: bool = True
+    """Dropout is seeded by (seed, block, microbatch), so that every split draws the same masks."""
+    deferred_batch_norm: bool = False
+    """Running statistics move once per batch instead of once per microbatch."""
+    actions: tuple[tuple[str, ...], ...] = ()
+    """An own schedule, one row of actions (`2F0`, `2B0`, `2I0`, `2W0`) a rank; empty: generated from `schedule`."""

@@ -1,0 +1,53 @@
+"""What is recomputed, and how: the decision that people make, share and apply."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from explorer.record.base import Record
+
+Action = Literal["recompute", "save_ops", "offload"]
+RunningStats = Literal["once", "every_forward"]
+DeterminismCheck = Literal["default", "none"]
+
+
+class Unit(Record):
+    """One block, or consecutive children of a Sequential that are recomputed together (a segment)."""
+
+    blocks: tuple[str, ...]
+    action: Action = "recompute"
+    """recompute: keep only the input. save_ops: recompute all but `save_ops`. offload: keep saved tensors on the CPU."""
+    save_ops: tuple[str, ...] = ()
+    """Operators whose results are kept, such as `aten.mm.default`; only with the action `save_ops`."""
+
+
+class Policy(Record):
+    """Which units are recomputed, and torch.utils.checkpoint's options under torch's own names.
+
+    A unit's ancestor and its descendants may both be named: that is nested checkpointing.
+    """
+
+    units: tuple[Unit, ...] = ()
+    preserve_rng_state: bool = True
+    use_reentrant: bool = False
+    determinism_check: DeterminismCheck = "default"
+    early_stop: bool = True
+    running_stats: RunningStats = "once"
+    restore_rng: tuple[str, ...] = ()
+    """Generators torch does not stash, set back at recompute: `python`, `numpy`, or the dotted path of a
+    torch.Generator attribute in the model."""
+
+    @classmethod
+    def recompute(cls, blocks: Iterable[str | Iterable[str]], **options: Any) -> Policy:
+        """A policy that recomputes each of `blocks`; a tuple of fqns is one segment."""
+        units = tuple(Unit(blocks=(entry,) if isinstance(entry, str) else tuple(entry)) for entry in blocks)
+        return cls(units=units, **options)
+
+    @property
+    def blocks(self) -> tuple[str, ...]:
+        """Every fqn named, in order."""
+        return tuple(fqn for unit in self.units for fqn in unit.blocks)
+
+
+KEEP_ALL = Policy()

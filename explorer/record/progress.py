@@ -1,0 +1,22 @@
+"""How far long work has come. An engine verb calls its `Report`; where a person cancelled, that call raises Cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from explorer.record.base import Record
+
+
+class Progress(Record):
+    """`done` of `total` steps; `what` is the step under way, in words for a person."""
+
+    what: str
+    done: int
+    total: int
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """A Report for nobody."""

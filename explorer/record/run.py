@@ -1,0 +1,45 @@
+"""Everything that decides what a run does: equal RunSpecs mean the same run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from explorer.record.base import Record
+from explorer.record.graph import ModelRef
+from explorer.record.plan import PipelinePlan
+from explorer.record.policy import KEEP_ALL, Policy
+
+Device = Literal["cpu", "cuda"]
+Optimizer = Literal["adamw", "sgd", "none"]
+"""`none`: backward only, nothing is stepped."""
+Autocast = Literal["none", "bfloat16", "float16"]
+Mode = Literal["train", "eval"]
+
+
+class RunSpec(Record):
+    """One training step of one model under one policy."""
+
+    model: ModelRef
+    policy: Policy = KEEP_ALL
+    plan: PipelinePlan | None = None
+    device: Device = "cpu"
+    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
+    """Of parameters and floating inputs."""
+    autocast: Autocast = "none"
+    seed: int = 0
+    mode: Mode = "train"
+    optimizer: Optimizer = "adamw"
+    learning_rate: float = 1e-3
+    momentum: float = 0.0
+    """Of SGD only."""
+    n_accumulation: int = 1
+    """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
+    frozen: tuple[str, ...] = ()
+    """fqns whose parameters need no gradient, all that is below included."""
+    n_repeats: int = 5
+    """Timed steps, after the warm-up."""
+    n_threads: int = 1
+    """CPU threads; pinned, because two threads round differently from one."""
+    time_limit_s: float = 600.0
+    memory_limit_bytes: int | None = None
+    """Limit of the process (CPU) or of the device (CUDA); None: what the machine has."""

@@ -1,0 +1,1 @@
+"""The Streamlit pages and the block-graph component."""

@@ -1,0 +1,1 @@
+"""Pictures: records in; Plotly figures, DOT or SVG out."""

@@ -1,0 +1,29 @@
+"""What every test shares: one CPU thread for torch, a data directory of its own, no state left behind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before torch is imported: with one thread a sum has one order, and two test workers do not fight for two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def root() -> Path:
+    """The checkout."""
+    return ROOT
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Each test keeps its runs in a store of its own."""
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("CHECKPOINT_EXPLORER_HOME", str(home))
+    yield home
