@@ -14,8 +14,11 @@ from explorer.errors import UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Failure, Measurement
 from explorer.record.picture import AutogradPictures
+from explorer.record.pipeline import PipelineProfile, PipelineRun
+from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 
@@ -49,19 +52,67 @@ class DrawAutograd(Record, tag=True):
     block: str
 
 
-Request = Describe | Measure | Compare | DrawAutograd
+class DeriveMatrix(Record, tag=True):
+    """-> DerivativeMatrix: which derivatives survive which kind of checkpointing."""
+
+    spec: RunSpec
+
+
+class RunPipeline(Record, tag=True):
+    """-> PipelineRun: one step of `spec` under its plan, held against the unsplit model."""
+
+    spec: RunSpec
+    engine: PipelineEngine = "inproc"
+    profile: PipelineProfile | None = None
+    """Adds what was predicted to the run."""
+
+
+class OpenRanks(Record, tag=True):
+    """-> PipelineRun: what torchrun's ranks left in `folder`, held against the unsplit model."""
+
+    spec: RunSpec
+    folder: str
+
+
+class ProfileStages(Record, tag=True):
+    """-> PipelineProfile: what each of `groups` (plan.cuts.atoms) costs, for predicting any plan."""
+
+    spec: RunSpec
+    groups: tuple[tuple[str, ...], ...]
+    n_microbatches: int = 8
+    """Costs are read on a microbatch of this share of the batch, and scaled from there."""
+
+
+Request = Describe | Measure | Compare | DrawAutograd | DeriveMatrix | RunPipeline | OpenRanks | ProfileStages
 
 RESULTS: dict[type[Record], type[Record]] = {
     Describe: ModelGraph,
     Measure: Measurement,
     Compare: Comparison,
     DrawAutograd: AutogradPictures,
+    DeriveMatrix: DerivativeMatrix,
+    RunPipeline: PipelineRun,
+    OpenRanks: PipelineRun,
+    ProfileStages: PipelineProfile,
 }
+
+
+DESCRIBE_LIMIT_S = 600.0
+"""For requests without a RunSpec, such as Describe."""
+
+
+def model_of_request(request: Request) -> str:
+    """Target of the model that a request is about; the empty string where it names none."""
+    fields = [getattr(request, name) for name in request.__struct_fields__]
+    models = [field.model if isinstance(field, RunSpec) else field for field in fields]
+    return next((model.target for model in models if isinstance(model, ModelRef)), "")
 
 
 class Submit(Record, tag=True):
     job: str
     request: Request
+    keep: bool = True
+    """False: the result does not go into the store."""
 
 
 class CancelJob(Record, tag=True):
@@ -69,6 +120,8 @@ class CancelJob(Record, tag=True):
 
 
 class Reported(Record, tag=True):
+    """The first one of a job says that its work began."""
+
     job: str
     progress: Progress
 
@@ -77,6 +130,10 @@ class Finished(Record, tag=True):
     job: str
     result: bytes
     """msgpack of the request's result type."""
+    run_id: str | None = None
+    """Where the store keeps it, written before this event; None: not a kind of record that is kept, or not saved."""
+    warning: str = ""
+    """Why the store could not keep it."""
 
 
 class Failed(Record, tag=True):
@@ -88,6 +145,13 @@ Command = Submit | CancelJob
 Event = Reported | Finished | Failed
 
 _LENGTH = struct.Struct("<Q")
+
+
+def time_limit_s(request: Request) -> float:
+    """How long a request may work: the longest limit among its run specs, else that of a RunSpec by default."""
+    fields = (getattr(request, name) for name in request.__struct_fields__)
+    limits = [field.time_limit_s for field in fields if isinstance(field, RunSpec)]
+    return max(limits, default=DESCRIBE_LIMIT_S)
 
 
 def write_frame(stream: IO[bytes], record: Record) -> None:

@@ -59,6 +59,12 @@ class TensorDiff(Record):
 class GradientDiff(TensorDiff):
     """A parameter's gradient after one backward."""
 
+    @property
+    def verdict(self) -> Verdict:
+        """As for every tensor; but two equal gradients with NaN or infinity prove nothing: those absorb any error."""
+        said = super().verdict
+        return "not comparable" if said == "bitwise equal" and self.n_nonfinite else said
+
 
 class BufferDiff(TensorDiff):
     """A buffer after one step; integers compare exactly."""
@@ -77,11 +83,15 @@ class RngDiff(Record):
 
 
 class MaskDiff(Record):
-    """Dropout of one module: the mask of forward against the one drawn again at recompute."""
+    """Random numbers of one module: those of forward, a dropout mask say, against those drawn again at recompute."""
 
     block: str
     n_elements: int
     n_mismatched: int
+    n_not_drawn_again: int = 0
+    """Elements drawn in forward that the recompute left out: early stop ended it before, or the result was kept."""
+    is_mask: bool = True
+    """False: numbers of another kind than keep or drop."""
 
     @property
     def mismatch_share(self) -> float:
@@ -133,6 +143,8 @@ class Comparison(Record):
         said = {diff.verdict for diff in self.all_diffs}
         if "different" in said or not all(diff.equal for diff in self.rng):
             return "different"
+        if "not comparable" in said:
+            return "not comparable"
         return "rounding" if "rounding" in said else "bitwise equal"
 
     @cached_property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from functools import cached_property
 from typing import Literal
 
@@ -128,12 +129,10 @@ class ModelGraph(Record):
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:
-        """The blocks that presets count: the members of the longest run of repeated siblings, else the spine."""
-        runs: dict[tuple[str | None, str], list[str]] = {}
-        for block in self.blocks:
-            runs.setdefault((block.parent, block.repeat_of or block.fqn), []).append(block.fqn)
-        weight = {key: sum(self.by_fqn[fqn].saved_bytes for fqn in run) for key, run in runs.items() if len(run) > 1}
-        return tuple(runs[max(weight, key=lambda key: weight[key])]) if weight else self.spine
+        """The blocks that presets count: numbered units of the spine with a sibling of their kind, else the spine."""
+        numbered = [self.by_fqn[fqn] for fqn in self.spine if self.by_fqn[fqn].name.isdigit()]
+        kinds = Counter((block.parent, block.kind) for block in numbered)
+        return tuple(block.fqn for block in numbered if kinds[block.parent, block.kind] > 1) or self.spine
 
     @cached_property
     def fingerprint(self) -> str:

@@ -20,9 +20,10 @@ class PipelinePlan(Record):
     schedule: str = "GPipe"
     """torch's own strings: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV."""
     n_ranks: int | None = None
-    """None: one rank a stage."""
+    """None: one rank a stage; two stages a rank for the schedules that need several."""
     checkpoint: CheckpointMode = "always"
-    """Applies to the blocks that the policy recomputes."""
+    """Applies to the blocks that the policy recomputes. In eval mode it applies all the same: what is recomputed
+    does not depend on the mode."""
     keyed_rng: bool = True
     """Dropout is seeded by (seed, block, microbatch), so that every split draws the same masks."""
     deferred_batch_norm: bool = False

@@ -1,0 +1,139 @@
+"""The verbs that run a model: measure, compare, matrix."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from explorer.cli_options import (
+    KeepOptions,
+    Model,
+    ModelOptions,
+    PolicyName,
+    StaleOption,
+    StepOptions,
+    chosen_policy,
+    describe,
+    policy_on,
+)
+from explorer.cli_output import document, print_comparison, print_measurement
+from explorer.cli_show import print_matrix
+from explorer.cli_verb import COULD_NOT_RUN, DIFFERENT, EQUAL, Output, answer_failure, print_json, say, verb
+from explorer.cli_work import ask, save_run_file, worker, write_file
+from explorer.jobs.protocol import Compare, DeriveMatrix, Measure
+from explorer.plan import policy_file
+from explorer.plan.evidence import evidence_of
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Failure
+from explorer.record.policy import KEEP_ALL, Policy
+
+_CODES = {"bitwise equal": EQUAL, "rounding": EQUAL, "different": DIFFERENT, "not comparable": COULD_NOT_RUN}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What only a comparison has."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"),
+    ] = None
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
+    ] = False
+
+
+@verb
+def measure(
+    model: Model,
+    options: ModelOptions,
+    step: StepOptions,
+    stale: StaleOption,
+    keep: KeepOptions,
+    output: Output,
+    policy: PolicyName = "keep-all",
+) -> None:
+    """One training step under a policy: memory, FLOPs and time."""
+    ref = options.ref(model)
+    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    with worker() as engine:
+        chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
+        found = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=chosen)), keep=not keep.no_store)
+    if keep.save is not None:
+        save_run_file(found, keep.save)
+    if output.json:
+        print_json(document(found))
+    else:
+        print_measurement(found)
+    _answer_failed_run(found.failure, output)
+
+
+@verb
+def compare(
+    model: Model,
+    policy: PolicyName,
+    options: ModelOptions,
+    step: StepOptions,
+    stale: StaleOption,
+    keep: KeepOptions,
+    only: CompareOptions,
+    output: Output,
+) -> None:
+    """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run."""
+    ref = options.ref(model)
+    baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
+    with worker() as engine:
+        graph = describe(engine, ref, options.seed)
+        candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
+        request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
+        found = ask(engine, request, keep=not keep.no_store)
+    if keep.save is not None:
+        save_run_file(found, keep.save)
+    if only.out is not None:
+        write_file(only.out, policy_text(candidate.policy, found, graph).encode())
+        say(f"Wrote {only.out}.")
+    if output.json:
+        print_json(document(found))
+    else:
+        print_comparison(found)
+    _answer_failed_run(found.failure, output)
+    raise typer.Exit(_CODES[found.verdict])
+
+
+@verb
+def matrix(
+    model: Model,
+    options: ModelOptions,
+    step: StepOptions,
+    stale: StaleOption,
+    output: Output,
+    policy: PolicyName = "all",
+) -> None:
+    """Which derivatives survive which kind of checkpointing; every cell is a run."""
+    ref = options.ref(model)
+    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    with worker() as engine:
+        chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
+        found = ask(engine, DeriveMatrix(spec=msgspec.structs.replace(spec, policy=chosen)))
+    if output.json:
+        print_json(found)
+    else:
+        print_matrix(found)
+
+
+def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
+    """The policy file with what the comparison proves."""
+    return policy_file.dumps(
+        policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence_of(comparison, graph)
+    )
+
+
+def _answer_failed_run(failure: Failure | None, output: Output) -> None:
+    """The document, printed already, holds what was recorded until the run was cut short."""
+    if failure is not None:
+        answer_failure(failure, dataclasses.replace(output, json=False))

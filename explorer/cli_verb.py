@@ -1,0 +1,107 @@
+"""What every command shares: options as records, one sentence for every error, and an exit code that scripts can trust.
+
+    0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
+    1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)
+    2  it could not run: bad input, out of memory, crash, time-out, cancelled, not comparable
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any, get_type_hints
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from explorer.errors import ExplorerError
+from explorer.jobs.failures import failure_of
+from explorer.record.base import to_json
+from explorer.record.measurement import Failure
+
+EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Output:
+    """How a command answers."""
+
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.", rich_help_panel="Output")
+    ] = False
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="After an error, show where it was raised.", rich_help_panel="Output")
+    ] = False
+
+
+class RunFailed(ExplorerError):
+    """A job ended without a result; the failure holds the worker's own traceback."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.sentence, hint=failure.hint)
+        self.failure = failure
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """A command: parameters that are dataclasses become options of their own, and errors become exit code 2."""
+    hints = get_type_hints(function, include_extras=True)
+    parameters: list[inspect.Parameter] = []
+    records: dict[str, Any] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if dataclasses.is_dataclass(hints[name]):
+            records[name] = hints[name]
+            parameters += _options(hints[name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[name], kind=inspect.Parameter.KEYWORD_ONLY))
+
+    @functools.wraps(function)
+    def command(**values: Any) -> None:
+        for name, record in records.items():
+            values[name] = record(**{field.name: values.pop(field.name) for field in dataclasses.fields(record)})
+        output = values.get("output", Output())
+        try:
+            function(**values)
+        except ExplorerError as error:
+            failure = error.failure if isinstance(error, RunFailed) else failure_of(error)
+            answer_failure(failure, output)
+        except KeyboardInterrupt:
+            answer_failure(Failure(kind="cancelled", sentence="Cancelled."), output)
+
+    setattr(command, "__signature__", inspect.Signature(parameters))  # noqa: B010 (functions have no such attribute)
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command
+
+
+def answer_failure(failure: Failure, output: Output) -> None:
+    """The sentence and the hint on stderr, with `--json` the failure as the document; exit code 2."""
+    if output.json:
+        print_json({"failure": failure})
+    say(f"[bold red]Error[/] {escape(failure.sentence)}")
+    if failure.hint:
+        say(f"      [dim]{escape(failure.hint)}[/]")
+    if failure.traceback and output.traceback:
+        say(escape(failure.traceback))
+    elif failure.traceback:
+        say("      [dim]--traceback shows where it was raised.[/]")
+    raise typer.Exit(COULD_NOT_RUN)
+
+
+def say(text: str) -> None:
+    """To stderr, for a person; `text` is rich markup."""
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def print_json(document: Any) -> None:
+    """The one document on stdout."""
+    typer.echo(to_json(document))
+
+
+def _options(record: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(record, include_extras=True)
+    return [
+        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        for field in dataclasses.fields(record)
+    ]

@@ -1,0 +1,82 @@
+"""The worker as the command line uses it: progress on stderr, Ctrl-C cancels, a failure is raised."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from explorer.cli_verb import RunFailed, say
+from explorer.errors import NotSaved
+from explorer.jobs import run_file
+from explorer.jobs.client import Job, Worker
+from explorer.jobs.protocol import Request
+from explorer.record.base import Record
+
+_POLL_S = 0.1
+
+
+@contextmanager
+def worker() -> Iterator[Worker]:
+    """A worker for this command; it starts loading torch at once and is gone at the end."""
+    worker = Worker()
+    try:
+        worker.warm()
+        yield worker
+    finally:
+        worker.close()
+
+
+def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
+    """The result of a request. Raises RunFailed; Ctrl-C cancels the run and is raised again."""
+    job = worker.submit(request, keep=keep)
+    try:
+        _follow(job)
+    except KeyboardInterrupt:
+        job.cancel()
+        job.wait()
+        raise
+    if job.failure is not None:
+        raise RunFailed(job.failure)
+    if job.warning:
+        say(f"[yellow]Warning[/] {job.warning}")
+    return job.result
+
+
+def save_run_file(record: Record, path: Path) -> None:
+    """The run as a file that the Runs page imports. Raises NotSaved."""
+    write_file(path, run_file.write(run_file.stored_record(record)))
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Raises NotSaved with the system's reason."""
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise NotSaved(f"{path} could not be written: {error.strerror}.", hint="Give another path.") from error
+
+
+def _follow(job: Job) -> None:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        _draw(job, console)
+        return
+    said = ""
+    while not job.wait(_POLL_S):
+        if job.progress.what != said:
+            said = job.progress.what
+            print(said, file=console.file, flush=True)
+
+
+def _draw(job: Job, console: Console) -> None:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeElapsedColumn())
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        while not job.wait(_POLL_S):
+            progress = job.progress
+            bar.update(task, description=progress.what, completed=progress.done, total=progress.total or None)

@@ -1,0 +1,124 @@
+"""Nets that fit in a story: a few blocks of sixteen numbers, each with the one property its experiment is about."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+WIDTH = 16
+BATCH = 32
+
+
+class Residual(nn.Module):
+    """x + second(act(first(x))): two matmuls a block."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, 2 * width)
+        self.act = nn.GELU()
+        self.second = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(self.act(self.first(x)))
+
+
+class MaskedDropout(nn.Module):
+    """Dropout that remembers every mask it drew; `draw` may take its random numbers from anywhere."""
+
+    def __init__(self, p: float, draw: Callable[[Tensor, float], Tensor] | None = None) -> None:
+        super().__init__()
+        self.p = p
+        self.draw = draw or torch_mask
+        self.masks: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0.0:
+            return x
+        mask = self.draw(x.detach(), self.p)
+        self.masks.append(mask.bool().cpu())
+        return x * mask / (1.0 - self.p)
+
+
+def torch_mask(x: Tensor, p: float) -> Tensor:
+    """Ones and zeros from torch's default generator of the tensor's device."""
+    return F.dropout(torch.ones_like(x), p) * (1.0 - p)
+
+
+class Dropped(nn.Module):
+    """Linear, GELU, dropout, residual."""
+
+    def __init__(self, p: float, draw: Callable[[Tensor, float], Tensor] | None = None) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.dropout = MaskedDropout(p, draw)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(F.gelu(self.linear(x)))
+
+
+class Normed(nn.Module):
+    """Linear, BatchNorm, GELU."""
+
+    def __init__(self, momentum: float | None = 0.1) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.norm = nn.BatchNorm1d(WIDTH, momentum=momentum)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.gelu(self.norm(self.linear(x)))
+
+
+def chain(make: Callable[[], nn.Module], n_blocks: int, *, seed: int = 0) -> nn.Sequential:
+    """`block0`, `block1`, ... from `make`, with weights that depend on `seed` alone."""
+    torch.manual_seed(seed)
+    return nn.Sequential(OrderedDict((f"block{i}", make()) for i in range(n_blocks)))
+
+
+def block_names(model: nn.Sequential) -> list[str]:
+    return [name for name, _ in model.named_children()]
+
+
+class Recurrent(nn.Module):
+    """One cell, used at every step of a sequence: all steps share its weights."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.reads = nn.Linear(width, width)
+        self.remembers = nn.Linear(width, width, bias=False)
+
+    def cell(self, state: Tensor, token: Tensor) -> Tensor:
+        """The next state, (batch, width), from the last one and one token of the sequence."""
+        return torch.tanh(self.reads(token) + self.remembers(state))
+
+    def forward(self, sequence: Tensor) -> Tensor:
+        """(batch, time, width) -> the last state, (batch, width)."""
+        state = torch.zeros_like(sequence[:, 0])
+        for t in range(sequence.shape[1]):
+            state = self.cell(state, sequence[:, t])
+        return state
+
+
+class Router(nn.Module):
+    """Two experts and a noisy router: each token goes to the expert with the higher noisy score."""
+
+    def __init__(self, noise: float = 1.0) -> None:
+        super().__init__()
+        self.score = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.noise = noise
+        self.choices: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores = self.score(x)
+        chosen = (scores + self.noise * torch.randn_like(scores)).argmax(dim=-1)
+        self.choices.append(chosen.cpu())
+        gate = scores.softmax(dim=-1)
+        out = torch.zeros_like(x)
+        for index, expert in enumerate(self.experts):
+            rows = (chosen == index).nonzero().squeeze(-1)
+            out = out.index_add(0, rows, expert(x[rows]) * gate[rows, index, None])
+        return x + out

@@ -1,0 +1,146 @@
+"""Out of memory is a result: a limit that a run meets early, and the words and bytes of the refusal.
+
+A process's address space can be limited (CPU) or torch's share of a GPU; both are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from explorer.engine.allocator import Refusal
+from explorer.errors import BadInput, Cancelled, ExplorerError, NotOnThisDevice, OutOfMemory
+from explorer.record.measurement import Failure, FailureKind
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+_CPU_REFUSAL = re.compile(r"you tried to allocate (\d+) bytes")
+_CUDA_REFUSAL = re.compile(
+    r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*? of which ([\d.]+) (bytes|[KMGT]iB) is free", re.S
+)
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@contextmanager
+def limited_process(limit_bytes: int | None) -> Iterator[None]:
+    """This process may take `limit_bytes` of address space more than it has now. Raises NotOnThisDevice off Linux."""
+    if limit_bytes is None:
+        yield
+        return
+    size_bytes = address_space_bytes()
+    if resource is None or size_bytes is None:
+        raise NotOnThisDevice(
+            "The run asks for a memory limit; this operating system cannot limit a process.",
+            hint="Leave the limit out, or run on Linux.",
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size_bytes + limit_bytes
+    allowed = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
+    """torch may reserve `limit_bytes` of the GPU in all."""
+    if limit_bytes is None:
+        yield
+        return
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def address_space_bytes() -> int | None:
+    """Of this process now; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return None
+    return pages * resource.getpagesize()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch raises OutOfMemoryError on CUDA, a plain RuntimeError on CPU; Python and C++ raise MemoryError."""
+    if isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Bytes asked and free, as far as the error says."""
+    if isinstance(error, OutOfMemory):
+        return Refusal(error.asked_bytes, error.free_bytes)
+    if found := _CPU_REFUSAL.search(str(error)):
+        return Refusal(int(found[1]), _free_bytes())
+    if found := _CUDA_REFUSAL.search(str(error)):
+        return Refusal(int(float(found[1]) * _UNITS[found[2]]), int(float(found[3]) * _UNITS[found[4]]))
+    return Refusal(None, None)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as a result."""
+    text = "".join(traceback.format_exception(error))
+    if is_out_of_memory(error):
+        return out_of_memory(refusal_of(error), text)
+    if isinstance(error, ExplorerError):
+        return Failure(kind=_kind(error), sentence=error.sentence, hint=error.hint, traceback=text)
+    said = (str(error).strip().splitlines() or ["no message"])[0]
+    return Failure(
+        kind="model raised",
+        sentence=f"The model raised {type(error).__name__}: {said}",
+        hint="The traceback shows the line of the model.",
+        traceback=text,
+    )
+
+
+def out_of_memory(refusal: Refusal, text: str) -> Failure:
+    """`text` is the traceback."""
+    asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
+    free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
+    return Failure(
+        kind="out of memory",
+        sentence=f"The step asked for {asked} and was refused{free}.",
+        hint="Recompute more blocks, take a smaller batch, or split the batch into microbatches.",
+        traceback=text,
+        asked_bytes=refusal.asked_bytes,
+        free_bytes=refusal.free_bytes,
+    )
+
+
+def _kind(error: ExplorerError) -> FailureKind:
+    if isinstance(error, Cancelled):
+        return "cancelled"
+    if isinstance(error, NotOnThisDevice):
+        return "not on this device"
+    return "bad input" if isinstance(error, BadInput) else "internal"
+
+
+def _free_bytes() -> int | None:
+    """What the process could still have taken: under its limit, else what the machine has available."""
+    size_bytes = address_space_bytes()
+    if resource is not None and size_bytes is not None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY:
+            return max(0, soft - size_bytes)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return None
+    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+    return int(available[0]) * 1024 if available else None

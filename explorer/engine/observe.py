@@ -1,0 +1,303 @@
+"""One forward of an unwrapped model, watched operator by operator: the raw facts behind the block graph.
+
+    module hooks    who is running (a stack of blocks)        operators belong to the innermost
+    dispatch mode   which operator ran, on which storages     data flows from a storage's writer to its readers
+    saved tensors   what autograd keeps for backward          each storage once, parameters and buffers apart
+
+Data is followed by storage, so a view carries on its base's writer and an operator in place becomes the new one.
+What a C++ autograd node keeps outside of saved tensors is not seen by torch's hooks (pytorch, saved_tensors_hooks).
+"""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.flops import formula
+from explorer.engine.rng import _image, _numpy, own_generators
+from explorer.record.graph import Trait
+
+INPUT = "<input>"
+"""Writer of what the model was given."""
+PLAIN_OUTPUTS = (Tensor, type(None), bool, int, float, str)
+
+
+@dataclass
+class Seen:
+    """What one module did; bytes and FLOPs with everything below it."""
+
+    n_calls: int = 0
+    output_bytes: int = 0
+    flops: int = 0
+    first_call: int = 0
+    """Number of the operator before which it was first called."""
+    last_exit: int = 0
+    signature: int = 0
+    """Hash of its operators in order."""
+    saved: dict[int, int] = field(default_factory=dict)
+    """Bytes by storage."""
+    traits: set[Trait] = field(default_factory=set)
+
+
+@dataclass
+class Datum:
+    """One storage on its way from its writer to its readers."""
+
+    writer: str
+    born: int
+    n_bytes: int
+    last_read: int = -1
+    readers: dict[str, int] = field(default_factory=dict)
+    """Bytes by reading block."""
+
+
+class Observation(TorchDispatchMode):
+    """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.modules = dict(model.named_modules())
+        self.seen = {fqn: Seen() for fqn in self.modules}
+        self.data: list[Datum] = []
+        self.n_ops = 0
+        self._model = model
+        self._stack: list[str] = []
+        self._entered: list[dict[str, Any]] = []
+        self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
+        self._constant = {
+            tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers()) if _dense(tensor)
+        }
+        self._open = ExitStack()
+        self._formulas: dict[Any, Callable[..., int] | None] = {}
+
+    def __enter__(self) -> Observation:
+        for fqn, module in self.modules.items():
+            before = module.register_forward_pre_hook(self._before(fqn), prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(self._after(fqn), with_kwargs=True, always_call=True)
+            self._open.callback(before.remove)
+            self._open.callback(after.remove)
+        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._open.close()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        block = self._stack[-1] if self._stack else None
+        random_before = _torch_position(args) if torch.Tag.nondeterministic_seeded in func.tags else None
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and _dense(leaf)]
+        if block is not None:
+            for tensor in read:
+                self._reads(block, tensor)
+        out = func(*args, **kwargs)
+        if block is not None:
+            self._saw(func, args, kwargs, out, read, random_before)
+        self.n_ops += 1
+        return out
+
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], random_before: Any) -> None:
+        block = self._stack[-1]
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and _dense(leaf)]
+        self._writes(block, written, {t.untyped_storage()._cdata for t in read}, mutable=func._schema.is_mutable)
+        self._count(func, args, kwargs, out)
+        for fqn in self._stack:
+            self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
+        if random_before is not None:
+            self._drew(func, kwargs, moved=random_before != _torch_position(args))
+        elif not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            for fqn in self._stack:
+                self.seen[fqn].traits.discard("rng_last")
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if func not in self._formulas:
+            self._formulas[func] = formula(func)
+        count = self._formulas[func]
+        if count is not None:
+            flops = int(count(*args, **kwargs, out_val=out))
+            for fqn in self._stack:
+                self.seen[fqn].flops += flops
+
+    def _drew(self, func: Any, kwargs: dict[str, Any], *, moved: bool) -> None:
+        own = isinstance(kwargs.get("generator"), torch.Generator)
+        for fqn in self._stack:
+            traits = self.seen[fqn].traits
+            if own:
+                traits.add("own_generator")
+            elif moved:
+                traits.add("uses_rng")
+            # RReLU stores the noise it drew; where it comes last, early stop leaves it half done (pytorch #193671).
+            (traits.add if moved and "rrelu" in str(func) else traits.discard)("rng_last")
+
+    def _datum(self, tensor: Tensor) -> Datum | None:
+        held = self._live.get(tensor.untyped_storage()._cdata)
+        return held[1] if held is not None and held[0]() is not None else None
+
+    def _reads(self, block: str, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata in self._constant:
+            return
+        datum = self._datum(tensor)
+        if datum is None:
+            datum = self._born(INPUT, storage)
+        datum.last_read = self.n_ops
+        datum.readers[block] = max(datum.readers.get(block, 0), min(tensor.nbytes, datum.n_bytes))
+
+    def _writes(self, block: str, written: list[Tensor], read: set[int], *, mutable: bool) -> None:
+        for tensor in written:
+            storage = tensor.untyped_storage()
+            if storage._cdata in self._constant:
+                continue
+            if storage._cdata not in read or self._datum(tensor) is None:
+                self._born(block, storage)
+            elif mutable:
+                datum = self._datum(tensor)
+                if datum is not None and datum.writer != block:
+                    self._born(block, storage)
+
+    def _born(self, writer: str, storage: Any) -> Datum:
+        datum = Datum(writer, self.n_ops, storage.nbytes())
+        self.data.append(datum)
+        self._live[storage._cdata] = (weakref.ref(storage), datum)
+        return datum
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        if _dense(tensor):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._constant:
+                for fqn in self._stack:
+                    self.seen[fqn].saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    def _before(self, fqn: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            seen = self.seen[fqn]
+            if not seen.n_calls:
+                seen.first_call = self.n_ops
+            seen.n_calls += 1
+            self._stack.append(fqn)
+            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self._entered.append({"rng": _outside_position(), "versions": [(t, t._version) for t in tensors]})
+            positional = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+            if not any(tensor.requires_grad for tensor in positional):
+                seen.traits.add("inputs_need_no_grad")
+            if tensors and not positional:
+                seen.traits.add("tensors_in_kwargs_only")
+            if any(_is_cache(name, value) for name, value in (*kwargs.items(), *(("", arg) for arg in args))):
+                seen.traits.add("keeps_cache")
+
+        return hook
+
+    def _after(self, fqn: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen = self.seen[fqn]
+            self._stack.pop()
+            before, now = self._entered.pop(), _outside_position()
+            seen.last_exit = self.n_ops
+            if before["rng"][0] != now[0]:
+                seen.traits.add("python_rng")
+            if before["rng"][1] is not None and before["rng"][1] != now[1]:
+                seen.traits.add("numpy_rng")
+            if any(tensor._version != version for tensor, version in before["versions"]):
+                seen.traits.add("changes_inputs")
+            tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and _dense(leaf)]
+            unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+            seen.output_bytes += sum(unique.values())
+            if not _is_flat(output):
+                seen.traits.add("nested_outputs")
+            if any(_is_cache("", part) for part in (output if isinstance(output, tuple) else (output,))):
+                seen.traits.add("keeps_cache")
+
+        return hook
+
+
+def state_of(model: nn.Module) -> dict[tuple[str, str], tuple[str, Any]]:
+    """(fqn, name) -> (kind, image) of every buffer and plain attribute: two images differ where a forward moved one."""
+    images: dict[tuple[str, str], tuple[str, Any]] = {}
+    plumbing = set(vars(nn.Module()))
+    for fqn, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                images[fqn, name] = ("buffer", (id(buffer), buffer._version))
+        for name, value in vars(module).items():
+            if name not in plumbing and not isinstance(value, (torch.Generator, nn.Module)):
+                images[fqn, name] = ("attribute", _short_image(value))
+    return images
+
+
+def _short_image(value: Any) -> Any:
+    if isinstance(value, (list, tuple, dict)):
+        return type(value), len(value), tuple(_leaf_image(leaf) for leaf in tree_leaves(value))
+    return (len(value), _leaf_image(value)) if isinstance(value, set) else _leaf_image(value)
+
+
+def _leaf_image(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
+
+
+def moved_traits(model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]]) -> dict[str, set[Trait]]:
+    """Traits of the modules whose own buffers or attributes are not as `before`; running statistics do not count."""
+    after = state_of(model)
+    modules = dict(model.named_modules())
+    moved: dict[str, set[Trait]] = defaultdict(set)
+    for key in before.keys() | after.keys():
+        if before.get(key) == after.get(key):
+            continue
+        fqn, name = key
+        kind = (after.get(key) or before[key])[0]
+        statistics = getattr(modules[fqn], "track_running_stats", False) and name in (
+            "running_mean",
+            "running_var",
+            "num_batches_tracked",
+        )
+        if not statistics:
+            moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
+    return moved
+
+
+def own_generator_paths(model: nn.Module) -> tuple[str, ...]:
+    """Dotted paths of the generators that the model holds."""
+    return tuple(own_generators(model))
+
+
+def _torch_position(args: Any) -> bytes:
+    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+    if tensors and tensors[0].is_cuda:
+        return _image(torch.cuda.get_rng_state(tensors[0].device))
+    return _image(torch.get_rng_state())
+
+
+def _outside_position() -> tuple[Any, Any]:
+    numpy = _numpy()
+    return random.getstate(), _image(numpy.random.get_state()) if numpy is not None else None
+
+
+def _dense(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided
+
+
+def _is_cache(name: str, value: Any) -> bool:
+    return value is not None and (name in ("past_key_values", "layer_past", "cache") or "Cache" in type(value).__name__)
+
+
+def _is_flat(output: Any) -> bool:
+    parts = output if type(output) in (tuple, list) else (output,)
+    return all(isinstance(part, PLAIN_OUTPUTS) for part in parts)
+
+
+def _leaves(output: Any) -> list[Any]:
+    return tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)

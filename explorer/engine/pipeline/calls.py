@@ -1,0 +1,68 @@
+"""How often each block really ran: forward calls, runs for backward, and the time those took."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from explorer.engine.recompute import observe_recompute
+from explorer.record.pipeline import BlockCalls
+
+if TYPE_CHECKING:
+    from explorer.engine.pipeline.build import Pipeline
+
+
+@dataclass
+class CallCount:
+    """Calls by fqn. Time is that of the recomputing thread."""
+
+    forward: Counter[str] = field(default_factory=Counter)
+    recompute: Counter[str] = field(default_factory=Counter)
+    recompute_ms: float = 0.0
+
+    def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
+        """One record a block of the stages, in order. A unit inside a block counts for the block when it runs again."""
+        said = []
+        for part in pipeline.parts:
+            for fqn in part.blocks:
+                inner = [n for unit, n in self.recompute.items() if unit == fqn or unit.startswith(f"{fqn}.")]
+                said.append(
+                    BlockCalls(
+                        fqn=fqn,
+                        stage=part.stage,
+                        n_forward=self.forward[fqn],
+                        n_recompute=max(inner, default=0),
+                        n_microbatches=pipeline.n_microbatches,
+                    )
+                )
+        return tuple(said)
+
+
+@contextmanager
+def counting_calls(pipeline: Pipeline, count: CallCount) -> Iterator[None]:
+    """Hooks on the stages' blocks and an ear on the policy's recompute scopes."""
+    opened: dict[int, list[int]] = {}
+
+    def scope(fqn: str, entering: bool) -> None:
+        stack = opened.setdefault(threading.get_ident(), [])
+        if entering:
+            count.recompute[fqn] += 1
+            stack.append(time.perf_counter_ns())
+        elif stack:
+            begun = stack.pop()
+            if not stack:
+                count.recompute_ms += (time.perf_counter_ns() - begun) / 1e6
+
+    with ExitStack() as hooks:
+        for part in pipeline.parts:
+            for fqn in part.blocks:
+                module = pipeline.trainee.model.get_submodule(fqn)
+                hook = module.register_forward_pre_hook(lambda m, args, fqn=fqn: count.forward.update((fqn,)))
+                hooks.callback(hook.remove)
+        hooks.enter_context(observe_recompute(scope))
+        yield

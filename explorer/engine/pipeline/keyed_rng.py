@@ -1,0 +1,61 @@
+"""Random numbers that do not depend on the split: every block draws from a seed made of (seed, block, microbatch).
+
+A pipelined model runs its microbatches in another order and on other ranks than the unsplit one, so one stream of random
+numbers gives other dropout masks. Seeding where a block starts gives each (block, microbatch) its own stream. The seeding
+stands outside the checkpointed function: torch stashes the generator when the block starts and sets it back for recompute,
+in B as in I and W. Operations between two blocks go on in the stream of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+PRIME = 1_000_003
+START = "(start)"
+"""The stretch before the first block."""
+
+
+@dataclass
+class KeyedRng:
+    """Seeds torch's default generators by block and microbatch; does nothing when `enabled` is False."""
+
+    seed: int
+    spine: tuple[str, ...]
+    enabled: bool = True
+    index: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.index = {fqn: k for k, fqn in enumerate((START, *self.spine))}
+
+    def enter(self, block: str, microbatch: int) -> None:
+        """`block` of the spine (or START) is about to run forward for `microbatch`."""
+        if self.enabled and block in self.index:
+            torch.manual_seed(((self.seed * PRIME + self.index[block]) * PRIME + microbatch) % 2**63)
+
+    @contextmanager
+    def listening(self, model: nn.Module, microbatches: Iterable[int]) -> Iterator[Iterator[int]]:
+        """For an unsplit model: hooks that seed its blocks; yields an iterator that moves on to the next microbatch."""
+        current = [0]
+        hooks = [
+            model.get_submodule(fqn).register_forward_pre_hook(
+                lambda module, args, fqn=fqn: self.enter(fqn, current[0])
+            )
+            for fqn in self.spine
+        ]
+
+        def each() -> Iterator[int]:
+            for microbatch in microbatches:
+                current[0] = microbatch
+                self.enter(START, microbatch)
+                yield microbatch
+
+        try:
+            yield each()
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,235 @@
+"""One pipelined step by any engine, held against the unsplit model: the verb behind the page and the command line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from explorer.engine.device import device_of
+from explorer.engine.limits import failure_of
+from explorer.engine.load import Loaded, load
+from explorer.engine.pipeline.build import Pipeline, build, row_texts
+from explorer.engine.pipeline.calls import CallCount
+from explorer.engine.pipeline.inproc import Trace, run_pass
+from explorer.engine.pipeline.procs import RanksEnded, results_folder, run_ranks
+from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
+from explorer.engine.step import left_as_found
+from explorer.errors import Cancelled, ExplorerError, InvalidPlan
+from explorer.plan.schedule_text import Action
+from explorer.plan.simulate import simulate
+from explorer.plan.stages import predict
+from explorer.record.pipeline import (
+    ActionTime,
+    BlockCalls,
+    Forecast,
+    PipelineProfile,
+    PipelineRun,
+    RankMemory,
+)
+from explorer.record.plan import PipelineEngine
+from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+
+def run_pipeline(
+    spec: RunSpec,
+    engine: PipelineEngine = "inproc",
+    report: Report = silent,
+    *,
+    loaded: Loaded | None = None,
+    profile: PipelineProfile | None = None,
+) -> PipelineRun:
+    """One step of `spec` under its plan; gradients and buffers held against three unsplit runs.
+
+    `loaded` spares building the model again (not for `procs`, whose ranks build their own); `profile` adds what was
+    predicted. A model that raises, a rank that ends and a memory that runs out are results (`failure`).
+    Raises InvalidPlan and whatever load and prepare raise.
+    """
+    if engine == "torchrun":
+        raise InvalidPlan(
+            "torchrun starts ranks from a shell, not from here.", hint="Write the run script and open its results."
+        )
+    with left_as_found():
+        report(Progress(what="building the stages", done=0, total=6))
+        loaded = loaded or load(spec.model, seed=spec.seed)
+        pipeline = build(spec, loaded)
+        found = _Found(pipeline, engine, profile)
+        try:
+            if engine == "procs":
+                found.by_processes(report)
+            else:
+                found.in_one_process(report)
+            found.compare(loaded, report)
+        except (Cancelled, InvalidPlan):
+            raise
+        except Exception as error:
+            found.values["failure"] = failure_of(error)
+        return found.run()
+
+
+def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
+    """The run that torchrun's ranks left in `folder`, held against the unsplit model here. Raises InvalidPlan."""
+    with left_as_found():
+        loaded = load(spec.model, seed=spec.seed)
+        pipeline = build(spec, loaded)
+        found = _Found(pipeline, "torchrun", None)
+        found.read(RanksEnded(_reports_in(folder, len(pipeline.rows))), folder)
+        found.compare(loaded, report)
+        return found.run()
+
+
+class _Found:
+    """Collects the fields of a PipelineRun."""
+
+    def __init__(self, pipeline: Pipeline, engine: PipelineEngine, profile: PipelineProfile | None) -> None:
+        self.pipeline = pipeline
+        self.engine: PipelineEngine = engine
+        self.gradients: dict[str, Tensor | None] = {}
+        self.buffers: dict[str, Tensor | None] = {}
+        self.values: dict[str, object] = {}
+        if profile is not None:
+            self.values["predicted"] = predict(profile, pipeline.plan, pipeline.spec.policy)
+
+    def in_one_process(self, report: Report) -> None:
+        """Warm-up, a pass for time, a pass for memory; with `replay` the last two rank by rank, on recorded mail."""
+        pipeline, replay = self.pipeline, self.engine == "replay"
+        report(Progress(what="warm-up", done=1, total=6))
+        first = run_pass(pipeline, keep_mail=replay)
+        ranks = range(len(pipeline.rows)) if replay else [None]
+        timed: list[Trace] = []
+        for rank in ranks:
+            report(Progress(what="timed step" if rank is None else f"rank {rank} alone", done=2, total=6))
+            timed.append(run_pass(pipeline, rank=rank, mail=first.mail))
+        self.gradients = pipeline.gradients()
+        self.buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
+        actions = tuple(time for trace in timed for time in trace.actions)
+        composed = compose(pipeline, actions)
+        memory: list[RankMemory] = []
+        for rank in ranks:
+            report(Progress(what="step with memory recorded", done=3, total=6))
+            trace = run_pass(pipeline, rank=rank, mail=first.mail, memory=True)
+            memory += trace.memory(pipeline, composed.actions, [rank] if rank is not None else range(len(pipeline.rows)))
+        losses = {i: loss for trace in timed for i, loss in trace.losses.items()}
+        self.values |= {
+            "actions": actions,
+            "memory": tuple(memory),
+            "blocks": _merged(pipeline, [trace.calls for trace in timed]),
+            "losses": tuple(losses[i] for i in sorted(losses)),
+            "composed": with_memory(composed, tuple(memory)),
+        }
+
+    def by_processes(self, report: Report) -> None:
+        """One process a rank."""
+        with results_folder() as folder:
+            ended = run_ranks(self.pipeline.spec, len(self.pipeline.rows), folder, report)
+            if ended.failure is not None:
+                self.values |= {"failure": ended.failure, "failed_rank": ended.failed_rank}
+            else:
+                self.read(ended, folder)
+
+    def read(self, ended: RanksEnded, folder: Path) -> None:
+        """What the ranks left in `folder`."""
+        reports = [ended.reports[rank] for rank in sorted(ended.reports)]
+        partial: dict[tuple[str, int], Tensor | None] = {}
+        for said in reports:
+            tensors = torch.load(folder / f"rank-{said.rank}.pt", weights_only=True)
+            partial |= tensors["gradients"]
+            self.buffers |= tensors["buffers"]
+        self.gradients = self.pipeline.summed(partial)
+        actions = tuple(time for said in reports for time in said.actions)
+        memory = tuple(said.memory for said in reports if said.memory is not None)
+        self.values |= {
+            "actions": tuple(sorted(actions, key=lambda time: time.start_ms)),
+            "memory": memory,
+            "blocks": tuple(sorted((b for said in reports for b in said.blocks), key=lambda block: block.stage)),
+            "losses": next((said.losses for said in reports if said.losses), ()),
+            "composed": with_memory(compose(self.pipeline, actions), memory),
+        }
+
+    def compare(self, loaded: Loaded, report: Report) -> None:
+        """Against the unsplit model, unless the run failed."""
+        if "failure" in self.values:
+            return
+        runs = references(self.pipeline, loaded, report)
+        buffers = {name: self.buffers.get(name) for name in runs[0].buffers}
+        self.values |= {
+            "gradients": gradient_shares(self.pipeline, runs, self.gradients),
+            "buffers": buffer_shares(runs, buffers),
+        }
+
+    def run(self) -> PipelineRun:
+        pipeline = self.pipeline
+        run = PipelineRun(
+            spec=pipeline.spec,
+            engine=self.engine,
+            environment=device_of(pipeline.trainee.device).environment(pipeline.spec.n_threads),
+            rows=row_texts(pipeline),
+            stages=pipeline.stages(),
+            **self.values,  # type: ignore[arg-type]
+        )
+        return msgspec.structs.replace(run, notes=notes(run))
+
+
+def compose(pipeline: Pipeline, actions: tuple[ActionTime, ...]) -> Forecast:
+    """The measured durations played as if every rank had a machine of its own."""
+    taken = {Action(time.stage, time.kind, time.microbatch): time for time in actions}
+    played = simulate(pipeline.rows, lambda action: taken[action].duration_ms, origin="measured")
+    again = {Action(time.stage, time.kind, time.microbatch): time.recompute_ms for time in actions}
+    times = tuple(
+        msgspec.structs.replace(time, recompute_ms=again[Action(time.stage, time.kind, time.microbatch)])
+        for time in played.actions
+    )
+    return msgspec.structs.replace(played, actions=times)
+
+
+def with_memory(forecast: Forecast, memory: tuple[RankMemory, ...]) -> Forecast:
+    return msgspec.structs.replace(forecast, memory=memory)
+
+
+def notes(run: PipelineRun) -> tuple[str, ...]:
+    """What a reader has to know to read the figures right."""
+    said = []
+    if run.engine == "inproc":
+        said.append("All ranks ran in one process, in turns: times are composed from each action's own.")
+    elif run.engine == "replay":
+        said.append("Each rank ran alone, fed with recorded boundary tensors: nobody contended for the machine.")
+    elif run.engine == "procs":
+        said.append("Ranks ran at once on this machine: with more ranks than cores, their times measure contention.")
+    tied = [shares.name for shares in run.gradients if len(shares.stages) > 1]
+    if tied:
+        said.append(
+            f"{', '.join(tied)} is used by several stages: their gradients are summed, in another order than unsplit, "
+            "so the last bits may differ."
+        )
+    worst = max(run.blocks, key=lambda block: block.multiplier, default=None)
+    if worst is not None and worst.multiplier > 2:
+        said.append(
+            f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward runs a "
+            "non-reentrant checkpoint again for every group of parameters."
+        )
+    if run.spec.plan is not None and not run.spec.plan.keyed_rng:
+        said.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
+    return tuple(said)
+
+
+def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ...]:
+    whole = CallCount()
+    for count in counts:
+        whole.forward.update(count.forward)
+        whole.recompute.update(count.recompute)
+    return whole.blocks(pipeline)
+
+
+def _reports_in(folder: Path, n_ranks: int) -> dict[int, object]:
+    from explorer.record.base import from_msgpack
+    from explorer.record.pipeline import RankReport
+
+    missing = [str(rank) for rank in range(n_ranks) if not (folder / f"rank-{rank}.msgpack").exists()]
+    if missing:
+        raise InvalidPlan(
+            f"{folder} lacks the results of ranks {', '.join(missing)}.", hint="Copy them from the machines they ran on."
+        )
+    return {rank: from_msgpack((folder / f"rank-{rank}.msgpack").read_bytes(), RankReport) for rank in range(n_ranks)}

@@ -1,0 +1,123 @@
+"""Where a gradient difference comes from: four runs from one state, each changing one thing.
+
+    whole batch ──▶ microbatches ──▶ the same with the policy ──▶ the same in stages
+              microbatching      recompute                    splitting
+
+The first three run the unsplit model by its own forward, nothing of the tape in them: what splitting does wrong shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+import torch
+from torch import Tensor
+
+from explorer.engine.diffs import Yardstick, difference
+from explorer.engine.load import Loaded, call
+from explorer.engine.pipeline.batch_norm import deferred_batch_norm
+from explorer.engine.pipeline.build import Pipeline, microbatches
+from explorer.engine.pipeline.keyed_rng import KeyedRng
+from explorer.engine.rng import seed_everything
+from explorer.engine.step import AUTOCAST, prepare
+from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.pipeline import BufferShares, GradientShares
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.progress import Progress, Report
+
+
+@dataclass(frozen=True)
+class Left:
+    """Gradients and buffers by full name, on the CPU."""
+
+    gradients: dict[str, Tensor | None]
+    buffers: dict[str, Tensor | None]
+
+
+def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left, Left, Left]:
+    """The three unsplit runs. What the model raises passes through."""
+    plan = pipeline.plan
+    runs: list[Left] = []
+    for what, n, policy in (
+        ("whole batch", 1, KEEP_ALL),
+        ("microbatches", plan.n_microbatches, KEEP_ALL),
+        ("microbatches with the policy", plan.n_microbatches, pipeline.policy),
+    ):
+        report(Progress(what=f"unsplit model: {what}", done=len(runs), total=3))
+        if len(runs) == 2 and policy == KEEP_ALL:
+            runs.append(runs[1])
+        else:
+            runs.append(unsplit(pipeline, loaded, n, policy))
+    return runs[0], runs[1], runs[2]
+
+
+def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy) -> Left:
+    """The model by its own forward, one microbatch after the other; gradients are means over microbatches."""
+    spec = pipeline.spec
+    trainee = prepare(
+        msgspec.structs.replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded
+    )
+    batches = microbatches(trainee, n_microbatches)
+    rng = KeyedRng(spec.seed, pipeline.rng.spine, pipeline.plan.keyed_rng)
+    dtype = AUTOCAST.get(spec.autocast)
+    model = trainee.model
+    model.zero_grad(set_to_none=True)
+    seed_everything(spec.seed)
+    with (
+        deferred_batch_norm(model, enabled=pipeline.plan.deferred_batch_norm),
+        rng.listening(model, range(n_microbatches)) as numbers,
+    ):
+        for i in numbers:
+            with torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None):
+                loss = trainee.loss_function(call(model, batches[i][0]), batches[i][1])
+            loss.backward()
+            del loss
+    return Left(
+        {
+            name: None if parameter.grad is None else parameter.grad.div_(n_microbatches).cpu()
+            for name, parameter in model.named_parameters()
+        },
+        {name: buffer.detach().cpu() for name, buffer in model.named_buffers()},
+    )
+
+
+def gradient_shares(
+    pipeline: Pipeline, unsplit_runs: tuple[Left, Left, Left], split_gradients: dict[str, Tensor | None]
+) -> tuple[GradientShares, ...]:
+    """One record a parameter, in the model's order."""
+    whole, parted, recomputed = unsplit_runs
+    return tuple(
+        GradientShares(
+            name=name,
+            stages=tuple(stage for stage, _ in pipeline.owners[name]),
+            microbatching=_gradient(name, whole.gradients[name], parted.gradients[name]),
+            recompute=_gradient(name, parted.gradients[name], recomputed.gradients[name]),
+            splitting=_gradient(name, recomputed.gradients[name], split_gradients.get(name)),
+        )
+        for name in whole.gradients
+    )
+
+
+def buffer_shares(
+    unsplit_runs: tuple[Left, Left, Left], split_buffers: dict[str, Tensor | None]
+) -> tuple[BufferShares, ...]:
+    """One record a buffer, in the model's order."""
+    whole, parted, recomputed = unsplit_runs
+    return tuple(
+        BufferShares(
+            name=name,
+            microbatching=_buffer(name, whole.buffers[name], parted.buffers[name]),
+            recompute=_buffer(name, parted.buffers[name], recomputed.buffers[name]),
+            splitting=_buffer(name, recomputed.buffers[name], split_buffers.get(name)),
+        )
+        for name in whole.buffers
+    )
+
+
+def _gradient(name: str, left: Tensor | None, right: Tensor | None) -> GradientDiff:
+    return difference(GradientDiff, name, left, right, Yardstick())
+
+
+def _buffer(name: str, left: Tensor | None, right: Tensor | None) -> BufferDiff:
+    return difference(BufferDiff, name, left, right, Yardstick())

@@ -1,0 +1,149 @@
+"""Records one step of one run with both instruments, then once more with the allocator alone.
+
+Nobody who watches is free: fused paths may step aside for a dispatch mode (nn.MultiheadAttention does), so the step
+is repeated unwatched, and a difference between the two peaks is said in words.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from explorer.engine.allocator import AllocatorLog, Probe, clock_skew_ns, peak_bytes, take_probe
+from explorer.engine.attribution import Attribution, attribute
+from explorer.engine.device import Device
+from explorer.engine.existing import existing_tensors, optimizer_tensors, storage_bytes
+from explorer.engine.limits import failure_of, is_out_of_memory, out_of_memory
+from explorer.engine.load import Loaded
+from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.tracker import Tracker
+from explorer.errors import ExplorerError
+from explorer.record.measurement import AllocatorPeaks, Failure
+from explorer.record.run import RunSpec
+
+CHANGES_THE_STEP = 0.005
+"""Above this share of the peak the tracker is said to change the step it watches."""
+
+
+@dataclass
+class Recorded:
+    """What the recording of one run gave; what was not reached is missing."""
+
+    tracker: Tracker | None = None
+    attribution: Attribution | None = None
+    log: AllocatorLog | None = None
+    alone_peak_bytes: int | None = None
+    loss: float | None = None
+    """Of the first step, from the initial weights."""
+    said: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+
+    @property
+    def peaks(self) -> AllocatorPeaks:
+        if self.log is None or self.attribution is None:
+            return AllocatorPeaks()
+        return AllocatorPeaks(
+            alone_peak_bytes=self.alone_peak_bytes,
+            tracker_peak_bytes=self.attribution.tracker_peak_bytes,
+            requested_peak_bytes=self.log.requested_peak_bytes,
+            allocated_peak_bytes=self.log.allocated_peak_bytes,
+            reserved_peak_bytes=self.log.reserved_peak_bytes,
+            allocated=self.attribution.allocated,
+            reserved=self.attribution.reserved,
+        )
+
+
+def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
+    """Warm-up, the step under both instruments, the step under the allocator alone."""
+    run = Recorded()
+    with _heard(run), _failures_kept(run):
+        trainee = prepare(spec, loaded)
+        with _failures_kept(run):
+            meter("warming up")
+            with device.limited(spec.memory_limit_bytes):
+                run.loss = run_step(trainee)
+            meter("warming up under the tracker")
+            with tracker_of(trainee), device.limited(spec.memory_limit_bytes):
+                run_step(trainee)
+        gc.collect()
+        meter("recording the step")
+        watched_step(run, trainee, device)
+        if run.failure is None:
+            meter("recording the step without the tracker")
+            _step_alone(run, trainee, device)
+    gc.collect()
+    return run
+
+
+def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
+    """One step under both instruments; what was recorded until a failure is kept."""
+    trainee.model.zero_grad(set_to_none=True)
+    recorder, tracker = device.recorder(), tracker_of(trainee)
+    probes: list[Probe] = []
+    with _failures_kept(run), recorder:
+        probes.append(take_probe(device.torch))
+        try:
+            with tracker:
+                try:
+                    with device.limited(trainee.spec.memory_limit_bytes):
+                        run_step(trainee, tracker.on_phase)
+                finally:
+                    tracker.tag(optimizer_tensors(trainee))
+        finally:
+            with suppress(Exception):  # a device without memory has none for a probe either
+                probes.append(take_probe(device.torch))
+    log = recorder.log
+    if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
+        run.failure = out_of_memory(log.refusal, run.failure.traceback)
+    found = attribute(log, tracker, clock_skew_ns(log, tuple(probes)))
+    run.tracker, run.attribution = tracker, found
+    run.log = log
+    if log.n_lost:
+        run.said.append("The allocator's history was full before the step ended: the timeline lacks its beginning.")
+
+
+def tracker_of(trainee: Trainee) -> Tracker:
+    """A tracker that knows what lies in memory before the step."""
+    segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
+    return Tracker(trainee.model, trainee.device, existing_tensors(trainee), segments=segments)
+
+
+def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
+    trainee.model.zero_grad(set_to_none=True)
+    base_bytes = storage_bytes(existing_tensors(trainee), trainee.device)
+    recorder = device.recorder()
+    with recorder, device.limited(trainee.spec.memory_limit_bytes):
+        run_step(trainee)
+    log = recorder.log
+    alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
+    run.alone_peak_bytes = alone
+    assert run.attribution is not None
+    watched = max(run.attribution.allocations.held_bytes)
+    if abs(watched - alone) > CHANGES_THE_STEP * alone:
+        run.said.append(
+            f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
+            f"{alone:,} bytes without. The timeline shows the watched step."
+        )
+
+
+@contextmanager
+def _failures_kept(run: Recorded) -> Iterator[None]:
+    """Out of memory and what the model raises become the run's failure; the caller's mistakes pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ExplorerError) and not is_out_of_memory(error):
+            raise
+        run.failure = failure_of(error)
+
+
+@contextmanager
+def _heard(run: Recorded) -> Iterator[None]:
+    """What torch and the model warn about, each sentence once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    run.said = list(dict.fromkeys([*(str(warning.message) for warning in caught), *run.said]))

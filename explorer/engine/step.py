@@ -1,0 +1,195 @@
+"""One training step of one model under one policy: what every instrument watches and every comparison repeats.
+
+    zero_grad ─▶ forward │ backward │ forward │ backward │ … │ optimizer
+                 one pair a microbatch of `n_accumulation`    once
+
+The borders (│) are announced to `on_phase`; nothing else in here knows that somebody is looking.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from explorer.engine.apply import PolicyHandle, apply_policy
+from explorer.engine.load import Loaded, call, load, place
+from explorer.engine.rng import RngState, seed_everything
+from explorer.errors import BadInput, NotOnThisDevice, nearest
+from explorer.record.measurement import Phase
+from explorer.record.run import RunSpec
+
+OnPhase = Callable[[Phase], None]
+
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def ignore(phase: Phase) -> None:
+    """An OnPhase for nobody."""
+
+
+@dataclass
+class Trainee:
+    """A model that is ready to take steps. `optimizer` is None for backward only."""
+
+    spec: RunSpec
+    device: torch.device
+    model: nn.Module
+    inputs: Any
+    targets: Any
+    loss_function: Callable[[Any, Any], torch.Tensor]
+    optimizer: torch.optim.Optimizer | None
+    handle: PolicyHandle
+
+    def microbatches(self) -> Iterator[tuple[Any, Any]]:
+        """(inputs, targets) of each microbatch: views of the batch, split along dimension 0."""
+        yield from split(self.inputs, self.targets, self.spec.n_accumulation)
+
+
+def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
+    """A trainee of `spec` whose parameters, buffers, batch and generators depend on nothing but `spec`.
+
+    A deep copy of `loaded.model` takes the steps where `loaded` is given (equal initial state for two policies
+    without building twice); the thread count and every generator are set, see `left_as_found`.
+    Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
+    """
+    device = torch_device(spec)
+    torch.set_num_threads(spec.n_threads)
+    own = replace(loaded, model=copy.deepcopy(loaded.model)) if loaded else load(spec.model, seed=spec.seed)
+    own = place(own, device, getattr(torch, spec.dtype))
+    model = own.model
+    set_mode(model, spec.mode)
+    freeze(model, spec.frozen)
+    split(own.inputs, own.targets, spec.n_accumulation)
+    optimizer = build_optimizer(model, spec)
+    handle = apply_policy(model, spec.policy)
+    seed_everything(spec.seed)
+
+    def loss(output: Any, targets: Any) -> torch.Tensor:
+        return own.loss(output, targets=targets)
+
+    return Trainee(spec, device, model, own.inputs, own.targets, loss, optimizer, handle)
+
+
+def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
+    """One whole step; returns the loss (mean over the batch). What the model raises passes through as it is."""
+    loss = forward_backward(trainee, on_phase)
+    if trainee.optimizer is not None:
+        on_phase("optimizer")
+        trainee.optimizer.step()
+    return loss
+
+
+def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
+    """The step without its optimizer; gradients start as None and are added up over the microbatches."""
+    trainee.model.zero_grad(set_to_none=True)
+    n_microbatches = trainee.spec.n_accumulation
+    losses = []
+    for inputs, targets in trainee.microbatches():
+        on_phase("forward")
+        loss = _loss(trainee, inputs, targets)
+        if n_microbatches > 1:
+            loss = loss / n_microbatches
+        losses.append(loss.detach())
+        on_phase("backward")
+        loss.backward()
+        del loss
+    return sum(loss.item() for loss in losses)
+
+
+def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
+    """The output lives in this frame only: backward starts with what autograd keeps and nothing else."""
+    dtype = AUTOCAST.get(trainee.spec.autocast)
+    with torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None):
+        return trainee.loss_function(call(trainee.model, inputs), targets)
+
+
+def torch_device(spec: RunSpec) -> torch.device:
+    """The device of `spec`. Raises NotOnThisDevice where this machine or this torch has none."""
+    if spec.device == "cuda" and not torch.cuda.is_available():
+        raise NotOnThisDevice(
+            f"The run asks for cuda; torch {torch.__version__} finds no CUDA device here.",
+            hint="Choose the device cpu, or run it on a machine with a GPU and open the run file here.",
+        )
+    return torch.device(spec.device, torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
+
+
+def set_mode(model: nn.Module, mode: str) -> None:
+    """Train or eval. A model that already is in that mode keeps what its author set below, a frozen BatchNorm say."""
+    if model.training != (mode == "train"):
+        model.train(mode == "train")
+
+
+def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
+    """No gradient for the parameters at or below `fqns` (blocks or parameters). Raises BadInput with every stranger."""
+    known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
+    strangers = [fqn for fqn in fqns if fqn not in known]
+    if strangers:
+        raise BadInput(
+            f"The run freezes {', '.join(strangers)}; the model has no block or parameter of that name.",
+            hint=nearest(strangers[0], known),
+        )
+    for name, parameter in model.named_parameters():
+        if any(fqn in ("", name) or name.startswith(f"{fqn}.") for fqn in fqns):
+            parameter.requires_grad_(False)
+
+
+def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:
+    """torch's own AdamW or SGD with its own defaults for the device; None for backward only."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not parameters:
+        raise BadInput(
+            "The run trains nothing: no parameter of the model requires a gradient.",
+            hint="Freeze fewer blocks." if spec.frozen else "Give the model trainable parameters.",
+        )
+    if spec.optimizer == "adamw":
+        return torch.optim.AdamW(parameters, lr=spec.learning_rate)
+    if spec.optimizer == "sgd":
+        return torch.optim.SGD(parameters, lr=spec.learning_rate, momentum=spec.momentum)
+    return None
+
+
+def split(inputs: Any, targets: Any, n_parts: int) -> list[tuple[Any, Any]]:
+    """Equal parts of a batch, as views: every tensor whose dimension 0 is the batch's is cut, the others go whole.
+
+    The batch's dimension 0 is that of the first tensor of `inputs`. Raises BadInput where it cannot be divided.
+    """
+    if n_parts == 1:
+        return [(inputs, targets)]
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.dim()]
+    n_samples = tensors[0].shape[0] if tensors else 0
+    if n_parts < 1 or not n_samples or n_samples % n_parts:
+        raise BadInput(
+            f"A batch of {n_samples} samples cannot be split into {n_parts} equal microbatches.",
+            hint="Choose a number of microbatches that divides the batch.",
+        )
+    size = n_samples // n_parts
+
+    def part(i: int) -> Callable[[Any], Any]:
+        def cut(leaf: Any) -> Any:
+            whole = not isinstance(leaf, torch.Tensor) or not leaf.dim() or leaf.shape[0] != n_samples
+            return leaf if whole else leaf.narrow(0, i * size, size)
+
+        return cut
+
+    return [(tree_map(part(i), inputs), tree_map(part(i), targets)) for i in range(n_parts)]
+
+
+@contextmanager
+def left_as_found() -> Iterator[None]:
+    """Around `prepare` and all steps: thread count, generators, gradient mode, autocast's cache stay as they were."""
+    n_threads, rng, grad = torch.get_num_threads(), RngState.capture(None), torch.is_grad_enabled()
+    torch.set_grad_enabled(True)
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        rng.restore()
+        torch.set_num_threads(n_threads)
+        torch.clear_autocast_cache()

@@ -1,0 +1,292 @@
+"""Who asked for it: tags storages with block, operator, phase and role while a step runs.
+
+A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. For each it notes when
+it ran, in which block and phase, which storages it returned, and its FLOPs. Nothing is summed here: totals are the
+allocator's, see attribution.py.
+
+A backward operator belongs to the block whose forward made its autograd node. Nodes carry the number that autograd
+counted when they were made, so it is enough to note that counter whenever a block is entered or left:
+
+    counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
+    block       embedding  │ block 1     │ head
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.flops import formula
+from explorer.engine.scopes import BlockScopes, Frame
+from explorer.record.measurement import PHASES, ROLES, Phase, Role
+
+FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
+NONE = -1
+NO_NUMBER = 2**62
+"""Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
+QUIET_NS = 5_000
+"""Nothing is allocated this long on both sides of a phase border, so that two clocks cannot disagree about the side."""
+
+
+@dataclass
+class Existing:
+    """A tensor that is there before the step."""
+
+    tensor: torch.Tensor
+    role: Role
+    owner: str
+    """fqn of the block it belongs to."""
+
+
+class _Watched(weakref.ref[Any]):
+    """A storage under watch and its number."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class _Numbered(Frame):
+    """A thread's frame that also knows which block made the autograd nodes of which numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_node: list[int] = [0]
+        self.block: list[int] = [0]
+
+
+class Tracker(TorchDispatchMode):
+    """Watches between enter and exit; the columns stand afterwards, also after an exception.
+
+    Operators are numbered in order; `op_*` are their columns. Storages are numbered in order; `made_by` is the operator
+    that returned a storage first, NONE for one that was there before. `turns` is the order of all births (number + 1)
+    and deaths (its negative).
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        existing: Iterable[Existing] = (),
+        *,
+        segments: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self.scopes = BlockScopes(model, self, segments=segments, new_frame=_Numbered)
+        self.fqns = self.scopes.fqns
+        self.op_names: list[str] = [""]
+        self.op_first_ns, self.op_last_ns = array("q"), array("q")
+        self.op_name, self.op_block, self.op_phase = array("q"), array("q"), array("q")
+        self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
+        self.role, self.owner = array("q"), array("q")
+        self.seen_ns, self.died_ns = array("q"), array("q")
+        """When each storage was surely alive, and when it died."""
+        self.n_existing = 0
+        self.turns = array("q")
+        self.scene_ns, self.scene_phase = array("q"), array("q")
+        self.scene_rerun, self.scene_block = array("q"), array("q")
+        self.borders: list[tuple[int, int]] = []
+        """(phase, number of turns so far) at each announced border."""
+        self.n_forward = [0] * len(self.fqns)
+        self.n_recompute = [0] * len(self.fqns)
+        self.flops: dict[tuple[int, int], int] = defaultdict(int)
+        """By (phase, block), the block's own operators only."""
+        self.begin_ns = self.end_ns = 0
+        self._device_type = device.type
+        self._phase = FORWARD
+        self._live: dict[int, _Watched] = {}
+        self._known_ops: dict[Any, tuple[int, Any]] = {}
+        self._model = model
+        self._existing = list(existing)
+        self._hooks: list[Any] = []
+        self._main: Any = None
+        self._outer_task: int | None = None
+
+    def __enter__(self) -> Self:
+        self.tag(self._existing)
+        self.n_existing = len(self.n_bytes)
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                self._hooks.append(
+                    parameter.register_post_accumulate_grad_hook(self._gradient(name.rpartition(".")[0]))
+                )
+        self._main = self.scopes.frame
+        self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
+        self.scopes.__enter__()
+        self.begin_ns = time.time_ns()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.end_ns = time.time_ns()
+        self.scopes.__exit__(kind, error, traceback)
+        for hook in self._hooks:
+            hook.remove()
+        self._live.clear()
+        self._existing.clear()
+
+    def on_phase(self, phase: Phase) -> None:
+        """The step crosses a border; see `step.OnPhase`."""
+        _wait()
+        self._phase = PHASES.index(phase)
+        self._outer_task = None
+        self.borders.append((self._phase, len(self.turns)))
+        self._scene(self.scopes.frame)
+        _wait()
+
+    def tag(self, things: Iterable[Existing]) -> None:
+        """Gives a role to storages that were born during the step and have none yet."""
+        for thing in things:
+            self._tag(thing)
+
+    def entered(self, block: int, frame: Frame) -> None:
+        counts = self.n_recompute if self._phase_of(frame) == RECOMPUTE else self.n_forward
+        counts[block] += 1
+        self._scene(frame)
+
+    def left(self, block: int, frame: Frame) -> None:
+        self._scene(frame)
+
+    def rerun_changed(self, frame: Frame) -> None:
+        self._scene(frame)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first_ns = time.time_ns()
+        out = func(*args, **kwargs)
+        frame: Any = self.scopes.frame
+        phase = self._phase_of(frame)
+        block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
+        known = self._known_ops.get(func)
+        if known is None:
+            known = self._known_ops[func] = (len(self.op_names), formula(func))
+            self.op_names.append(str(func))
+        name, count = known
+        if count is not None:
+            self.flops[phase, block] += count(*args, **kwargs, out_val=out)
+        op = len(self.op_name)
+        self.op_name.append(name)
+        self.op_block.append(block)
+        self.op_phase.append(phase)
+        self.op_first_ns.append(first_ns)
+        self._see_all(out, op)
+        self.op_last_ns.append(time.time_ns())
+        return out
+
+    def _phase_of(self, frame: Frame) -> int:
+        """A forward inside backward is a recompute, also where a model checkpoints on its own and opens no scope."""
+        if frame.reruns or (self._phase == BACKWARD and len(frame.stack) > 1):
+            return RECOMPUTE
+        return self._phase
+
+    def _block_of_node(self, frame: _Numbered) -> int:
+        """Block whose forward made the autograd node that runs now; 0 where there is none or nobody can say."""
+        node = torch._C._current_autograd_node()
+        number = node._sequence_nr() if node is not None else NO_NUMBER
+        if number >= NO_NUMBER:
+            return 0
+        task = torch._C._current_graph_task_id()
+        if self._outer_task is None:
+            self._outer_task = task
+        # On CUDA a recompute numbers its nodes in the autograd thread. Only reentrant checkpointing runs backward
+        # through such nodes, in a graph task of its own.
+        source: Any = frame if task != self._outer_task else self._main
+        return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
+
+    def _see_all(self, out: Any, op: int) -> None:
+        if isinstance(out, torch.Tensor):
+            self._see(out, op)
+        elif isinstance(out, (tuple, list)):
+            for part in out:
+                self._see_all(part, op)
+
+    def _see(self, tensor: torch.Tensor, op: int) -> int:
+        """Number of the tensor's storage, counted as born now if it is new or was resized; NONE: not on this device."""
+        if tensor.device.type != self._device_type:
+            return NONE
+        try:
+            storage = tensor.untyped_storage()
+        except NotImplementedError:  # sparse: its parts are tensors of their own
+            return NONE
+        key, n_bytes = storage._cdata, storage.nbytes()
+        watched = self._live.get(key)
+        if watched is not None:
+            if self.n_bytes[watched.index] == n_bytes:
+                return watched.index
+            self._died(watched)
+        if not n_bytes:
+            return NONE
+        index = len(self.n_bytes)
+        self.pointer.append(storage.data_ptr())
+        self.n_bytes.append(n_bytes)
+        self.made_by.append(op)
+        self.role.append(NONE)
+        self.owner.append(NONE)
+        self.seen_ns.append(time.time_ns())
+        self.died_ns.append(NONE)
+        self.turns.append(index + 1)
+        watched = self._live[key] = _Watched(storage, self._died)
+        watched.index, watched.key = index, key
+        return index
+
+    def _died(self, watched: _Watched) -> None:
+        if self._live.get(watched.key) is watched:
+            del self._live[watched.key]
+            self.turns.append(-watched.index - 1)
+            self.died_ns[watched.index] = time.time_ns()
+
+    def _tag(self, thing: Existing) -> None:
+        index = self._see(thing.tensor, NONE)
+        if index != NONE and self.role[index] == NONE:
+            self.role[index] = ROLES.index(thing.role)
+            self.owner[index] = self.scopes.index.get(thing.owner, 0)
+
+    def _gradient(self, owner: str) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                for part in parts(parameter.grad):
+                    self._tag(Existing(part, "gradient", owner))
+
+        return hook
+
+    def _scene(self, frame: Any) -> None:
+        """Notes what runs from now on: phase, block that runs again, innermost block, autograd's counter."""
+        phase = self._phase_of(frame)
+        rerun = NONE
+        if phase == RECOMPUTE:
+            rerun = frame.reruns[-1] if frame.reruns else frame.stack[1]
+        self.scene_ns.append(time.time_ns())
+        self.scene_phase.append(phase)
+        self.scene_rerun.append(rerun)
+        self.scene_block.append(frame.stack[-1])
+        frame.first_node.append(torch._C._autograd._get_sequence_nr())
+        frame.block.append(frame.stack[-1])
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that hold a tensor's bytes: itself, or indices and values of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
+
+
+def _wait() -> None:
+    end_ns = time.time_ns() + QUIET_NS
+    while time.time_ns() < end_ns:
+        pass

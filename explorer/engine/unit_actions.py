@@ -1,0 +1,88 @@
+"""What a unit can do besides plain recompute: keep the results of some operators, or keep saved tensors on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+
+def operators(names: Sequence[str]) -> tuple[Any, ...]:
+    """Operators by name, such as `aten.mm.default`. Raises AttributeError for one that torch does not have."""
+    return tuple(operator(name) for name in names)
+
+
+def operator(name: str) -> Any:
+    """`namespace.operator.overload` as torch.ops knows it. Raises AttributeError where it knows none."""
+    parts = name.split(".")
+    if len(parts) != 3:
+        raise AttributeError(name)
+    found: Any = torch.ops
+    for part in parts:
+        found = getattr(found, part)
+    return found
+
+
+def known_operators() -> list[str]:
+    """Every operator of torch as a policy names it."""
+    names = (name.replace("::", ".") for name in torch._C._dispatch_get_all_op_names())
+    return [name if name.count(".") == 2 else f"{name}.default" for name in names]
+
+
+def selective_contexts(
+    save_ops: tuple[Any, ...], again: Callable[[], AbstractContextManager[Any]]
+) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """torch's `context_fn`: what surrounds the forward, and what surrounds each recompute.
+
+    `again` is built here, when the forward begins: it reads where the outside generators stand.
+    """
+    if not save_ops:
+        return contextlib.nullcontext(), again()
+    forward, recompute = create_selective_checkpoint_contexts(list(save_ops))
+    return forward, _Both(again(), recompute)
+
+
+class _Both:
+    """Two contexts entered together, again and again: a generator-based one breaks at the second recompute."""
+
+    def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
+        self._contexts = (outer, inner)
+        self._open: list[ExitStack] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            for context in self._contexts:
+                stack.enter_context(context)
+            self._open.append(stack.pop_all())
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._open.pop().__exit__(*exc)
+
+
+def offload_saved(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+    """Saved activations wait in pinned CPU memory until backward. Parameters stay; on the CPU nothing moves.
+
+    Source: torch.autograd.graph.save_on_cpu, which would copy parameters too.
+    """
+    own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
+
+    def pack(tensor: torch.Tensor) -> Any:
+        if tensor.device.type == "cpu" or tensor.untyped_storage()._cdata in own:
+            return tensor
+        kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+        kept.copy_(tensor, non_blocking=False)
+        return tensor.device, kept
+
+    def unpack(packed: Any) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        device, kept = packed
+        return kept.to(device, non_blocking=True)  # type: ignore[no-any-return]
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -1,0 +1,123 @@
+"""One worker process: its pipe, the end of what it wrote to stderr, and the certainty that nothing of it stays behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from explorer.errors import ExplorerError
+from explorer.jobs.protocol import Command, Event, read_frame, write_frame
+
+_PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+_LAST_WORDS_BYTES = 16_000
+_PATIENCE_S = 2.0
+
+OnEvent = Callable[["Child", Event], None]
+OnEnd = Callable[["Child", int, str], None]
+"""Return code (negative: a signal) and last words."""
+
+
+class Child:
+    """Starts at once. `on_event` and then, exactly once, `on_end` are called from a thread of the child's own."""
+
+    def __init__(self, command: Sequence[str], on_event: OnEvent, on_end: OnEnd) -> None:
+        self._on_event, self._on_end = on_event, on_end
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._last_words = bytearray()
+        # A session of its own: Ctrl-C in the app's terminal does not reach it, and a kill reaches all its children.
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            env=_environment(),
+        )
+        self._listener = threading.Thread(target=self._listen, name="worker stderr", daemon=True)
+        self._follower = threading.Thread(target=self._follow, name="worker events", daemon=True)
+        self._listener.start()
+        self._follower.start()
+        for work in (self._write, self._reap):
+            threading.Thread(target=work, daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def send(self, command: Command) -> None:
+        """Returns at once, even when the child does not read. A child that is gone: `on_end` speaks for it."""
+        self._commands.put(command)
+
+    def kill(self) -> None:
+        """At once, with everything it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Ends it politely by closing its stdin, and by force if that does not help. Returns when it is gone."""
+        self._commands.put(None)
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+        if threading.current_thread() is not self._follower:
+            self._follower.join(_PATIENCE_S)
+
+    def _follow(self) -> None:
+        events = _stream(self._process.stdout)
+        try:
+            while (event := read_frame(events, Event)) is not None:
+                self._on_event(self, event)
+        except (ExplorerError, OSError) as error:
+            self._note(f"\n{error}\n".encode())
+            self.kill()
+        return_code = self._process.wait()
+        self._commands.put(None)
+        self._listener.join(_PATIENCE_S)
+        events.close()
+        self._on_end(self, return_code, self._last_words.decode(errors="replace").strip())
+
+    def _write(self) -> None:
+        """A thread of its own: a full pipe to a worker that is stuck must not stop the app."""
+        with contextlib.suppress(OSError), _stream(self._process.stdin) as commands:
+            while (command := self._commands.get()) is not None:
+                write_frame(commands, command)
+
+    def _listen(self) -> None:
+        stream = _stream(self._process.stderr)
+        with contextlib.suppress(OSError), stream:
+            while said := os.read(stream.fileno(), 65_536):
+                self._note(said)
+
+    def _note(self, said: bytes) -> None:
+        self._last_words += said
+        del self._last_words[:-_LAST_WORDS_BYTES]
+
+    def _reap(self) -> None:
+        """A grandchild that outlives the worker holds the pipes open: it goes too, or the follower would wait for ever."""
+        self._process.wait()
+        self.kill()
+
+
+def _stream(stream: IO[bytes] | None) -> IO[bytes]:
+    assert stream is not None
+    return stream
+
+
+def _environment() -> dict[str, str]:
+    """The caller's, with this package importable from any working directory."""
+    paths = (str(_PACKAGE_ROOT), os.environ.get("PYTHONPATH", ""))
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def worker_command(store_path: Path) -> tuple[str, ...]:
+    """Starts explorer/jobs/worker.py with this interpreter."""
+    return (sys.executable, "-m", "explorer.jobs.worker", "--store", str(store_path))

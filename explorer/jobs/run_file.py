@@ -1,0 +1,151 @@
+"""A run as a single file, for another machine: damage, foreign files and newer versions are told apart.
+
+    magic | version u16 | sha256 of all that follows and of the version | length u64 | zlib of msgpack(StoredRecord)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+import zlib
+
+from explorer.errors import UnreadableFile
+from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.matrix import DerivativeMatrix
+from explorer.record.measurement import Measurement
+from explorer.record.pipeline import PipelineRun
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+
+KINDS: dict[str, type[Record]] = {
+    "measurement": Measurement,
+    "comparison": Comparison,
+    "derivative matrix": DerivativeMatrix,
+    "pipeline run": PipelineRun,
+}
+"""What the store keeps, under the names it is listed by."""
+
+MAGIC = b"checkpoint-explorer run\n"
+VERSION = 1
+_VERSION = struct.Struct("<H")
+_LENGTH = struct.Struct("<Q")
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_HEAD_SIZE = len(MAGIC) + _VERSION.size + _DIGEST_SIZE + _LENGTH.size
+_LARGEST_BYTES = 2 * 1024**3
+"""Of a record once decompressed: a small file must not grow without end."""
+
+
+class StoredRecord(Record):
+    """A record with its kind and name, as the store and the file hold it."""
+
+    kind: str
+    name: str
+    created: float
+    record: bytes
+    """msgpack of KINDS[kind]."""
+
+
+def stored_record(record: Record, name: str = "") -> StoredRecord:
+    """`record` made ready to be kept, now. The caller checked `is_kept`."""
+    return StoredRecord(
+        kind=kind_of(record), name=name or name_of(record), created=time.time(), record=to_msgpack(record)
+    )
+
+
+def is_kept(record: Record) -> bool:
+    """Whether the store has a kind for it: runs yes, descriptions and drawings no."""
+    return type(record) in KINDS.values()
+
+
+def kind_of(record: Record) -> str:
+    """The name of the record's kind; the caller checked `is_kept`."""
+    return next(kind for kind, type_ in KINDS.items() if type_ is type(record))
+
+
+def model_of(record: Record) -> str:
+    """Target of the model that ran; the empty string where the record names none."""
+    spec = spec_of(record)
+    model = getattr(record, "model", None) if spec is None else spec.model
+    return model.target if isinstance(model, ModelRef) else ""
+
+
+def name_of(record: Record) -> str:
+    """A name for a run that nobody named: `gpt small cpu, recompute 6`."""
+    spec = spec_of(record)
+    if spec is None:
+        return model_of(record) or kind_of(record)
+    stem = spec.model.target.rpartition("/")[2].replace(".py", "")
+    what = " ".join(filter(None, (stem, spec.model.size, spec.device)))
+    return f"{what}, {_in_words(spec.policy)}"
+
+
+def spec_of(record: Record) -> RunSpec | None:
+    """The spec behind a record: of the candidate where there are two runs."""
+    run = getattr(record, "candidate", record)
+    spec = getattr(run, "spec", None)
+    return spec if isinstance(spec, RunSpec) else None
+
+
+def write(stored: StoredRecord) -> bytes:
+    """The file."""
+    body = zlib.compress(to_msgpack(stored), 6)
+    version, length = _VERSION.pack(VERSION), _LENGTH.pack(len(body))
+    return MAGIC + version + _digest(version, length, body) + length + body
+
+
+def read(data: bytes) -> StoredRecord:
+    """Raises UnreadableFile that says which: foreign, too new, cut short, damaged."""
+    if data[: len(MAGIC)] != MAGIC:
+        raise UnreadableFile(
+            "This is not a run file of Checkpoint Explorer.", hint="Run files are exported on the Runs page or by --save."
+        )
+    if len(data) < _HEAD_SIZE:
+        raise UnreadableFile(f"The run file is cut short: it has {len(data)} bytes.", hint="Export or copy it again.")
+    at = len(MAGIC)
+    version = data[at : at + _VERSION.size]
+    at += _VERSION.size
+    digest = data[at : at + _DIGEST_SIZE]
+    at += _DIGEST_SIZE
+    length, body = data[at : at + _LENGTH.size], data[at + _LENGTH.size :]
+    (found_version,), (n_bytes,) = _VERSION.unpack(version), _LENGTH.unpack(length)
+    if found_version > VERSION and _digest(version, length, body) == digest:
+        raise UnreadableFile(
+            f"The run file has version {found_version}; this release reads version {VERSION}.",
+            hint="Update Checkpoint Explorer.",
+        )
+    if len(body) < n_bytes:
+        raise UnreadableFile(
+            f"The run file is cut short: it has {len(body)} of {n_bytes} bytes.", hint="Export or copy it again."
+        )
+    if _digest(version, length, body) != digest:
+        raise UnreadableFile("The run file is damaged: its checksum does not match.", hint="Export or copy it again.")
+    stored = from_msgpack(_decompress(body), StoredRecord)
+    if stored.kind not in KINDS:
+        raise UnreadableFile(
+            f"The run file holds a {stored.kind}; this release reads {', '.join(KINDS)}.", hint="Update Checkpoint Explorer."
+        )
+    from_msgpack(stored.record, KINDS[stored.kind])
+    return stored
+
+
+def _decompress(body: bytes) -> bytes:
+    decompressor = zlib.decompressobj()
+    try:
+        data = decompressor.decompress(body, _LARGEST_BYTES)
+    except zlib.error as error:
+        raise UnreadableFile(f"The run file is damaged: {error}.", hint="Export or copy it again.") from error
+    if decompressor.unconsumed_tail or not decompressor.eof:
+        raise UnreadableFile(f"The run file holds more than {_LARGEST_BYTES} bytes.", hint="Export or copy it again.")
+    return data
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _in_words(policy: Policy) -> str:
+    n_units = len(policy.units)
+    return f"recompute {n_units}" if n_units else "keep all"

@@ -1,0 +1,206 @@
+"""Every finished run, in one SQLite file: written before anybody is told that the run has finished.
+
+A run in the store, a run in a file and a run on the pipe are the same msgpack document. Opening one never executes
+anything: a model reference inside it is a string.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from explorer.errors import BadInput, NotSaved, UnreadableFile, nearest
+from explorer.jobs import run_file
+from explorer.jobs.run_file import KINDS, StoredRecord, is_kept, model_of
+from explorer.record.base import Record, from_msgpack
+
+__all__ = ["Store", "StoredRun", "default_path", "is_kept"]
+
+VERSION = 1
+_BUSY_S = 20.0
+_TABLE = """
+create table if not exists runs (
+    id text primary key, kind text not null, name text not null, model text not null, created real not null,
+    pinned integer not null default 0, version integer not null, headlines text not null, record blob not null
+)"""
+
+
+class StoredRun(Record):
+    """One line of the list of runs; `Store.load` gives the record itself."""
+
+    run_id: str
+    name: str
+    kind: str
+    """A key of KINDS: `measurement`, `comparison`, ..."""
+    model: str
+    """Target of the model reference."""
+    created: float
+    """Seconds since 1970, UTC."""
+    pinned: bool
+    headlines: dict[str, Any]
+    """As the record derived them when it was saved: step_peak_bytes, verdict, ..."""
+
+
+def default_path() -> Path:
+    """`runs.sqlite` in CHECKPOINT_EXPLORER_HOME, else in the user's data directory."""
+    home = os.environ.get("CHECKPOINT_EXPLORER_HOME")
+    return (Path(home) if home else platformdirs.user_data_path("checkpoint-explorer", appauthor=False)) / "runs.sqlite"
+
+
+class Store:
+    """The runs of one file. Safe to use from several threads and processes at once: each call opens its own connection."""
+
+    def __init__(self, path: Path | str | None = None) -> None:
+        self.path = Path(path) if path is not None else default_path()
+
+    def save(self, record: Record, name: str = "") -> str:
+        """Returns the new run's id once the run is on disk. Raises NotSaved (disk full, read-only, locked)."""
+        return self._insert(run_file.stored_record(record, name))
+
+    def list(self) -> tuple[StoredRun, ...]:
+        """Every run, pinned ones first, then the newest. Raises UnreadableFile."""
+        if not self.path.exists():
+            return ()
+        with self._reading() as connection:
+            rows = connection.execute(
+                "select id, name, kind, model, created, pinned, headlines from runs order by pinned desc, created desc"
+            ).fetchall()
+        return tuple(_listed(row) for row in rows)
+
+    def load(self, run_id: str) -> Record:
+        """The record of a run. Raises BadInput for an unknown id, UnreadableFile for a damaged record."""
+        stored = self._stored(run_id)
+        return from_msgpack(stored.record, KINDS[stored.kind])
+
+    def rename(self, run_id: str, name: str) -> None:
+        """Raises BadInput for an unknown id, NotSaved when the file cannot be written."""
+        self._update(run_id, "update runs set name = ? where id = ?", name)
+
+    def pin(self, run_id: str, *, pinned: bool = True) -> None:
+        """Pinned runs are listed first and offered as a baseline."""
+        self._update(run_id, "update runs set pinned = ? where id = ?", int(pinned))
+
+    def delete(self, run_id: str) -> None:
+        """Forgets a run for good."""
+        self._update(run_id, "delete from runs where id = ?")
+
+    def export_file(self, run_id: str) -> bytes:
+        """One run as a file of its own, for another machine."""
+        return run_file.write(self._stored(run_id))
+
+    def import_file(self, data: bytes) -> str:
+        """Adds a run from `export_file`, as a new one. Raises UnreadableFile, NotSaved."""
+        return self._insert(run_file.read(data))
+
+    def _insert(self, stored: StoredRecord) -> str:
+        record = from_msgpack(stored.record, KINDS[stored.kind])
+        headlines = json.dumps(record.headlines()) if hasattr(record, "headlines") else "{}"
+        run_id = secrets.token_hex(6)
+        with self._writing() as connection:
+            connection.execute(
+                "insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                (
+                    run_id,
+                    stored.kind,
+                    stored.name,
+                    model_of(record),
+                    stored.created,
+                    VERSION,
+                    headlines,
+                    zlib.compress(stored.record, 6),
+                ),
+            )
+        return run_id
+
+    def _stored(self, run_id: str) -> StoredRecord:
+        row = None
+        if self.path.exists():
+            with self._reading() as connection:
+                row = connection.execute(
+                    "select kind, name, created, version, record from runs where id = ?", (run_id,)
+                ).fetchone()
+        if row is None:
+            raise self._unknown(run_id)
+        kind, name, created, version, data = row
+        if version > VERSION or kind not in KINDS:
+            raise UnreadableFile(
+                f"The run {run_id} is a {kind} of version {version}; this release reads version {VERSION}.",
+                hint="Update Checkpoint Explorer.",
+            )
+        try:
+            return StoredRecord(kind=kind, name=name, created=created, record=zlib.decompress(data))
+        except zlib.error as error:
+            raise UnreadableFile(f"The run {run_id} is damaged: {error}.", hint="Delete it and run again.") from error
+
+    def _update(self, run_id: str, statement: str, *values: object) -> None:
+        with self._writing() as connection:
+            n_changed = connection.execute(statement, (*values, run_id)).rowcount
+        if not n_changed:
+            raise self._unknown(run_id)
+
+    def _unknown(self, run_id: str) -> BadInput:
+        known = [run.run_id for run in self.list()]
+        return BadInput(f"There is no run {run_id} in {self.path}, which holds {len(known)}.", hint=nearest(run_id, known))
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with self._connection() as connection:
+                yield connection
+        except sqlite3.Error as error:
+            raise UnreadableFile(
+                f"{self.path} cannot be read as a store of runs: {error}.",
+                hint="Move the file away to start an empty store, or set CHECKPOINT_EXPLORER_HOME to another folder.",
+            ) from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._connection() as connection, connection:
+                connection.execute("begin immediate")
+                yield connection
+        except (sqlite3.Error, OSError) as error:
+            raise NotSaved(
+                f"The run could not be saved in {self.path}: {error}.",
+                hint="Free some space or set CHECKPOINT_EXPLORER_HOME to a folder that can be written.",
+            ) from error
+
+    @contextmanager
+    def _connection(self) -> Iterator[sqlite3.Connection]:
+        connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
+        try:
+            # With a write-ahead log readers and writers do not wait for each other; full: on disk before it counts.
+            connection.execute("pragma journal_mode = wal")
+            connection.execute("pragma synchronous = full")
+            (version,) = connection.execute("pragma user_version").fetchone()
+            if version > VERSION:
+                raise sqlite3.NotSupportedError(f"it has version {version} and this release reads version {VERSION}")
+            if version < VERSION:
+                connection.execute(_TABLE)
+                connection.execute(f"pragma user_version = {VERSION}")
+            yield connection
+        finally:
+            connection.close()
+
+
+def _listed(row: tuple[Any, ...]) -> StoredRun:
+    run_id, name, kind, model, created, pinned, headlines = row
+    return StoredRun(
+        run_id=run_id,
+        name=name,
+        kind=kind,
+        model=model,
+        created=created,
+        pinned=bool(pinned),
+        headlines=json.loads(headlines),
+    )

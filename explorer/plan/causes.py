@@ -1,0 +1,93 @@
+"""Why a candidate's gradients or state differ, read off the evidence of the comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from explorer.record.comparison import Comparison, StateChange
+
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+def causes(comparison: Comparison) -> tuple[str, ...]:
+    """Likely causes of a difference, most likely first, each one sentence; empty where nothing differs."""
+    if comparison.verdict in ("bitwise equal", "not comparable"):
+        return tuple(_nonfinite(comparison))
+    found = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_state(comparison)]
+    found += _nonfinite(comparison)
+    return tuple(found) or tuple(_what_is_left(comparison))
+
+
+def _masks(comparison: Comparison) -> Iterator[str]:
+    policy = comparison.candidate.spec.policy
+    off = "" if policy.preserve_rng_state else ": preserve_rng_state is off"
+    for is_mask, said in ((True, "The dropout mask differs"), (False, "The random numbers differ")):
+        wrong = [mask for mask in comparison.masks if mask.n_mismatched and mask.is_mask is is_mask]
+        if wrong:
+            worst = max(mask.mismatch_share for mask in wrong)
+            where = _some([mask.block for mask in wrong])
+            yield f"{said} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
+    left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
+    if left_out and policy.early_stop and all(unit.action == "recompute" for unit in policy.units):
+        yield f"{_some(left_out)} drew in forward and not again: early stop ended the recompute before."
+
+
+def _generators(comparison: Comparison) -> Iterator[str]:
+    moved = [diff.generator for diff in comparison.rng if not diff.equal]
+    default = [name for name in moved if name.startswith("torch ")]
+    own = [name for name in moved if not name.startswith("torch ")]
+    if own:
+        yield (
+            f"The recompute drew from {_some(own)} once more: torch does not set this generator back, restore_rng does."
+        )
+    if default:
+        yield f"The generator {_some(default)} stands elsewhere after the step: later steps draw other numbers."
+
+
+def _missing(comparison: Comparison) -> Iterator[str]:
+    gone = [diff.name for diff in comparison.gradients if diff.presence == "baseline only"]
+    if not gone:
+        return
+    why = ""
+    if comparison.candidate.spec.policy.use_reentrant:
+        why = ": reentrant checkpointing passes no gradient where no input requires one, or none is in plain sight"
+    yield f"No gradient came for {_some(gone)}{why}."
+
+
+def _state(comparison: Comparison) -> Iterator[str]:
+    statistics = [change for change in comparison.state_changes if change.name in STATISTICS]
+    if statistics:
+        yield f"Running statistics moved twice in {_some(_blocks(statistics))}: once in forward, once in the recompute."
+    other = [change for change in comparison.state_changes if change.name not in STATISTICS]
+    for name, kind in dict.fromkeys((change.name, change.kind) for change in other):
+        same = [change for change in other if (change.name, change.kind) == (name, kind)]
+        example = f"{same[0].after_forward} → {same[0].after_backward}"
+        yield f"The recompute changed the {kind} {name} of {_some(_blocks(same))} once more ({example})."
+
+
+def _nonfinite(comparison: Comparison) -> Iterator[str]:
+    both = [diff.name for diff in comparison.gradients if diff.bitwise and diff.n_nonfinite]
+    if both:
+        yield f"NaN or infinity stands in {_some(both)} of both runs, where any error would be absorbed."
+    one = [diff.name for diff in comparison.gradients if diff.n_nonfinite_mismatch]
+    one = one or [diff.name for diff in comparison.all_diffs if diff.n_nonfinite_mismatch]
+    if one:
+        yield f"NaN or infinity stands in {_some(one)} where the other run is finite."
+
+
+def _what_is_left(comparison: Comparison) -> Iterator[str]:
+    if comparison.candidate.spec.policy.use_reentrant:
+        yield "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels."
+    elif comparison.verdict == "different" and comparison.reproducible is not None:
+        yield (
+            "Masks, generators and module state agree: forward and recompute differ by something else, a global or a "
+            "value that changed in between."
+        )
+
+
+def _blocks(changes: list[StateChange]) -> list[str]:
+    return list(dict.fromkeys(change.block or "the model" for change in changes))
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

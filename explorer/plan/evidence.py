@@ -1,0 +1,26 @@
+"""What a comparison proves about a policy, in the few figures that go into its file."""
+
+from __future__ import annotations
+
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.policy_file import Evidence
+
+
+def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evidence:
+    """From the same derived figures that the page and `--json` show. `graph` gives the shapes of the batch."""
+    said = comparison.headlines()
+    baseline, candidate = said["baseline"], said["candidate"]
+    return Evidence(
+        device=comparison.candidate.environment.device_name,
+        torch_version=comparison.candidate.environment.torch_version,
+        input_shapes=graph.input_shapes if graph else (),
+        step_peak_bytes=candidate["step_peak_bytes"],
+        baseline_step_peak_bytes=baseline["step_peak_bytes"],
+        saved_after_forward_bytes=candidate["saved_after_forward_bytes"],
+        baseline_saved_after_forward_bytes=baseline["saved_after_forward_bytes"],
+        time_ratio=said["time_ratio"],
+        time_ratio_spread=said["time_ratio_spread"],
+        flop_ratio=said["flop_ratio"],
+        verdict=comparison.verdict,
+    )

@@ -1,0 +1,68 @@
+"""A pipeline plan for other programs: stage lists, torch's schedule CSV, and the torchrun command with its script."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+from explorer.errors import InvalidPlan
+from explorer.plan.schedule_text import to_csv
+from explorer.plan.schedules import rows_of
+from explorer.record.base import to_json
+from explorer.record.plan import PipelinePlan
+from explorer.record.policy_file import PolicyFile
+from explorer.record.run import RunSpec
+
+SPEC_FILE = "run_spec.json"
+SCRIPT_FILE = "run.sh"
+CSV_FILE = "schedule.csv"
+RESULTS = "results"
+
+
+def to_stages(file: PolicyFile) -> str:
+    """JSON: one list of fqns a stage, in execution order. Raises InvalidPlan where the file has no plan."""
+    return json.dumps([list(blocks) for blocks in _plan(file).stages], indent=2) + "\n"
+
+
+def to_schedule_csv(file: PolicyFile) -> str:
+    """One line of actions a rank, as torch's runtime loads it. Raises InvalidPlan where the file has no plan."""
+    return to_csv(rows_of(_plan(file)))
+
+
+def torchrun_command(spec: RunSpec, folder: Path) -> str:
+    """For one machine; `run.sh` says what to add for several. Raises InvalidPlan."""
+    n_ranks = len(rows_of(_planned(spec)))
+    here = folder.resolve()
+    parts = ["torchrun", "--nproc-per-node", str(n_ranks), "-m", "explorer.engine.pipeline.rank_main"]
+    return shlex.join([*parts, str(here / SPEC_FILE), "--out", str(here / RESULTS)])
+
+
+def run_files(spec: RunSpec, folder: Path) -> dict[str, str]:
+    """By name, the files that a torchrun run needs. Raises InvalidPlan."""
+    command = torchrun_command(spec, folder)
+    script = (
+        "#!/bin/sh\n"
+        "# One rank a process. On several machines run this on each of them, with the same folder in place, and add to\n"
+        "# torchrun: --nnodes N --node-rank R --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400\n"
+        "# and the number of ranks of one machine to --nproc-per-node. Copy the results to one place afterwards.\n"
+        "set -e\n"
+        f"{command}\n"
+    )
+    return {
+        SPEC_FILE: to_json(spec).decode() + "\n",
+        SCRIPT_FILE: script,
+        CSV_FILE: to_csv(rows_of(_planned(spec))),
+    }
+
+
+def _planned(spec: RunSpec) -> PipelinePlan:
+    if spec.plan is None:
+        raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
+    return spec.plan
+
+
+def _plan(file: PolicyFile) -> PipelinePlan:
+    if file.pipeline is None:
+        raise InvalidPlan("The policy file holds no pipeline plan.", hint="Write it with `pipeline --out policy.yaml`.")
+    return file.pipeline

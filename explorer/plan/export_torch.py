@@ -1,0 +1,248 @@
+"""A Python file that applies the policy with torch alone, for a training image without the explorer.
+
+It says the same as explorer.apply_policy, with one thing less: there is no undo.
+"""
+
+from __future__ import annotations
+
+import re
+
+from explorer.record.policy import Policy
+from explorer.record.policy_file import Evidence, PolicyFile
+
+
+def to_torch(file: PolicyFile) -> str:
+    """The file's text. Names and numbers from the policy are written as Python literals, never as code."""
+    fillings = {"@ORIGIN@\n": _origin(file), "@DECISION@": _decision(file.policy)}
+    # In one pass: a block may be called @ORIGIN@.
+    return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
+
+
+def _decision(policy: Policy) -> str:
+    units = [f"    ({unit.blocks!r}, {unit.action!r}, {unit.save_ops!r}),\n" for unit in policy.units]
+    options = {
+        "PRESERVE_RNG_STATE": policy.preserve_rng_state,
+        "USE_REENTRANT": policy.use_reentrant,
+        "DETERMINISM_CHECK": policy.determinism_check,
+        "EARLY_STOP": policy.early_stop,
+        "RUNNING_STATISTICS_ONCE": policy.running_stats == "once",
+        "RESTORE_RNG": policy.restore_rng,
+    }
+    lines = [f"{name} = {value!r}" for name, value in options.items()]
+    return f"UNITS = [\n{''.join(units)}]\n" + "\n".join(lines)
+
+
+def _origin(file: PolicyFile) -> str:
+    """Comment lines: what it was made for and what was measured. A name cannot end the comment."""
+    said = []
+    if file.model is not None:
+        size = f", size {file.model.size}" if file.model.size else ""
+        said.append(f"Made for {file.model.target}{size}" + (f", fingerprint {file.fingerprint}" if file.fingerprint else ""))
+    if file.evidence is not None:
+        said += _measured(file.evidence)
+    return "".join(f"# {' '.join(line.split())}.\n" for line in said)
+
+
+def _measured(evidence: Evidence) -> list[str]:
+    said = [f"Measured on {evidence.device} with torch {evidence.torch_version}"]
+    if evidence.step_peak_bytes is not None:
+        base = f" instead of {evidence.baseline_step_peak_bytes:,}" if evidence.baseline_step_peak_bytes else ""
+        said.append(f"Step peak {evidence.step_peak_bytes:,} bytes{base}")
+    if evidence.time_ratio is not None:
+        spread = f" +- {evidence.time_ratio_spread:.2f}" if evidence.time_ratio_spread is not None else ""
+        said.append(f"Step time x{evidence.time_ratio:.2f}{spread}")
+    if evidence.verdict is not None:
+        said.append(f"Gradients and buffers: {evidence.verdict}")
+    return said
+
+
+_TEMPLATE = '''\
+"""Activation checkpointing of one model, as decided with Checkpoint Explorer. Needs torch alone.
+
+    from this_file import apply_checkpointing
+    apply_checkpointing(model)      # once, after the model is built and before it is compiled or wrapped
+"""
+
+import contextlib
+import functools
+import random
+import sys
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+@ORIGIN@
+# One entry a unit: its blocks (several: consecutive children of a Sequential), its action, the operators it saves.
+@DECISION@
+
+
+def apply_checkpointing(model):
+    """Recomputes the units in backward, in place. Names, state_dict, isinstance, deepcopy and pickle stay as they are."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    missing = [fqn for blocks, _, _ in UNITS for fqn in blocks if fqn not in modules]
+    if missing:
+        raise ValueError(f"the model has no block {', '.join(missing)}: this file was made for another model")
+    generators = tuple(_generator(modules, path) for path in RESTORE_RNG if path not in ("python", "numpy"))
+    segments = {}
+    for blocks, action, save_ops in UNITS:
+        if len(blocks) > 1:
+            parent, _, first = blocks[0].rpartition(".")
+            segments.setdefault(parent, {})[first] = (len(blocks), (action, save_ops, generators))
+    for parent, starts in segments.items():
+        sequential = modules[parent]
+        if type(sequential).forward is not nn.Sequential.forward:
+            raise ValueError(f"{parent} is not a Sequential: this file was made for another model")
+        sequential.forward = functools.partial(_in_segments, sequential.forward, starts)
+    for blocks, action, save_ops in UNITS:
+        if len(blocks) == 1:
+            block = modules[blocks[0]]
+            block.forward = functools.partial(_as_unit, block.forward, (action, save_ops, generators))
+    return model
+
+
+def _as_unit(forward, how, *args, **kwargs):
+    return _run(forward, (_owner(forward),), how, args, kwargs)
+
+
+def _in_segments(forward, starts, value):
+    children = list(_owner(forward).named_children())
+    i = 0
+    while i < len(children):
+        name, child = children[i]
+        n_blocks, how = starts.get(name, (1, None))
+        members = [module for _, module in children[i : i + n_blocks]]
+        if how is None:
+            value = child(value)
+        else:
+            value = _run(functools.partial(_chain, members), members, how, (value,), {})
+        i += n_blocks
+    return value
+
+
+def _chain(members, value):
+    for member in members:
+        value = member(value)
+    return value
+
+
+def _owner(forward):
+    while isinstance(forward, functools.partial):
+        forward = forward.args[0]
+    return forward.__self__
+
+
+def _run(function, modules, how, args, kwargs):
+    action, save_ops, generators = how
+    if action == "offload":
+        with _offloaded(modules):
+            return function(*args, **kwargs)
+    if USE_REENTRANT:
+        twice = _FirstThenAgain(function, _Again(modules, generators))
+        return checkpoint(twice, *args, use_reentrant=True, preserve_rng_state=PRESERVE_RNG_STATE, **kwargs)
+    return checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=PRESERVE_RNG_STATE,
+        determinism_check=DETERMINISM_CHECK,
+        early_stop=EARLY_STOP,
+        context_fn=functools.partial(_contexts, modules, save_ops, generators),
+        **kwargs,
+    )
+
+
+def _contexts(modules, save_ops, generators):
+    again = _Again(modules, generators)
+    if not save_ops:
+        return contextlib.nullcontext(), again
+    operators = [functools.reduce(getattr, name.split("."), torch.ops) for name in save_ops]
+    forward, recompute = create_selective_checkpoint_contexts(operators)
+    again.inner = recompute
+    return forward, again
+
+
+class _Again:
+    """Around each recompute: running statistics move once a step, and generators torch does not stash are set back."""
+
+    def __init__(self, modules, generators):
+        self.modules, self.generators, self.inner = modules, generators, None
+        self.at_forward = self.positions()
+        self.open = []
+
+    def __enter__(self):
+        hidden = []
+        norms = {m: None for module in self.modules for m in module.modules() if isinstance(m, _NormBase)}
+        for norm in norms if RUNNING_STATISTICS_ONCE else ():
+            for name in ("running_mean", "running_var", "num_batches_tracked") if norm.track_running_stats else ():
+                real = norm._buffers.get(name)
+                if real is not None:
+                    hidden.append((norm, name, real))
+                    norm._buffers[name] = real.clone()
+        self.open.append((hidden, self.positions()))
+        self.go_to(self.at_forward)
+        if self.inner is not None:
+            self.inner.__enter__()
+
+    def __exit__(self, *exc):
+        if self.inner is not None:
+            self.inner.__exit__(*exc)
+        hidden, found = self.open.pop()
+        self.go_to(found)
+        for norm, name, real in hidden:
+            norm._buffers[name] = real
+
+    def positions(self):
+        numpy = sys.modules.get("numpy")
+        return (
+            random.getstate() if "python" in RESTORE_RNG else None,
+            numpy.random.get_state() if numpy and "numpy" in RESTORE_RNG else None,
+            [generator.get_state() for generator in self.generators],
+        )
+
+    def go_to(self, positions):
+        python, numpy, own = positions
+        if python is not None:
+            random.setstate(python)
+        if numpy is not None:
+            sys.modules["numpy"].random.set_state(numpy)
+        for generator, state in zip(self.generators, own):
+            generator.set_state(state)
+
+
+class _FirstThenAgain:
+    """Reentrant checkpointing calls one function for forward and then again, and takes no context."""
+
+    def __init__(self, function, again):
+        self.function, self.again, self.first = function, again, True
+
+    def __call__(self, *args, **kwargs):
+        if self.first:
+            self.first = False
+            return self.function(*args, **kwargs)
+        with self.again:
+            return self.function(*args, **kwargs)
+
+
+def _offloaded(modules):
+    """Saved activations wait in pinned CPU memory until backward; parameters stay."""
+    own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
+
+    def pack(tensor):
+        if tensor.device.type == "cpu" or tensor.untyped_storage()._cdata in own:
+            return tensor
+        kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+        kept.copy_(tensor)
+        return tensor.device, kept
+
+    def unpack(packed):
+        return packed if isinstance(packed, torch.Tensor) else packed[1].to(packed[0], non_blocking=True)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _generator(modules, path):
+    fqn, _, name = path.rpartition(".")
+    return getattr(modules[fqn], name)
+'''

@@ -1,0 +1,216 @@
+"""What a policy can do to the gradients or the state of a model, one rule a trap. Pure: traits in, hazards out.
+
+Every rule has a test that runs a tiny model into its trap and out again (tests/engine/test_hazards_shown.py). Traps
+that no observed forward can show (a temperature changed between forward and backward, a mutated global) have no rule
+here; the comparison finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from explorer.plan.hazard_case import Case, is_under, some
+from explorer.record.hazard import Hazard
+
+Rule = Callable[[Case], Iterator[Hazard]]
+
+RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "rrelu", "exponential")
+
+
+def dropout_redrawn(case: Case) -> Iterator[Hazard]:
+    drawing = case.rerun_with("uses_rng")
+    if drawing and not case.policy.preserve_rng_state and case.trains:
+        yield Hazard(
+            rule="dropout-redrawn", severity="error", blocks=drawing,
+            sentence=f"preserve_rng_state is off, so {some(drawing)} draws other random numbers when it runs again: "
+            "the gradients belong to another forward.",
+            remedy="Switch preserve_rng_state on.",
+        )  # fmt: skip
+
+
+def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
+    """torch stashes its own default generators only, whatever preserve_rng_state says."""
+    registered = case.policy.restore_rng
+    own = tuple(fqn for fqn in case.rerun_with("own_generator") if not any(_reaches(path, fqn) for path in registered))
+    sources = (
+        ("own-generator", own, "a torch.Generator of its own", "the dotted path of the generator"),
+        ("python-rng", case.rerun_with("python_rng"), "Python's random", "`python`"),
+        ("numpy-rng", case.rerun_with("numpy_rng"), "numpy's global generator", "`numpy`"),
+    )
+    for rule, blocks, source, name in sources:
+        if blocks and name.strip("`") not in registered:
+            yield Hazard(
+                rule=rule, severity="error", blocks=blocks,
+                sentence=f"{some(blocks)} draws from {source}, which torch does not set back: it draws other numbers "
+                "when it runs again.",
+                remedy=f"Name {name} in the policy's restore_rng, or draw from torch's default generator.",
+            )  # fmt: skip
+
+
+def rng_of_other_devices(case: Case) -> Iterator[Hazard]:
+    """torch looks for devices among the positional tensors only (pytorch, get_device_states)."""
+    blind = {fqn for fqn in case.rerun_with("tensors_in_kwargs_only")}
+    named = tuple(b.fqn for _, blocks in case.units for b in blocks if b.fqn in blind and b.uses_rng)
+    if named and case.on_cuda and case.policy.preserve_rng_state and case.policy.use_reentrant:
+        yield Hazard(
+            rule="rng-of-other-devices", severity="warning", blocks=named,
+            sentence=f"{some(named)} gets its tensors as keyword arguments only, and torch saves the generators of "
+            "positional tensors' devices: dropout on the GPU may be drawn anew.",
+            remedy="Pass one tensor by position.",
+        )  # fmt: skip
+
+
+def running_statistics(case: Case) -> Iterator[Hazard]:
+    blocks = case.rerun_with("running_statistics")
+    if blocks and case.trains and case.policy.running_stats == "every_forward":
+        yield Hazard(
+            rule="running-statistics", severity="error", blocks=blocks,
+            sentence=f"Running statistics of {some(blocks)} move at every forward, so twice a step where it runs "
+            "again: gradients stay equal, the model in eval mode does not.",
+            remedy="Set running_stats to once.",
+        )  # fmt: skip
+
+
+def moved_buffers(case: Case) -> Iterator[Hazard]:
+    """Spectral norm's power iteration, moving averages, load counters."""
+    blocks = case.rerun_with("moves_buffers")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="moved-buffers", severity="error", blocks=blocks,
+            sentence=f"forward of {some(blocks)} changes a buffer that is not a running statistic; running it again "
+            "changes it twice, and what reads the buffer computes another gradient.",
+            remedy="Keep these blocks, or skip the update while explorer.is_recomputing().",
+        )  # fmt: skip
+
+
+def moved_attributes(case: Case) -> Iterator[Hazard]:
+    blocks = case.rerun_with("moves_attributes")
+    if blocks:
+        yield Hazard(
+            rule="moved-attributes", severity="warning", blocks=blocks,
+            sentence=f"forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, a "
+            "cache); running it again changes it once more.",
+            remedy="Skip the update while explorer.is_recomputing(), or keep these blocks.",
+        )  # fmt: skip
+
+
+def kept_cache(case: Case) -> Iterator[Hazard]:
+    blocks = case.rerun_with("keeps_cache")
+    if blocks:
+        yield Hazard(
+            rule="kept-cache", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} appends to a key/value cache; running it again appends once more, so shapes or "
+            "values differ from forward.",
+            remedy="Train with use_cache=False.",
+        )  # fmt: skip
+
+
+def changed_inputs(case: Case) -> Iterator[Hazard]:
+    """Only what a unit is handed from outside matters; what it changes inside is made anew."""
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "changes_inputs" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="changed-inputs", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} writes into the tensor that it is given, which is what checkpointing keeps to "
+            "run it again.",
+            remedy="Use the out-of-place operation, or start the unit one block earlier.",
+        )  # fmt: skip
+
+
+def never_called(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(block.fqn for _, named in case.units for block in named if block.n_calls == 0)
+    if blocks:
+        yield Hazard(
+            rule="never-called", severity="warning", blocks=blocks,
+            sentence=f"{some(blocks)} was never called as a module in the observed forward: naming it has no effect.",
+            remedy="Name its children, or the block around it.",
+        )  # fmt: skip
+
+
+def random_last(case: Case) -> Iterator[Hazard]:
+    """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
+    ends = [named[-1] for _, named in case.units if named]
+    last = tuple(block.fqn for block in ends if "rng_last" in block.traits and _holds_rrelu(case, block.fqn))
+    if last and case.policy.early_stop and not case.policy.use_reentrant and case.trains:
+        yield Hazard(
+            rule="random-last", severity="error", blocks=last,
+            sentence=f"{some(last)} ends in RReLU, whose noise is filled after early stop has left the block: backward "
+            "reads memory that nobody wrote.",
+            remedy="Switch early_stop off, or end the unit one block later.",
+        )  # fmt: skip
+
+
+def selective(case: Case) -> Iterator[Hazard]:
+    for unit, _ in case.units:
+        if unit.action != "save_ops":
+            continue
+        blocks = unit.blocks
+        drawing = tuple(op for op in unit.save_ops if any(word in op for word in RANDOM_OPS))
+        inplace = tuple(op for op in unit.save_ops if op.split(".")[1 if op.startswith("aten.") else 0].endswith("_"))
+        if drawing:
+            yield Hazard(
+                rule="selective-random", severity="error", blocks=blocks,
+                sentence=f"{some(drawing)} is kept in {some(blocks)}, so it does not draw at recompute, and what is "
+                "drawn after it gets its random numbers.",
+                remedy="Keep matrix products, not random operations.",
+            )  # fmt: skip
+        elif inplace:
+            yield Hazard(
+                rule="selective-in-place", severity="error", blocks=blocks,
+                sentence=f"{some(inplace)} writes in place: torch refuses a kept result that was changed afterwards.",
+                remedy="Keep operations that return a new tensor.",
+            )  # fmt: skip
+        yield Hazard(
+            rule="selective-once", severity="note", blocks=blocks,
+            sentence=f"Selective checkpointing gives {some(blocks)} one backward: a second one, retain_graph or a "
+            "Hessian-vector product raises.",
+            remedy="Recompute the whole block where you need second order.",
+        )  # fmt: skip
+
+
+def unchecked_recompute(case: Case) -> Iterator[Hazard]:
+    if case.policy.determinism_check == "none" and case.rerun and not case.policy.use_reentrant:
+        yield Hazard(
+            rule="unchecked-recompute", severity="note", blocks=case.policy.blocks,
+            sentence="determinism_check is off: a recompute that takes another branch gives wrong gradients without "
+            "an error.",
+            remedy="Set determinism_check to default.",
+        )  # fmt: skip
+
+
+def mode_flips(case: Case) -> Iterator[Hazard]:
+    modal = tuple(b.fqn for b in case.rerun if b.uses_rng or b.running_statistics)
+    if modal and case.policy.use_reentrant and case.trains:
+        yield Hazard(
+            rule="mode-flips", severity="warning", blocks=modal,
+            sentence=f"model.eval() between forward and backward makes {some(modal)} run again in eval mode, and "
+            "reentrant checkpointing does not notice.",
+            remedy="Call eval() after backward, or set use_reentrant to False, which raises.",
+        )  # fmt: skip
+
+
+def offload_without_device(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(fqn for unit, _ in case.units if unit.action == "offload" for fqn in unit.blocks)
+    if blocks and case.spec is not None and not case.on_cuda:
+        yield Hazard(
+            rule="offload-without-device", severity="note", blocks=blocks,
+            sentence=f"Saved tensors of {some(blocks)} are on the CPU already: offload only copies them.",
+            remedy="Choose recompute on the CPU, offload on a GPU.",
+        )  # fmt: skip
+
+
+def _reaches(path: str, fqn: str) -> bool:
+    """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
+    owner = path.rpartition(".")[0]
+    return path not in ("python", "numpy") and (is_under(owner, fqn) or is_under(fqn, owner))
+
+
+def _holds_rrelu(case: Case, fqn: str) -> bool:
+    return any(block.kind == "RReLU" for block in case.graph.blocks if is_under(block.fqn, fqn))
+
+
+POLICY_RULES: tuple[Rule, ...] = (
+    dropout_redrawn, random_numbers_torch_does_not_stash, rng_of_other_devices, running_statistics, moved_buffers,
+    moved_attributes, kept_cache, changed_inputs, random_last, selective, never_called, unchecked_recompute, mode_flips,
+    offload_without_device,
+)  # fmt: skip

@@ -1,0 +1,158 @@
+"""Traps of a pipeline plan: what splitting a batch into microbatches and a model into stages can change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from explorer.plan.hazard_case import Case, innermost, some
+from explorer.plan.hazard_rules import Rule
+from explorer.record.graph import Block
+from explorer.record.hazard import Hazard
+from explorer.record.plan import PipelinePlan
+
+ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that split backward into an input part and a weight part."""
+
+NEEDS_AS_MANY_MICROBATCHES = ("1F1B", "Interleaved1F1B", *ZERO_BUBBLE)
+
+
+def indivisible_batch(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    n_samples = case.graph.input_shapes[0][0] if case.graph.input_shapes and case.graph.input_shapes[0] else None
+    if n_samples is not None and (plan.n_microbatches < 1 or n_samples % plan.n_microbatches):
+        yield Hazard(
+            rule="indivisible-batch", severity="error", blocks=(),
+            sentence=f"A batch of {n_samples} samples has no {plan.n_microbatches} equal microbatches; parts of "
+            "unequal size, averaged, weigh samples unequally.",
+            remedy="Choose a number of microbatches that divides the batch.",
+        )  # fmt: skip
+
+
+def few_microbatches(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    n_ranks = plan.n_ranks or len(plan.stages)
+    if plan.schedule in NEEDS_AS_MANY_MICROBATCHES and plan.n_microbatches < n_ranks:
+        yield Hazard(
+            rule="few-microbatches", severity="error", blocks=(),
+            sentence=f"{plan.schedule} with {plan.n_microbatches} microbatches on {n_ranks} ranks: the pipeline "
+            "never fills, and torch refuses it.",
+            remedy=f"Use at least {n_ranks} microbatches, or the schedule GPipe.",
+        )  # fmt: skip
+
+
+def refused_cut(case: Case) -> Iterator[Hazard]:
+    for cut in case.graph.cuts:
+        sides = (case.stage_of.get(cut.after), case.stage_of.get(cut.before))
+        if cut.refusal and None not in sides and sides[0] != sides[1]:
+            yield Hazard(
+                rule="refused-cut", severity="error", blocks=(cut.after, cut.before),
+                sentence=f"The plan cuts between {cut.after} and {cut.before}: {cut.refusal}",
+                remedy="Move the cut to a place that the graph offers.",
+            )  # fmt: skip
+
+
+def shared_across_a_cut(case: Case) -> Iterator[Hazard]:
+    """Shared parameters on two stages are two copies, each with a part of the gradient (torchtitan 1524)."""
+    stage = case.stage_of
+
+    def split(block: Block) -> bool:
+        own = stage.get(block.fqn)
+        return own is not None and any(stage.get(other, own) != own for other in block.shares_parameters_with)
+
+    blocks = innermost(block.fqn for block in case.graph.blocks if split(block))
+    if blocks:
+        yield Hazard(
+            rule="shared-across-a-cut", severity="warning", blocks=blocks,
+            sentence=f"{some(blocks)} shares parameters across a cut: each stage holds a copy with a part of the "
+            "gradient, and torch.distributed.pipelining does not add them up.",
+            remedy="Keep both on one stage, or add the parts after backward, as the explorer's engines do.",
+        )  # fmt: skip
+
+
+def statistics_per_microbatch(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    blocks = tuple(block.fqn for block in case.graph.blocks if block.running_statistics and block.fqn in case.stage_of)
+    if not blocks or plan.n_microbatches < 2 or not case.trains:
+        return
+    moved = "once a batch" if plan.deferred_batch_norm else f"{plan.n_microbatches} times a batch"
+    yield Hazard(
+        rule="statistics-per-microbatch", severity="warning", blocks=blocks,
+        sentence=f"{some(blocks)} normalises each microbatch by its own mean and variance, so gradients differ from "
+        f"those of the whole batch; running statistics move {moved}.",
+        remedy="Compare with the microbatched baseline; deferred_batch_norm mends the running statistics, a norm "
+        "without batch statistics (GroupNorm, LayerNorm) mends both.",
+    )  # fmt: skip
+
+
+def masks_by_order(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    blocks = tuple(block.fqn for block in case.graph.blocks if block.uses_rng and block.fqn in case.stage_of)
+    if blocks and not plan.keyed_rng and case.trains:
+        yield Hazard(
+            rule="masks-by-order", severity="warning", blocks=blocks,
+            sentence=f"keyed_rng is off: {some(blocks)} draws in the order in which the schedule runs, so masks differ "
+            "from those of the unsplit model.",
+            remedy="Switch keyed_rng on.",
+        )  # fmt: skip
+
+
+def reentrant_stage(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    if not case.policy.use_reentrant or not case.rerun:
+        return
+    split = plan.schedule in ZERO_BUBBLE
+    yield Hazard(
+        rule="reentrant-stage", severity="error" if split else "warning", blocks=case.policy.blocks,
+        sentence=f"Reentrant checkpointing fails under {plan.schedule}, which asks for input gradients apart."
+        if split
+        else "Reentrant checkpointing inside a stage fails where a runtime asks for gradients of chosen inputs.",
+        remedy="Set use_reentrant to False.",
+    )  # fmt: skip
+
+
+def multiplied_recompute(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    if plan.schedule in ZERO_BUBBLE and case.rerun and plan.checkpoint != "never":
+        yield Hazard(
+            rule="multiplied-recompute", severity="warning", blocks=case.policy.blocks,
+            sentence=f"{plan.schedule} splits backward, and each part runs the block again: several recomputes a "
+            "microbatch, with no memory saved.",
+            remedy="Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
+        )  # fmt: skip
+
+
+def cache_between_microbatches(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(b.fqn for b in case.graph.blocks if "keeps_cache" in b.traits and b.fqn in case.stage_of)
+    if blocks:
+        yield Hazard(
+            rule="cache-between-microbatches", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} keeps a key/value cache: the next microbatch would attend to this one.",
+            remedy="Train with use_cache=False.",
+        )  # fmt: skip
+
+
+def nothing_recomputed(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    if plan.checkpoint == "never" and case.rerun:
+        yield Hazard(
+            rule="nothing-recomputed", severity="note", blocks=case.policy.blocks,
+            sentence="The plan checkpoints no microbatch (never): the policy has no effect.",
+            remedy="Choose always or except_last.",
+        )  # fmt: skip
+    if plan.checkpoint == "except_last" and plan.n_microbatches == 1 and case.rerun:
+        yield Hazard(
+            rule="nothing-recomputed", severity="note", blocks=case.policy.blocks,
+            sentence="The only microbatch is the last one, which except_last keeps: the policy has no effect.",
+            remedy="Choose always, or more microbatches.",
+        )  # fmt: skip
+
+
+def _plan(case: Case) -> PipelinePlan:
+    assert case.plan is not None, "pipeline rules are asked about a plan"
+    return case.plan
+
+
+PIPELINE_RULES: tuple[Rule, ...] = (
+    indivisible_batch, few_microbatches, refused_cut, shared_across_a_cut, statistics_per_microbatch, masks_by_order,
+    reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
+)  # fmt: skip

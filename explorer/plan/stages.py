@@ -1,0 +1,83 @@
+"""From the price of blocks to the price of stages: what any cut, schedule, microbatch count and policy would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.errors import InvalidPlan
+from explorer.plan.simulate import forecast
+from explorer.record.pipeline import ActionCost, BlockCost, Forecast, PipelineProfile, StageCost
+from explorer.record.plan import PipelinePlan
+from explorer.record.policy import Policy
+
+
+def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
+    """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
+
+    Blocks that the policy recomputes count as recomputed whole, each on its own.
+    """
+    return forecast(plan, stage_costs(profile, plan, policy))
+
+
+def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
+    """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
+    scale = profile.batch_rows / plan.n_microbatches / profile.n_rows
+    parts = _parts(profile, plan)
+    recomputed = set(policy.blocks)
+    costs = []
+    for stage, blocks in enumerate(parts):
+        chosen = [bool(recomputed & set(block.blocks)) for block in blocks]
+        costs.append(
+            StageCost(
+                stage=stage,
+                kept=_add_up(blocks, [block.kept for block in blocks], scale),
+                recomputed=_add_up(
+                    blocks, [b.recomputed if on else b.kept for b, on in zip(blocks, chosen, strict=True)], scale
+                ),
+                parameter_bytes=sum(block.parameter_bytes for block in blocks),
+                gradient_bytes=sum(block.gradient_bytes for block in blocks),
+                receive_bytes=round(scale * parts[stage - 1][-1].output_bytes) if stage else 0,
+                gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if stage < len(parts) - 1 else 0,
+            )
+        )
+    return tuple(costs)
+
+
+def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]]:
+    """The profile's entries of each stage."""
+    stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
+    parts: list[list[BlockCost]] = [[] for _ in plan.stages]
+    for cost in profile.blocks:
+        homes = {stage_of.get(fqn) for fqn in cost.blocks}
+        if len(homes) != 1 or None in homes:
+            raise InvalidPlan(
+                f"{', '.join(cost.blocks)} stay together, but the plan puts them into stages {sorted(map(str, homes))}.",
+                hint="Cut only at legal cut points, and profile the model that the plan was made for.",
+            )
+        parts[homes.pop() or 0].append(cost)
+    if empty := [stage for stage, part in enumerate(parts) if not part]:
+        raise InvalidPlan(f"Stages {empty} hold no block of the profiled model.", hint="Every stage needs a block.")
+    return parts
+
+
+def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
+    """Blocks one after another: times add; peaks are those of the worst moment on the way there and back."""
+    saved = [round(scale * cost.saved_bytes) for cost in costs]
+    forward_extra = backward_extra = first_extra = 0
+    for k, cost in enumerate(costs):
+        forward_extra = max(forward_extra, sum(saved[:k]) + round(scale * cost.forward_extra_bytes))
+        freed = sum(saved[k + 1 :])
+        made = sum(block.gradient_bytes for block in blocks[k + 1 :])
+        backward_extra = max(backward_extra, round(scale * cost.backward_extra_bytes) - freed)
+        own = blocks[k].gradient_bytes
+        activations = max(cost.first_backward_extra_bytes - own, 0)
+        first_extra = max(first_extra, made - freed + min(own, cost.first_backward_extra_bytes) + round(scale * activations))
+    return ActionCost(
+        forward_ms=scale * sum(cost.forward_ms for cost in costs),
+        backward_ms=scale * sum(cost.backward_ms for cost in costs),
+        recompute_ms=scale * sum(cost.recompute_ms for cost in costs),
+        saved_bytes=sum(saved),
+        forward_extra_bytes=forward_extra,
+        backward_extra_bytes=backward_extra,
+        first_backward_extra_bytes=first_extra,
+    )

@@ -1,0 +1,18 @@
+"""What a policy should do before anybody runs it."""
+
+from __future__ import annotations
+
+from explorer.record.base import Origin, Record
+
+FORECAST_ORIGIN: Origin = "predicted"
+
+
+class Forecast(Record):
+    """Predicted from a measured baseline; None: cannot be said."""
+
+    step_peak_bytes: int | None = None
+    saved_after_forward_bytes: int | None = None
+    flop_ratio: float | None = None
+    """FLOPs of the step over those of the baseline; an upper bound, early stop skips some."""
+    freed_bytes: dict[str, int] = {}
+    """How much less each recomputed block saves."""

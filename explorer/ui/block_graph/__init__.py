@@ -1,0 +1,189 @@
+"""The block graph as a component of the page: what it is given, what it says back, and who owns the marks when.
+
+The rule that loses no click at any speed is written down in graph.js; `adopt` and `replace` are its Python half.
+A graph's state is a plain dictionary (`fresh()`), so that it survives a reload of the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from explorer.record.base import Record
+from explorer.view.geometry import Layout
+
+HERE = Path(__file__).parent
+
+
+class Badge(Record):
+    """A sign on a block; `text` says what it means."""
+
+    sign: str
+    severity: str
+    text: str
+
+
+class Label(Record):
+    """What stands on one block beside its name."""
+
+    bytes: str = ""
+    note: str = ""
+    badges: tuple[Badge, ...] = ()
+    title: str = ""
+    heat: float = 0.0
+    """0 to 1: the bar at the bottom of the box."""
+    stage: int | None = None
+
+
+class Paint(Record):
+    """Everything that can change without anything moving."""
+
+    labels: Mapping[str, Label]
+    recompute_colour: str
+    stage_colours: tuple[str, ...] = ()
+    segments: tuple[tuple[str, ...], ...] = ()
+    """Blocks that are recomputed together."""
+    actions: Mapping[str, str] = {}
+    """The word on a block whose action is not plain recompute."""
+    jump: tuple[str, int] | None = None
+    """Node to scroll to, and how many jumps there were: a new number scrolls."""
+
+
+def fresh(opened: Iterable[str] = ()) -> dict[str, Any]:
+    """The state of a graph nobody has clicked yet."""
+    return {"on": [], "cuts": [], "open": list(opened), "selected": "", "seq": 0, "revision": 0, "was": {}}
+
+
+def adopt(state: dict[str, Any], said: Mapping[str, Any] | None) -> bool:
+    """Takes over what the browser said, if it is news. Returns whether it was.
+
+    Clicks made before a preset arrived are applied to the preset: what they flipped is flipped there.
+    """
+    marks = (said or {}).get("marks")
+    if not marks or marks["seq"] <= state["seq"]:
+        return False
+    state["seq"] = marks["seq"]
+    state["open"], state["selected"] = list(marks["open"]), marks["selected"]
+    base = str(marks["base"])
+    if marks["base"] != state["revision"]:
+        if base not in state["was"]:
+            return True
+        on, cuts = state["was"][base]
+        _remember(state)
+        state["was"][base] = [list(marks["on"]), list(marks["cuts"])]
+        state["on"] = flipped(state["on"], set(on) ^ set(marks["on"]))
+        state["cuts"] = flipped(state["cuts"], set(cuts) ^ set(marks["cuts"]))
+        state["revision"] += 1
+        return True
+    state["on"], state["cuts"] = list(marks["on"]), list(marks["cuts"])
+    return True
+
+
+def replace(state: dict[str, Any], on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
+    """A preset, an undo or an import: the marks are these from now on. Call `adopt` first."""
+    _remember(state)
+    state["on"] = list(on)
+    if cuts is not None:
+        state["cuts"] = list(cuts)
+    state["revision"] += 1
+
+
+def _remember(state: dict[str, Any]) -> None:
+    """Keeps what the marks were at the last few revisions: clicks made on those may still be under way."""
+    state["was"][str(state["revision"])] = [list(state["on"]), list(state["cuts"])]
+    for old in list(state["was"])[:-4]:
+        del state["was"][old]
+
+
+def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
+    """`marks` with every id in `flips` switched over, order kept."""
+    kept = [id for id in marks if id not in flips]
+    return kept + [id for id in flips if id not in set(marks)]
+
+
+def block_graph(
+    drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str, height: int = 520, on_change: Callable[[], None]
+) -> None:
+    """Draws the graph; what a person marks arrives in `st.session_state[key]` for `adopt`."""
+    _component()(key=key, data=payload(drawing, state, paint, height=height), on_marks_change=on_change)
+
+
+def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, height: int = 520) -> dict[str, Any]:
+    """What travels to the browser: short rows, and labels only for what is in view."""
+    in_view = {row.id for row in drawing.rows}
+    return {
+        "geometry": _geometry(drawing),
+        "shape": drawing.shape,
+        "on": sorted(state["on"]),
+        "cuts": sorted(state["cuts"]),
+        "open": list(state["open"]),
+        "selected": state["selected"],
+        "seq": state["seq"],
+        "revision": state["revision"],
+        "labels": {id: _short(label) for id, label in paint.labels.items() if id in in_view},
+        "colours": {"recompute": paint.recompute_colour, "stages": list(paint.stage_colours) or ["transparent"]},
+        "segments": [list(segment) for segment in paint.segments],
+        "actions": dict(paint.actions),
+        "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,
+        "height": height,
+    }
+
+
+def _geometry(drawing: Layout) -> dict[str, Any]:
+    return {
+        "height": drawing.height,
+        "rows": [
+            [
+                row.id,
+                row.name,
+                row.kind,
+                row.depth,
+                row.top,
+                row.height,
+                row.left,
+                row.right,
+                row.toggles | row.foldable << 1 | row.open << 2,
+                list(row.members),
+            ]
+            for row in drawing.rows
+        ],
+        "links": [
+            [link.kind, link.top, link.height, link.inset, link.width, f"{_size(link.n_bytes)} {link.source} → {link.target}"]
+            for link in drawing.links
+        ],
+        "cuts": [
+            [
+                cut.id,
+                cut.top,
+                cut.left,
+                cut.right,
+                cut.refusal or f"cut: {_size(cut.n_bytes)} would cross",
+                bool(cut.refusal),
+            ]
+            for cut in drawing.cuts
+        ],
+    }
+
+
+def _short(label: Label) -> list[Any]:
+    badges = [[badge.sign, badge.severity, badge.text] for badge in label.badges]
+    return [label.bytes, label.note, badges, label.title, round(label.heat, 3), label.stage]
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**17 else f"{n_bytes / 2**10:.1f} KiB"
+
+
+@cache
+def _component() -> Any:
+    # Inline text, read from disk: no build step. It has line breaks, so it is not taken for a path.
+    return st.components.v2.component(
+        "checkpoint_explorer_block_graph",
+        html='<div class="graph" role="tree" aria-label="Block graph" aria-multiselectable="true"></div>\n',
+        css=(HERE / "graph.css").read_text(encoding="utf-8"),
+        js=(HERE / "graph.js").read_text(encoding="utf-8"),
+    )

@@ -1,0 +1,332 @@
+// Draws the boxes where explorer/view/geometry.py put them and keeps the marks between two answers of the server.
+//
+// 1. Between clicks the browser owns the marks; every change sends all of them with a sequence number.
+// 2. The server answers with the number it has seen. An answer older than the last click changes no mark.
+// 3. A new `revision` (preset, undo, import) replaces the marks; the clicks sent meanwhile carry the revision they
+//    were made on, and the server applies them to the new one.
+// 4. Text reaches the page through textContent and setAttribute alone: a module may have any name.
+
+const views = new WeakMap()
+const WORDS = { true: "recompute", false: "keep", mixed: "some" }
+
+function element(tag, className, act) {
+  const made = document.createElement(tag)
+  if (className) made.className = className
+  if (act) made.dataset.act = act
+  return made
+}
+
+function button(className, act, text, title) {
+  const made = element("button", className, act)
+  made.type = "button"
+  made.tabIndex = -1
+  made.textContent = text
+  made.title = title
+  return made
+}
+
+function put(node, text) {
+  if (node.textContent !== text) node.textContent = text
+}
+
+// ---- drawing: only when the shape changes
+
+function drawRow([id, name, kind, depth, top, height, left, right, flags, members]) {
+  const box = element("div", "row")
+  const [toggles, foldable, open] = [flags & 1, flags & 2, flags & 4]
+  box.dataset.id = id
+  box.style.cssText = `top:${top}px;height:${height}px;left:${left}px;right:${right}px`
+  box.setAttribute("role", "treeitem")
+  box.setAttribute("aria-level", depth + 1)
+  if (foldable) box.setAttribute("aria-expanded", !!open)
+  box.tabIndex = -1
+  box.classList.toggle("toggles", !!toggles)
+  box.classList.toggle("open", !!open)
+
+  const first = element("div", "line")
+  const second = element("div", "line small")
+  const v = { box, id, members, toggles, foldable, open, name, kind, cells: [] }
+  if (foldable) first.append(button("fold", "fold", open ? "▾" : "▸", open ? "Fold" : "Unfold"))
+  v.label = element("span", "name")
+  v.label.textContent = name
+  first.append(v.label)
+  if (members.length) {
+    const times = element("span", "times")
+    times.textContent = `×${members.length}`
+    first.append(times)
+  }
+  v.badges = element("span", "badges")
+  v.bytes = element("span", "bytes")
+  first.append(v.badges, v.bytes)
+  if (toggles && !members.length) {
+    v.chip = element("span", "chip")
+    first.append(v.chip)
+  }
+  v.kind = element("span", "kind")
+  v.kind.textContent = kind
+  v.note = element("span", "note")
+  second.append(v.kind)
+  if (members.length && !open) {
+    const strip = element("span", "cells")
+    for (const fqn of members.length <= 24 ? members : []) {
+      const cell = button("cell", "cell", "", `Recompute ${fqn}?`)
+      cell.dataset.fqn = fqn
+      strip.append(cell)
+      v.cells.push(cell)
+    }
+    v.count = element("span", "count")
+    strip.append(v.count)
+    second.append(strip)
+  }
+  second.append(v.note)
+  if (members.length) {
+    second.append(
+      button("all", "all", "all", `Recompute all ${members.length} of these`),
+      button("all", "none", "none", `Keep all ${members.length} of these`),
+    )
+  }
+  if (toggles || members.length) second.append(button("pick", "pick", "◎", "Show this block's bytes in the charts"))
+  box.append(first, second)
+  v.heat = element("div", "heat")
+  box.append(v.heat)
+  return v
+}
+
+function drawLink([kind, top, height, inset, width, title]) {
+  const line = element("div", `link ${kind}`)
+  line.style.cssText =
+    `top:${top}px;height:${height}px;` + (kind === "next" ? `left:${inset}px` : `right:${inset}px;width:${width}px`)
+  line.title = title
+  return line
+}
+
+function drawCut([id, top, left, right, title, refused]) {
+  const cut = element("div", "cut", "cut")
+  cut.dataset.cut = id
+  cut.style.cssText = `top:${top}px;left:${left}px;right:${right}px`
+  cut.title = title
+  cut.setAttribute("role", "checkbox")
+  cut.setAttribute("aria-label", title)
+  cut.setAttribute("aria-disabled", !!refused)
+  cut.tabIndex = refused ? -1 : 0
+  const text = element("span", "scissors")
+  text.textContent = title
+  cut.append(text)
+  return cut
+}
+
+function draw(v, geometry) {
+  const focused = v.root.contains(v.root.getRootNode().activeElement) ? v.at : null
+  const sheet = element("div", "sheet")
+  sheet.style.height = `${geometry.height}px`
+  v.nodes = new Map(geometry.rows.map((row) => [row[0], drawRow(row)]))
+  v.cutNodes = new Map(geometry.cuts.map((cut) => [cut[0], drawCut(cut)]))
+  sheet.append(...[...v.nodes.values()].map((node) => node.box))
+  sheet.append(...geometry.links.map(drawLink), ...v.cutNodes.values())
+  const scroll = v.root.scrollTop
+  v.root.replaceChildren(sheet)
+  v.root.scrollTop = scroll
+  if (!v.nodes.has(v.at)) v.at = geometry.rows[0]?.[0]
+  rove(v, v.at, focused !== null)
+}
+
+// ---- marking: after every click and every answer
+
+function stateOf(v, node) {
+  if (!node.members.length) return v.on.has(node.id)
+  const n = node.members.filter((fqn) => v.on.has(fqn)).length
+  return n === 0 ? false : n === node.members.length ? true : "mixed"
+}
+
+function mark(v) {
+  for (const node of v.nodes.values()) {
+    if (node.toggles || node.members.length) node.box.setAttribute("aria-checked", stateOf(v, node))
+    node.box.setAttribute("aria-selected", v.selected === node.id)
+    if (node.chip) {
+      const on = v.on.has(node.id)
+      put(node.chip, on ? v.actions[node.id] || WORDS.true : WORDS.false)
+    }
+    for (const cell of node.cells) cell.classList.toggle("on", v.on.has(cell.dataset.fqn))
+    if (node.count) {
+      const n = node.members.filter((fqn) => v.on.has(fqn)).length
+      put(node.count, `${n} of ${node.members.length}`)
+    }
+  }
+  for (const [id, cut] of v.cutNodes) cut.setAttribute("aria-checked", v.cuts.has(id))
+}
+
+function paint(v, data) {
+  v.actions = data.actions || {}
+  v.root.style.setProperty("--recompute", data.colours.recompute)
+  const joined = new Map()
+  for (const segment of data.segments || [])
+    segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
+  for (const [id, node] of v.nodes) {
+    const [bytes, note, badges, title, heat, stage] = data.labels[id] || ["", "", [], "", 0, null]
+    put(node.bytes, bytes)
+    put(node.note, note)
+    node.box.title = title
+    node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note].filter(Boolean).join(", "))
+    node.heat.style.width = `${Math.round(100 * heat)}%`
+    node.badges.replaceChildren(
+      ...badges.map(([sign, severity, text]) => {
+        const badge = element("span", `badge ${severity}`)
+        badge.textContent = sign
+        badge.title = text
+        badge.setAttribute("aria-label", text)
+        return badge
+      }),
+    )
+    node.box.dataset.joined = joined.get(id) || ""
+    node.box.classList.toggle("staged", stage !== null)
+    if (stage !== null) node.box.style.setProperty("--stage", data.colours.stages[stage % data.colours.stages.length])
+  }
+}
+
+// ---- what a person does
+
+function send(v) {
+  v.emit("marks", {
+    seq: ++v.seq,
+    base: v.revision,
+    on: [...v.on],
+    open: [...v.open],
+    cuts: [...v.cuts],
+    selected: v.selected,
+  })
+}
+
+function toggle(v, node) {
+  if (node.members.length && !node.toggles) return setAll(v, node, stateOf(v, node) !== true)
+  if (!node.toggles) return node.foldable && fold(v, node)
+  if (!v.on.delete(node.id)) v.on.add(node.id)
+  mark(v)
+  send(v)
+}
+
+function setAll(v, node, on) {
+  for (const fqn of node.members) on ? v.on.add(fqn) : v.on.delete(fqn)
+  mark(v)
+  send(v)
+}
+
+function fold(v, node) {
+  const opening = !v.open.has(node.id)
+  opening ? v.open.add(node.id) : v.open.delete(node.id)
+  node.box.setAttribute("aria-expanded", opening)
+  send(v)
+}
+
+function pick(v, id) {
+  v.selected = v.selected === id ? "" : id
+  mark(v)
+  send(v)
+}
+
+function flip(v, set, id) {
+  if (!set.delete(id)) set.add(id)
+  mark(v)
+  send(v)
+}
+
+function rove(v, id, focus) {
+  const node = v.nodes.get(id)
+  if (!node) return
+  v.nodes.get(v.at)?.box.setAttribute("tabindex", "-1")
+  v.at = id
+  node.box.tabIndex = 0
+  if (focus) node.box.focus({ preventScroll: true })
+  if (focus) node.box.scrollIntoView({ block: "nearest" })
+}
+
+function onClick(v, event) {
+  const target = event.target
+  const cut = target.closest("[data-cut]")
+  if (cut) return cut.getAttribute("aria-disabled") === "true" || flip(v, v.cuts, cut.dataset.cut)
+  const box = target.closest("[data-id]")
+  if (!box) return
+  const node = v.nodes.get(box.dataset.id)
+  rove(v, node.id, false)
+  const act = target.closest("[data-act]")?.dataset
+  if (!act) return toggle(v, node)
+  if (act.act === "fold") return fold(v, node)
+  if (act.act === "pick") return pick(v, node.id)
+  if (act.act === "cell") return flip(v, v.on, act.fqn)
+  setAll(v, node, act.act === "all")
+}
+
+function onKey(v, event) {
+  if (event.altKey || event.ctrlKey || event.metaKey) return
+  const cut = event.target.closest("[data-cut]")
+  const key = event.key
+  if (cut) {
+    if (key !== " " && key !== "Enter") return
+    event.preventDefault()
+    return flip(v, v.cuts, cut.dataset.cut)
+  }
+  const node = v.nodes.get(v.at)
+  if (!node) return
+  const ids = [...v.nodes.keys()]
+  const here = ids.indexOf(v.at)
+  const parent = ids.slice(0, here).reverse().find((id) => level(v, id) < level(v, v.at))
+  const moves = {
+    ArrowDown: () => rove(v, ids[Math.min(here + 1, ids.length - 1)], true),
+    ArrowUp: () => rove(v, ids[Math.max(here - 1, 0)], true),
+    Home: () => rove(v, ids[0], true),
+    End: () => rove(v, ids[ids.length - 1], true),
+    ArrowRight: () => {
+      if (node.foldable && !v.open.has(node.id)) fold(v, node)
+      else if (v.nodes.has(ids[here + 1]) && level(v, ids[here + 1]) > level(v, v.at)) rove(v, ids[here + 1], true)
+    },
+    ArrowLeft: () => {
+      if (node.foldable && v.open.has(node.id)) fold(v, node)
+      else if (parent !== undefined) rove(v, parent, true)
+    },
+    " ": () => toggle(v, node),
+    Enter: () => toggle(v, node),
+    i: () => pick(v, node.id),
+  }
+  if (!moves[key]) return
+  event.preventDefault()
+  moves[key]()
+}
+
+const level = (v, id) => Number(v.nodes.get(id).box.getAttribute("aria-level"))
+
+export default function ({ data, parentElement, setStateValue }) {
+  let v = views.get(parentElement)
+  if (!v) {
+    v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: {} }
+    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0 })
+    v.root.onclick = (event) => onClick(v, event)
+    v.root.onkeydown = (event) => onKey(v, event)
+    v.root.onfocusin = ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false)
+    views.set(parentElement, v)
+  }
+  v.emit = setStateValue
+  v.root.style.maxHeight = `${data.height}px`
+  const older = data.seq < v.seq && v.revision === data.revision
+  if (v.shape !== data.shape) {
+    draw(v, data.geometry)
+    v.shape = data.shape
+  }
+  if (!older) {
+    v.on = new Set(data.on)
+    v.open = new Set(data.open)
+    v.cuts = new Set(data.cuts || [])
+    v.selected = data.selected
+    v.seq = Math.max(v.seq, data.seq)
+    v.revision = data.revision
+  }
+  paint(v, data)
+  mark(v)
+  if (data.jump && data.jump.n !== v.jump && v.nodes.has(data.jump.id)) {
+    v.jump = data.jump.n
+    rove(v, data.jump.id, false)
+    const box = v.nodes.get(data.jump.id).box
+    v.root.scrollTop = box.offsetTop - v.root.clientHeight / 2 + 20
+    box.classList.add("found")
+    setTimeout(() => box.classList.remove("found"), 1600)
+  }
+  return () => views.delete(parentElement)
+}

@@ -1,0 +1,102 @@
+"""The headline strip as data: measured figures where they are about the policy that is drawn, predictions elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.record.comparison import Comparison
+from explorer.record.forecast import Forecast
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.ui import glossary
+from explorer.view.headline import Headline, headlines
+from explorer.view.units import NOT_MEASURED, change, count, mib, percent
+
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure of the strip. `was` is the measured figure of an earlier policy, shown dimmed."""
+
+    headline: Headline
+    was: str = ""
+
+
+def strip(
+    comparison: Comparison | None, baseline: Measurement | None, forecast: Forecast, policy: Policy, *, stale: bool
+) -> tuple[Cell, ...]:
+    """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
+    if comparison is not None and not stale:
+        return tuple(Cell(headline=headline) for headline in headlines(comparison))
+    base = baseline or (comparison.baseline if comparison else None)
+    drawn = _drawn(base, forecast, policy)
+    if comparison is None:
+        return tuple(Cell(headline=headline) for headline in drawn)
+    before = {headline.key: headline.value for headline in headlines(comparison)}
+    return tuple(Cell(headline=headline, was=before.get(headline.key, "")) for headline in drawn)
+
+
+def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tuple[Headline, ...]:
+    """Before a run: the baseline measured, the policy predicted."""
+    plain = not policy.units
+    peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
+    return (
+        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes),
+        _bytes(
+            "saved_after_forward_bytes", "Saved after forward", saved, None if plain else forecast.saved_after_forward_bytes
+        ),
+        _flops(None if plain else forecast.flop_ratio),
+        _headline("time_ratio", "Step time", _time(base), "everything kept", measured=base is not None and base.times is not None),
+        _headline("verdict", "Gradients", "not compared", "press Run"),
+        _headline("n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"),
+    )
+
+
+def _bytes(key: str, label: str, base: int | None, predicted: int | None) -> Headline:
+    if base is None or predicted is None:
+        measured = base is not None
+        return _headline(key, label, mib(base), "everything kept" if measured else "", measured=measured)
+    number, _, unit = mib(base).rpartition(" ")
+    after = mib(predicted)
+    before = number if after.endswith(f" {unit}") else mib(base)
+    moved = change(base, predicted)
+    return Headline(
+        key=key,
+        label=label,
+        value=f"{before} → ≈ {after}",
+        delta=percent(moved, signed=True) if moved else "no change",
+        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES[key],
+    )
+
+
+def _flops(ratio: float | None) -> Headline:
+    if ratio is None:
+        return _headline("flop_ratio", "FLOPs", "+0 %", "nothing recomputed")
+    return Headline(
+        key="flop_ratio",
+        label="FLOPs",
+        value=f"≈ {percent(ratio - 1, signed=True)}",
+        delta="recomputed",
+        tone="neutral",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES["flop_ratio"],
+    )
+
+
+def _time(base: Measurement | None) -> str:
+    median = base.times.step.median_ms if base and base.times else None
+    return NOT_MEASURED if median is None else f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
+
+
+def _headline(key: str, label: str, value: str, delta: str, *, measured: bool = False) -> Headline:
+    return Headline(
+        key=key,
+        label=label,
+        value=value,
+        delta=delta,
+        tone="neutral",
+        origin=("measured",) if measured else (),
+        tooltip=glossary.HEADLINES[key],
+    )

@@ -1,0 +1,42 @@
+"""What the drawn policy should do before anybody runs it, from the measured baseline: kept ready, asked at every toggle."""
+
+from __future__ import annotations
+
+from explorer.plan.forecast import Forecaster
+from explorer.plan.price import prices
+from explorer.record.forecast import Forecast
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.record.price import Price
+from explorer.ui import backend
+from explorer.view.units import MINUS, mib, percent
+
+
+def forecast(baseline: Measurement | None, policy: Policy, *, key: str | None) -> Forecast:
+    """`key` is the record that holds `baseline`: its forecaster is built once."""
+    if baseline is None or key is None:
+        return Forecast()
+    forecaster = backend.records().get(f"forecaster {key}")
+    if forecaster is None:
+        forecaster = Forecaster(baseline)
+        backend.records().keep(f"forecaster {key}", forecaster)
+    found: Forecast = forecaster.forecast(policy)
+    return found
+
+
+def price_tags(measured: Measurement | None, *, key: str) -> dict[str, str]:
+    """What toggling one kept block would do to `measured`, in a few words, by fqn."""
+    if measured is None:
+        return {}
+    found = backend.records().get(f"prices {key}")
+    if found is None:
+        found = {price.blocks[0]: _words(price) for price in prices(measured) if price.toggle == "recompute"}
+        backend.records().keep(f"prices {key}", found)
+    return dict(found)
+
+
+def _words(price: Price) -> str:
+    moved = price.peak_change_bytes
+    peak = "peak stays" if not moved else f"peak {MINUS if moved < 0 else '+'}{mib(abs(moved))}"
+    share = price.share_of_step_flops
+    return peak if share is None else f"{peak} for {percent(share, signed=True)} FLOPs"

@@ -1,0 +1,155 @@
+"""What stands on each block of the drawing: bytes kept or freed, how often it ran, what toggling would buy, hazards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from explorer.record.base import Record
+from explorer.record.graph import Block, ModelGraph, Trait
+from explorer.record.hazard import Hazard
+from explorer.record.ledger import Ledger
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.ui.block_graph import Badge, Label
+from explorer.view.nesting import Node, nest
+from explorer.view.units import mib
+
+TRAITS: dict[Trait, tuple[str, str]] = {
+    "uses_rng": ("dice", "Draws random numbers (dropout): recomputing puts the generator back first."),
+    "own_generator": ("dice", "Draws from a random generator of its own, which torch does not put back."),
+    "python_rng": ("dice", "Draws from Python's random, which torch does not put back."),
+    "numpy_rng": ("dice", "Draws from numpy's random generator, which torch does not put back."),
+    "running_statistics": ("stats", "Keeps running statistics (BatchNorm), which forward moves."),
+}
+SIGNS = {"dice": "⚄", "stats": "x̄", "shared": "⇄", "error": "✕", "warning": "!", "note": "i"}
+
+
+class Facts(Record):
+    """Everything known about the blocks of one model; None or empty where nobody measured."""
+
+    graph: ModelGraph
+    policy: Policy
+    baseline: Measurement | None = None
+    candidate: Measurement | None = None
+    """Only if it ran under exactly this policy."""
+    freed_bytes: Mapping[str, int] = {}
+    """Predicted: how much less is saved if the block is recomputed."""
+    prices: Mapping[str, str] = {}
+    hazards: tuple[Hazard, ...] = ()
+    alive: Ledger | None = None
+    """Drawn as bars: what each block holds at the chosen moment."""
+
+
+def labels(facts: Facts) -> dict[str, Label]:
+    """A label for every node of the drawing."""
+    nodes = nest(facts.graph)
+    on = set(facts.policy.blocks)
+    badges = _badges(facts)
+    share = _shares(facts, nodes)
+    return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in nodes.values() if node.id}
+
+
+def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:
+    block = facts.graph.by_fqn.get(node.id)
+    own = [] if block is None else [*badges.get(node.id, ()), *_trait_badges(block)]
+    return Label(
+        bytes=_bytes(facts, node, block, on),
+        note=_note(facts, node, on),
+        badges=tuple(own),
+        title=_title(facts, node, block),
+        heat=heat,
+    )
+
+
+def _bytes(facts: Facts, node: Node, block: Block | None, on: set[str]) -> str:
+    """Saved bytes of a block, kept and then recomputed; of a run those of one member."""
+    if node.members:
+        first = node.members[0]
+        alike = all((fqn in on) == (first in on) for fqn in node.members)
+        return f"{_change(facts, first, on) if alike else mib(_saved(facts, first))} each"
+    if block is not None and not block.n_calls and not node.children:
+        return "never called"
+    return _change(facts, node.id, on)
+
+
+def _change(facts: Facts, fqn: str, on: set[str]) -> str:
+    saved = _saved(facts, fqn)
+    if fqn not in on:
+        return mib(saved)
+    after = _after(facts, fqn, saved)
+    number, _, unit = mib(saved).rpartition(" ")
+    return f"{number if after.endswith(unit) else mib(saved)} → {after}"
+
+
+def _saved(facts: Facts, fqn: str) -> int:
+    """Measured where the baseline was, else counted when the model was described."""
+    if facts.baseline and (bill := facts.baseline.by_fqn.get(fqn)):
+        return bill.saved_after_forward_bytes
+    return facts.graph.by_fqn[fqn].saved_bytes
+
+
+def _after(facts: Facts, fqn: str, saved: int) -> str:
+    if facts.candidate and (bill := facts.candidate.by_fqn.get(fqn)):
+        return mib(bill.saved_after_forward_bytes)
+    freed = facts.freed_bytes.get(fqn)
+    return "?" if freed is None else f"≈ {mib(max(saved - freed, 0))}"
+
+
+def _note(facts: Facts, node: Node, on: set[str]) -> str:
+    bill = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
+    ran = f"ran {bill.n_forward + bill.n_recompute}×" if bill and bill.n_recompute else ""
+    return ran or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+
+
+def _title(facts: Facts, node: Node, block: Block | None) -> str:
+    """The tooltip: every figure with its unit and origin."""
+    if block is None:
+        return f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
+    origin = "measured" if facts.baseline and node.id in facts.baseline.by_fqn else "counted"
+    lines = [
+        f"{block.fqn} ({block.kind})",
+        f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
+        f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
+    ]
+    if bill := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
+        lines.append(f"ran {bill.n_forward}× in forward and {bill.n_recompute}× again for backward (counted)")
+    if block.shares_parameters_with:
+        lines.append(f"shares parameters with {', '.join(block.shares_parameters_with)}")
+    return "\n".join(lines)
+
+
+def _trait_badges(block: Block) -> list[Badge]:
+    """Dropout's dice and the like stand where they belong: on the block that has the trait without a hazard."""
+    found = [Badge(sign=SIGNS[TRAITS[t][0]], severity="note", text=TRAITS[t][1]) for t in block.traits if t in TRAITS]
+    if block.shares_parameters_with:
+        found.append(
+            Badge(
+                sign=SIGNS["shared"],
+                severity="note",
+                text=f"Shares parameters with {', '.join(block.shares_parameters_with)}.",
+            )
+        )
+    return found[:2]
+
+
+def _badges(facts: Facts) -> dict[str, list[Badge]]:
+    found: dict[str, list[Badge]] = {}
+    for hazard in facts.hazards:
+        for fqn in hazard.blocks:
+            badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}")
+            found.setdefault(fqn, []).append(badge)
+    return found
+
+
+def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
+    """Each node's bytes alive, everything below included, relative to the largest drawn at its level."""
+    if facts.alive is None:
+        return {}
+    held: dict[str, int] = {}
+    for fqn, n_bytes in facts.alive.by_block.items():
+        id: str | None = fqn if fqn in nodes else None
+        while id:
+            held[id] = held.get(id, 0) + n_bytes
+            id = nodes[id].parent
+    largest = max(held.values(), default=0)
+    return {id: n_bytes / largest for id, n_bytes in held.items()} if largest else {}

@@ -1,0 +1,61 @@
+"""What the address bar says, so that a refresh and a shared link restore the page.
+
+`?model=sample_models/gpt.py&size=small` stay readable; the rest of the run specification is packed, because a policy
+may name a thousand blocks. Reading is strict: a link that was cut short gets a sentence, never half a policy.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+from explorer.errors import UnreadableFile
+from explorer.record.base import from_json, to_json
+from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
+
+LIMIT = 1_000_000
+"""Bytes a link may unpack to."""
+DEFAULT = RunSpec(model=ModelRef(target=""))
+
+
+def to_query(spec: RunSpec) -> dict[str, str]:
+    """The address of `spec`; what is default is left out."""
+    query = {"model": spec.model.target}
+    if spec.model.size:
+        query["size"] = spec.model.size
+    bare = ModelRef(target="", arguments=spec.model.arguments)
+    rest = msgspec.structs.replace(spec, model=bare)
+    if rest != DEFAULT:
+        query["run"] = base64.urlsafe_b64encode(zlib.compress(to_json(_sparse(rest)), 9)).decode().rstrip("=")
+    return query
+
+
+def from_query(query: Mapping[str, str]) -> RunSpec | None:
+    """The run specification of an address; None where it names no model. Raises UnreadableFile."""
+    if not query.get("model"):
+        return None
+    spec = DEFAULT
+    if packed := query.get("run"):
+        try:
+            unpacker = zlib.decompressobj()
+            text = unpacker.decompress(base64.urlsafe_b64decode(packed + "=" * (-len(packed) % 4)), LIMIT)
+            if not unpacker.eof:
+                raise ValueError("it is cut short or too long")
+        except (binascii.Error, zlib.error, ValueError) as error:
+            raise UnreadableFile(
+                f"The link's run= part cannot be read: {error}.", hint="Copy the whole address again, to its end."
+            ) from error
+        spec = from_json(text, RunSpec)
+    model = ModelRef(target=query["model"], size=query.get("size"), arguments=spec.model.arguments)
+    return msgspec.structs.replace(spec, model=model)
+
+
+def _sparse(spec: RunSpec) -> dict[str, object]:
+    """Only the fields that differ from their default."""
+    full, usual = msgspec.to_builtins(spec), msgspec.to_builtins(DEFAULT)
+    return {"model": full["model"], **{name: value for name, value in full.items() if value != usual[name]}}

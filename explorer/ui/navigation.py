@@ -1,0 +1,20 @@
+"""Which pages there are, in which order."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.ui.pages import explore, runs
+
+
+def main() -> None:
+    """Configures the page and shows the one that was chosen."""
+    st.set_page_config(page_title="Checkpoint Explorer", page_icon=":material/account_tree:", layout="wide")
+    pages = {
+        "explore": st.Page(
+            explore.page, title="Explore", icon=":material/account_tree:", url_path="explore", default=True
+        ),
+        "runs": st.Page(runs.page, title="Runs", icon=":material/database:", url_path="runs"),
+    }
+    st.session_state["pages"] = pages
+    st.navigation(list(pages.values()), position="top").run()

@@ -1,0 +1,1 @@
+"""One file a page: what stands on it, in which order."""

@@ -1,0 +1,182 @@
+"""Every run that was finished: open, compare, rename, pin, delete, and carry from one machine to another."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.jobs.store import StoredRun
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Measurement
+from explorer.ui import backend
+from explorer.ui import state as states
+from explorer.ui.panels.charts import chart, twin
+from explorer.view.timeline import timeline, timeline_alt, timeline_table
+from explorer.view.units import NOT_MEASURED, mib
+
+OPENABLE = ("measurement", "comparison")
+"""Kinds that the Explore page shows."""
+
+
+def page() -> None:
+    """The list, and what can be done with what is selected in it."""
+    st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
+    for kind in ("error", "done"):
+        if said := st.session_state.pop(f"runs_{kind}", None):
+            (st.error if kind == "error" else st.success)(said)
+    try:
+        runs = backend.store().list()
+    except ExplorerError as error:
+        st.error(str(error))
+        return
+    _take_file()
+    if not runs:
+        st.caption("No run yet. Press **Run** on the Explore page, or open a run file from another machine.")
+        return
+    selected = _table(runs)
+    if not selected:
+        st.caption("Select a row to open, rename, pin, export or delete it; select two to see both timelines.")
+    elif len(selected) == 1:
+        _one(selected[0])
+    else:
+        _two(selected[0], selected[1])
+
+
+def _take_file() -> None:
+    """Opens a run file; a corrupt or foreign one is one sentence."""
+    with st.expander("Open a run file", icon=":material/upload_file:", key="import_run"):
+        given = st.file_uploader("Run file", type=["run"], key="upload_run", label_visibility="collapsed")
+    if given is None or st.session_state.get("taken_run") == given.file_id:
+        return
+    st.session_state["taken_run"] = given.file_id
+    _do(lambda: backend.store().import_file(given.getvalue()), f"{given.name} was added.")
+
+
+def _table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
+    event = st.dataframe(
+        [_row(run) for run in runs],
+        key="runs",
+        hide_index=True,
+        width="stretch",
+        height=min(36 * (len(runs) + 1) + 4, 380),
+        on_select="rerun",
+        selection_mode="multi-row",
+        alt="Every finished run",
+        column_config={
+            "pinned": st.column_config.CheckboxColumn("baseline", help="Pinned as the baseline of new runs"),
+            "finished": st.column_config.DatetimeColumn("finished", format="YYYY-MM-DD HH:mm"),
+        },
+    )
+    rows: list[int] = event["selection"]["rows"]
+    return [runs[row] for row in rows if row < len(runs)]
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    said = run.headlines
+    base, cand = said.get("baseline") or {}, said.get("candidate") or said
+    peak = mib(cand.get("step_peak_bytes"))
+    return {
+        "name": run.name,
+        "kind": run.kind,
+        "model": run.model,
+        "step peak": f"{mib(base['step_peak_bytes'])} → {peak}" if base.get("step_peak_bytes") is not None else peak,
+        "gradients": said.get("verdict", ""),
+        "pinned": run.pinned,
+        "finished": datetime.fromtimestamp(run.created),
+    }
+
+
+def _one(run: StoredRun) -> None:
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
+        name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
+        if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
+            _do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.")
+        if st.button("Open", icon=":material/open_in_new:", key="open", type="primary", disabled=run.kind not in OPENABLE):
+            _open(run)
+        word = "Unpin" if run.pinned else "Pin as baseline"
+        pin_help = "New runs of this model are compared with this policy instead of with everything kept."
+        if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in OPENABLE, help=pin_help):
+            _pin(run)
+        st.download_button(
+            "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
+            mime="application/octet-stream", key="export", icon=":material/download:", on_click="ignore",
+        )  # fmt: skip
+        if st.button("Delete", icon=":material/delete:", key="delete"):
+            _confirm(run)
+
+
+def _two(one: StoredRun, other: StoredRun) -> None:
+    """Both timelines on one axis: of a comparison its candidate."""
+    try:
+        first, second = _candidate(backend.record(one.run_id)), _candidate(backend.record(other.run_id))
+    except ExplorerError as error:
+        st.error(str(error))
+        return
+    if first is None or second is None:
+        st.caption("Only measurements and comparisons have a timeline.")
+        return
+    st.text(f"baseline: {one.name}\ncandidate: {other.name}")
+    chart(timeline(first, second), key="two_runs", alt=timeline_alt(first, second))
+    twin(timeline_table(first, second), key="two_runs", what="both timelines")
+    said = [first.headlines(), second.headlines()]
+    st.dataframe(
+        [{"figure": name, one.name: _text(said[0][name]), f"{other.name} ": _text(said[1][name])} for name in said[0]],
+        key="two_figures", hide_index=True, width="stretch", alt="Headline figures of both runs",
+    )  # fmt: skip
+
+
+def _candidate(record: Any) -> Measurement | None:
+    if isinstance(record, Comparison):
+        return record.candidate
+    return record if isinstance(record, Measurement) else None
+
+
+def _text(value: Any) -> str:
+    return NOT_MEASURED if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _open(run: StoredRun) -> None:
+    """Puts model, policy, options and figures of the run on the Explore page."""
+    try:
+        record = backend.record(run.run_id)
+    except ExplorerError as error:
+        st.session_state["runs_error"] = str(error)
+        st.rerun()
+    spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
+    state = states.fresh(spec)
+    state["shown" if isinstance(record, Comparison) else "baseline"] = run.run_id
+    state["job"] = states.current(ModelRef(target=spec.model.target))["job"]
+    st.session_state["explore"] = state
+    st.switch_page(st.session_state["pages"]["explore"])
+
+
+def _pin(run: StoredRun) -> None:
+    def act() -> None:
+        backend.store().pin(run.run_id, pinned=not run.pinned)
+        record = _candidate(backend.record(run.run_id))
+        state = states.current(record.spec.model if record else ModelRef(target=run.model))
+        states.pin(state, record.spec if record and not run.pinned else None)
+
+    _do(act, "Unpinned." if run.pinned else "Pinned: new runs are compared with this policy.")
+
+
+@st.dialog("Delete this run?")
+def _confirm(run: StoredRun) -> None:
+    st.text(run.name)
+    st.caption("It cannot be brought back. Export it first to keep a copy.")
+    if st.button("Delete for good", type="primary", icon=":material/delete:", key="delete_for_good"):
+        _do(lambda: backend.store().delete(run.run_id), "Deleted.")
+
+
+def _do(act: Any, done: str) -> None:
+    """Does it, says so on the next run of the page, and starts that."""
+    try:
+        act()
+        st.session_state["runs_done"] = done
+    except ExplorerError as error:
+        st.session_state["runs_error"] = str(error)
+    st.rerun()

@@ -1,0 +1,103 @@
+"""The block graph with its tools: presets, undo, search, and what the chosen block is."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.plan.presets import PRESETS, preset
+from explorer.record.graph import ModelGraph
+from explorer.ui import block_graph, decision, glossary
+from explorer.ui import state as states
+from explorer.ui.block_graph import Paint
+from explorer.ui.labels import Facts, labels
+from explorer.ui.state import State
+from explorer.view.colours import RECOMPUTE, STAGE_COLOURS
+from explorer.view.geometry import layout
+
+HEIGHT = 400
+ACTIONS = {"save_ops": "save ops", "offload": "offload"}
+
+
+def tools(state: State, graph: ModelGraph) -> None:
+    """Presets, undo, redo, search."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
+        st.menu_button(
+            "Presets",
+            list(PRESETS),
+            key="presets",
+            icon=":material/auto_awesome:",
+            help=glossary.PRESETS,
+            on_click=lambda: _take_preset(state, graph),
+        )
+        st.button(
+            "",
+            icon=":material/undo:",
+            key="undo",
+            help=glossary.UNDO,
+            disabled=not state["undo"],
+            on_click=states.undo,
+            args=(state, graph),
+        )
+        st.button(
+            "",
+            icon=":material/redo:",
+            key="redo",
+            help=glossary.REDO,
+            disabled=not state["redo"],
+            on_click=states.undo,
+            args=(state, graph),
+            kwargs={"forward": True},
+        )
+        st.selectbox(
+            "Search blocks",
+            [block.fqn for block in graph.blocks if block.fqn],
+            index=None,
+            key="search",
+            placeholder="Search blocks",
+            label_visibility="collapsed",
+            icon=":material/search:",
+            on_change=lambda: _search(state, graph),
+        )
+
+
+def _take_preset(state: State, graph: ModelGraph) -> None:
+    name = st.session_state.get("presets")
+    if name is None:
+        return
+    try:
+        policy = preset(name, graph)
+    except ExplorerError as error:
+        states.fail(state, error)
+        return
+    states.set_policy(state, states.with_units(states.spec_of(state).policy, policy.units), graph)
+
+
+def _search(state: State, graph: ModelGraph) -> None:
+    states.absorb(state, graph)
+    if fqn := st.session_state.get("search"):
+        states.jump_to(state, graph, fqn)
+
+
+def graph_panel(state: State, facts: Facts) -> None:
+    """The drawing itself; clicks arrive in `states.absorb`."""
+    graph, policy = facts.graph, facts.policy
+    marks = states.marks_of(state, graph)
+    paint = Paint(
+        labels=labels(facts),
+        recompute_colour=RECOMPUTE,
+        stage_colours=STAGE_COLOURS,
+        segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
+        actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
+        jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
+    )
+    drawing = layout(graph, marks["open"])
+    block_graph.block_graph(
+        drawing, marks, paint, key=states.GRAPH_WIDGET, height=HEIGHT, on_change=lambda: states.absorb(state, graph)
+    )
+    unknown = decision.unknown_blocks(policy, graph)
+    if unknown:
+        st.warning(
+            f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}.",
+            icon=":material/warning:",
+        )

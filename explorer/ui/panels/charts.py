@@ -1,0 +1,64 @@
+"""How every chart stands on the page: itself, its description for a screen reader, and the same numbers as a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import streamlit as st
+
+from explorer.view.figure import CONFIG
+
+
+def chart(figure: Any, *, key: str, alt: str, height: int | None = None) -> None:
+    """A Plotly figure; its picture downloads from the tool bar that shows on hover."""
+    if height is not None:
+        figure.update_layout(height=height)
+    st.plotly_chart(figure, key=key, width="stretch", config=_config(key), alt=alt)
+
+
+def pickable_chart(figure: Any, *, key: str, alt: str, height: int | None = None) -> list[Any] | None:
+    """As `chart`, and a click on a point gives the point's customdata."""
+    if height is not None:
+        figure.update_layout(height=height)
+    event = st.plotly_chart(
+        figure, key=key, width="stretch", config=_config(key), alt=alt, on_select="rerun", selection_mode="points"
+    )
+    points = event["selection"]["points"]
+    custom = points[0].get("customdata") if points else None
+    return list(custom.values()) if isinstance(custom, dict) else custom
+
+
+def twin(rows: Sequence[dict[str, Any]], *, key: str, what: str) -> None:
+    """The chart's numbers as a table and as a CSV file."""
+    with st.expander("As a table", icon=":material/table_chart:", key=f"{key}_twin"):
+        st.dataframe(list(rows), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {what}")
+        st.download_button(
+            "CSV",
+            data=lambda: as_csv(rows),
+            file_name=f"{key}.csv",
+            mime="text/csv",
+            key=f"{key}_csv",
+            icon=":material/download:",
+            on_click="ignore",
+        )
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as CSV; a cell that a spreadsheet would take for a formula is quoted as text."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="")
+    writer.writeheader()
+    writer.writerows({name: _inert(value) for name, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _inert(value: Any) -> Any:
+    return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
+
+
+def _config(key: str) -> dict[str, Any]:
+    return {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}

@@ -1,0 +1,124 @@
+"""Leaving with something: the policy file, a file for plain torch, the run; and coming back with a policy file."""
+
+from __future__ import annotations
+
+import re
+
+import streamlit as st
+
+from explorer.errors import ExplorerError, UnreadableFile
+from explorer.plan import policy_file
+from explorer.plan.evidence import evidence_of
+from explorer.plan.export import exported
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.policy_file import PolicyFile
+from explorer.ui import backend, work
+from explorer.ui import state as states
+from explorer.ui.state import State
+
+LARGEST_POLICY = 1_000_000
+"""Bytes of a policy file that is read at all."""
+
+
+def policy_menu(state: State, graph: ModelGraph) -> None:
+    """Download and import of the policy."""
+    with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
+        st.caption("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
+        st.download_button(
+            "Policy with evidence (YAML)",
+            data=lambda: policy_text(state, graph),
+            file_name=f"{file_stem(state)}-policy.yaml",
+            mime="application/yaml",
+            key="download_policy",
+            icon=":material/download:",
+            on_click="ignore",
+            width="stretch",
+        )
+        st.download_button(
+            "For torch alone (Python)",
+            data=lambda: torch_text(state, graph),
+            file_name=f"{file_stem(state)}-policy.py",
+            mime="text/x-python",
+            key="download_torch",
+            icon=":material/code:",
+            on_click="ignore",
+            width="stretch",
+            help="A file that applies this policy with torch only, for images without Checkpoint Explorer.",
+        )
+        given = st.file_uploader("Open a policy file", type=["yaml", "yml"], key="upload_policy", max_upload_size=1)
+        if given is not None and st.session_state.get("taken_policy") != given.file_id:
+            st.session_state["taken_policy"] = given.file_id
+            take_policy(state, graph, given.getvalue())
+            st.rerun()
+
+
+def take_policy(state: State, graph: ModelGraph, data: bytes) -> None:
+    """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
+    try:
+        if len(data) > LARGEST_POLICY:
+            raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
+        file = policy_file.loads(_text(data))
+        policy_file.check_fresh(file, graph)
+        states.set_policy(state, file.policy, graph)
+        state["failure"] = None
+    except ExplorerError as error:
+        states.fail(state, error)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"The policy file is not text: {error}.", hint="A policy file is YAML in UTF-8.") from error
+
+
+def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
+    """The policy as it is drawn now, with the evidence of the last run if that ran exactly this."""
+    states.absorb(state, graph)
+    spec = states.spec_of(state)
+    shown = work.result(state, "shown")
+    measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
+    return PolicyFile(
+        policy=spec.policy,
+        model=spec.model,
+        fingerprint=graph.fingerprint,
+        pipeline=spec.plan,
+        evidence=evidence_of(shown, graph) if measured else None,
+    )
+
+
+def policy_text(state: State, graph: ModelGraph) -> str:
+    """The YAML file."""
+    file = policy_of(state, graph)
+    return policy_file.dumps(
+        file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
+    )
+
+
+def torch_text(state: State, graph: ModelGraph) -> str:
+    """A Python file for torch alone."""
+    return exported(policy_of(state, graph), "torch")
+
+
+def file_stem(state: State) -> str:
+    """A file name that any system takes."""
+    return re.sub(r"\W+", "-", states.spec_of(state).model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model"
+
+
+def run_menu(state: State) -> None:
+    """Download of the run that is shown."""
+    key = state["shown"] or state["baseline"]
+    with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
+        st.caption("Everything that was measured, in one file: it opens on the Runs page of any machine, without torch.")
+        if key is not None:
+            st.download_button(
+                "This run",
+                data=lambda: backend.store().export_file(key),
+                file_name=f"{file_stem(state)}.run",
+                mime="application/octet-stream",
+                key="download_run",
+                icon=":material/download:",
+                on_click="ignore",
+                width="stretch",
+            )

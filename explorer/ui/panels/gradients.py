@@ -1,0 +1,67 @@
+"""Is it the same step? The verdict, the worst tensor, the likely cause, and what else the step left behind."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.record.comparison import Comparison
+from explorer.record.hazard import Hazard
+from explorer.ui import glossary
+from explorer.ui.panels.charts import chart, twin
+from explorer.view.audit import mask_table, recompute_count_table, rng_table, state_change_table
+from explorer.view.gradients import (
+    buffer_table,
+    gradient_alt,
+    gradient_chart,
+    gradient_table,
+    parameter_table,
+    verdict_sentence,
+)
+
+COLOURS = {"bitwise equal": "green", "rounding": "orange", "different": "red", "not comparable": "gray"}
+ICONS = {
+    "bitwise equal": ":material/check_circle:",
+    "rounding": ":material/approval:",
+    "different": ":material/cancel:",
+    "not comparable": ":material/help:",
+}
+
+
+def gradients_panel(comparison: Comparison) -> None:
+    """The verdict with its reasons, the tensors, then buffers, random generators, masks and state."""
+    verdict = comparison.verdict
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(verdict, icon=ICONS[verdict], color=COLOURS[verdict], help=glossary.GRADIENTS)
+        # st.text: names come from the model and must not become markup.
+        st.text(verdict_sentence(comparison))
+    for cause in comparison.causes:
+        st.text(f"Likely cause: {cause}")
+    chart(gradient_chart(comparison), key="gradients", alt=gradient_alt(comparison))
+    twin(gradient_table(comparison), key="gradients", what="the differences of each tensor")
+    st.markdown("**What else the step left behind**")
+    for key, title, rows in _rest(comparison):
+        with st.expander(f"{title} ({len(rows)})", key=f"rest_{key}"):
+            st.dataframe(rows, key=f"table_{key}", hide_index=True, width="stretch", alt=title)
+
+
+def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
+    """What else has to be equal; what was not checked is left out."""
+    found = [
+        ("buffers", "Buffers after the step", buffer_table(comparison)),
+        ("parameters", f"Parameters after {comparison.n_steps} optimizer steps", parameter_table(comparison)),
+        ("rng", "Positions of the random generators", rng_table(comparison)),
+        ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),
+        ("state", "State that the recompute changed once more", state_change_table(comparison)),
+        ("counts", "How often each block ran", recompute_count_table(comparison)),
+    ]
+    return [entry for entry in found if entry[2]]
+
+
+def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
+    """What is known to go wrong before anything runs."""
+    if not hazards:
+        st.caption("No known hazard in this policy on this model.")
+    for hazard in hazards:
+        with st.container(border=True, gap="xsmall"):
+            st.badge(hazard.severity, color={"error": "red", "warning": "orange", "note": "gray"}[hazard.severity])
+            st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")

@@ -1,0 +1,34 @@
+"""The strip at the top that never moves: six figures, each with its unit, its origin and what it means."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.ui import glossary
+from explorer.ui.figures import Cell
+
+NOTHING = "\N{NO-BREAK SPACE}"
+COLOURS = {"good": "green", "bad": "red", "neutral": "gray"}
+
+
+def headline_strip(cells: tuple[Cell, ...]) -> None:
+    """Draws `cells` side by side; a figure of an earlier policy stands below, dimmed and labelled."""
+    for column, cell in zip(st.columns(len(cells), gap="small"), cells):
+        with column, st.container(gap=None):
+            _cell(cell)
+
+
+def _cell(cell: Cell) -> None:
+    headline = cell.headline
+    origins = " ".join(glossary.ORIGIN[origin] for origin in headline.origin)
+    origin = ", ".join(headline.origin) or "not measured"
+    st.metric(
+        headline.label,
+        headline.value,
+        f"{headline.delta} · {origin}" if cell.was else headline.delta or NOTHING,
+        delta_color=COLOURS[headline.tone],
+        delta_arrow="off",
+        help=f"{headline.tooltip} {origins}",
+    )
+    # Dimmed: it is about a policy that is no longer drawn.
+    st.caption(f":gray[before: {cell.was}]" if cell.was else origin)

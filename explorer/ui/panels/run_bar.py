@@ -1,0 +1,65 @@
+"""Run, progress, cancel: what is happening, how far it is, how long it has taken."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.record.graph import ModelGraph
+from explorer.ui import glossary, work
+from explorer.ui import state as states
+from explorer.ui.state import State
+
+DOING = {
+    "Describe": "Reading the model",
+    "Measure": "Measuring the baseline: everything kept",
+    "Compare": "Running baseline and candidate",
+    "DrawAutograd": "Drawing the autograd graph",
+}
+LOOK_EVERY_S = 0.5
+
+
+def run_bar(state: State, graph: ModelGraph | None) -> None:
+    """Looks at the job twice a second while there is one; the rest of the page stays usable."""
+    busy = state["job"] is not None
+    st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(state, graph, shown_busy=busy)
+
+
+def _bar(state: State, graph: ModelGraph | None, *, shown_busy: bool) -> None:
+    job = work.running(state)
+    if work.settle(state) or (job is None and shown_busy):
+        st.rerun()
+    button, middle, end = st.columns([2, 6, 2], vertical_alignment="center")
+    with button:
+        if st.button(
+            "Run",
+            type="primary",
+            icon=":material/play_arrow:",
+            key="run",
+            width="stretch",
+            disabled=job is not None or graph is None,
+            help=glossary.RUN,
+        ):
+            if graph is not None:
+                states.absorb(state, graph)
+            work.compare(state)
+            st.rerun()
+    if job is None:
+        middle.caption(_said(state))
+        return
+    progress = job.progress
+    share = progress.done / progress.total if progress and progress.total else 0.0
+    what = f"{progress.what} ({progress.done} of {progress.total})" if progress else "starting"
+    doing = DOING[state["job"]["what"]]
+    middle.progress(min(share, 1.0), text=f"{doing}: {what}, {job.elapsed_s:.0f} s")
+    with end:
+        st.button(
+            "Cancel", icon=":material/cancel:", key="cancel", width="stretch", on_click=work.cancel, args=(state,)
+        )
+
+
+def _said(state: State) -> str:
+    if state["failure"]:
+        return "The last run has no result; the reason is shown above."
+    if state["shown"]:
+        return "Measured. Change the policy and run again to compare anew."
+    return "Choose blocks to recompute, then run both: with everything kept, and with your policy."

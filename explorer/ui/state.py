@@ -1,0 +1,172 @@
+"""What one visitor has decided and what is shown to them: plain values, so a reload of the code harms nothing.
+
+    spec      the run as it is drawn now (model, policy, options)     policy marks live in `marks` between two reruns
+    baseline  key of the measured baseline                            shown     key of the last comparison
+    job       what the worker does for this page                      failure   why the last job has no result
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.record.base import from_plain, to_plain
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.measurement import Failure
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.run import RunSpec
+from explorer.ui import block_graph, decision, link
+from explorer.view.nesting import ancestors, default_open
+
+GRAPH_WIDGET = "block_graph"
+KEPT_STEPS = 100
+"""Undo goes back this far."""
+State = dict[str, Any]
+
+
+def current(default: ModelRef) -> State:
+    """This visitor's state; on the first visit what the address bar says, else the `default` model."""
+    if "explore" not in st.session_state:
+        message = ""
+        try:
+            spec = link.from_query(st.query_params.to_dict())
+        except ExplorerError as error:
+            spec, message = None, str(error)
+        st.session_state["explore"] = fresh(spec or RunSpec(model=default))
+        st.session_state["explore"]["message"] = message
+    found: State = st.session_state["explore"]
+    return found
+
+
+def fresh(spec: RunSpec) -> State:
+    """The state of somebody who just chose `spec`."""
+    return {
+        "spec": to_plain(spec),
+        "marks": None,
+        "undo": [],
+        "redo": [],
+        "baseline": None,
+        "shown": None,
+        "pictures": None,
+        "pinned": None,
+        "job": None,
+        "failure": None,
+        "tick": None,
+        "redraw": False,
+        "jump": None,
+        "n_jumps": 0,
+        "message": "",
+    }
+
+
+def spec_of(state: State) -> RunSpec:
+    """The run as it is drawn now: the candidate."""
+    return from_plain(state["spec"], RunSpec)
+
+
+def baseline_of(state: State) -> RunSpec:
+    """What the candidate is compared with: everything kept, or the policy of the pinned run."""
+    spec = spec_of(state)
+    pinned = from_plain(state["pinned"], RunSpec) if state["pinned"] else None
+    policy = pinned.policy if pinned and pinned.model == spec.model else KEEP_ALL
+    return msgspec.structs.replace(spec, policy=policy)
+
+
+def choose_model(state: State, model: ModelRef) -> None:
+    """Another model, or another size of it, starts afresh; how the step is run stays."""
+    spec = msgspec.structs.replace(spec_of(state), model=model, policy=KEEP_ALL, plan=None, frozen=())
+    state.update(fresh(spec) | {"pinned": state["pinned"]})
+    to_address(state)
+
+
+def choose(state: State, spec: RunSpec) -> None:
+    """Other options: policy, marks and what was measured stay."""
+    state["spec"] = to_plain(spec)
+    to_address(state)
+
+
+def marks_of(state: State, graph: ModelGraph) -> State:
+    """The state of the drawn graph, made on first use from the policy."""
+    if state["marks"] is None:
+        state["marks"] = block_graph.fresh(default_open(graph))
+        state["marks"]["on"] = list(spec_of(state).policy.blocks)
+    found: State = state["marks"]
+    return found
+
+
+def absorb(state: State, graph: ModelGraph) -> None:
+    """Takes over what was clicked since the last look; a changed policy goes on the undo list."""
+    marks = marks_of(state, graph)
+    selected = marks["selected"]
+    if not block_graph.adopt(marks, st.session_state.get(GRAPH_WIDGET)):
+        return
+    state["redraw"] = state["redraw"] or marks["selected"] != selected
+    policy = spec_of(state).policy
+    if set(marks["on"]) != set(policy.blocks):
+        _record(state, decision.policy_after(policy, marks["on"], graph))
+
+
+def set_policy(state: State, policy: Policy, graph: ModelGraph) -> None:
+    """A preset, an import, an option of the policy: one step of undo."""
+    absorb(state, graph)
+    if policy == spec_of(state).policy:
+        return
+    _record(state, policy)
+    block_graph.replace(marks_of(state, graph), policy.blocks)
+
+
+def undo(state: State, graph: ModelGraph, *, forward: bool = False) -> None:
+    """One decision back, or forward again."""
+    absorb(state, graph)
+    source, other = ("redo", "undo") if forward else ("undo", "redo")
+    if not state[source]:
+        return
+    state[other].append(state["spec"]["policy"])
+    state["spec"] = {**state["spec"], "policy": state[source].pop()}
+    block_graph.replace(marks_of(state, graph), spec_of(state).policy.blocks)
+    to_address(state)
+
+
+def _record(state: State, policy: Policy) -> None:
+    state["undo"] = [*state["undo"], state["spec"]["policy"]][-KEPT_STEPS:]
+    state["redo"] = []
+    state["spec"] = {**state["spec"], "policy": to_plain(policy)}
+    to_address(state)
+
+
+def jump_to(state: State, graph: ModelGraph, fqn: str) -> None:
+    """Unfolds whatever hides `fqn` and scrolls to it."""
+    marks = marks_of(state, graph)
+    marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
+    state["n_jumps"] += 1
+    state["jump"] = [fqn, state["n_jumps"]]
+
+
+def fail(state: State, failure: Failure | ExplorerError) -> None:
+    """What went wrong is a result too: it stays on the page until the next run."""
+    if isinstance(failure, ExplorerError):
+        failure = Failure(kind="bad input", sentence=failure.sentence, hint=failure.hint)
+    state["failure"] = to_plain(failure)
+
+
+def to_address(state: State) -> None:
+    """Writes the decision, and the job under way, into the address bar."""
+    query = link.to_query(spec_of(state))
+    if state["job"]:
+        query["job"] = state["job"]["id"]
+    if st.query_params.to_dict() != query:
+        st.query_params.from_dict(query)
+
+
+def with_units(policy: Policy, units: tuple[Unit, ...]) -> Policy:
+    """`policy` with other units; its options stay."""
+    return msgspec.structs.replace(policy, units=units)
+
+
+def pin(state: State, spec: RunSpec | None) -> None:
+    """`spec`'s policy is the baseline of new runs of its model from now on; None: everything kept is."""
+    state["pinned"] = None if spec is None else to_plain(spec)
+    state["baseline"] = None

@@ -1,0 +1,109 @@
+"""What the worker does for this page: start, look, take the result, cancel. A refresh finds its job again by `?job=`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.jobs.client import Job
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, Request
+from explorer.record.base import to_plain
+from explorer.record.measurement import Failure
+from explorer.ui import backend
+from explorer.ui import state as states
+from explorer.ui.state import State
+
+
+def start(state: State, request: Request) -> None:
+    """Hands `request` to the worker. What goes wrong stays in `state` as a failure."""
+    state["failure"] = None
+    try:
+        job = backend.worker().submit(request)
+    except ExplorerError as error:
+        states.fail(state, error)
+        return
+    state["job"] = {"id": job.id, "what": type(request).__name__}
+    states.to_address(state)
+
+
+def attach(state: State) -> None:
+    """After a refresh: the job that the address bar names becomes this page's again."""
+    id = st.query_params.get("job")
+    if id and state["job"] is None and (job := backend.worker().job(id)) is not None:
+        state["job"] = {"id": id, "what": type(job.request).__name__}
+
+
+def running(state: State) -> Job | None:
+    """The job under way; None when there is none. A finished one counts until `settle` took its result."""
+    if state["job"] is None:
+        return None
+    job = backend.worker().job(state["job"]["id"])
+    if job is None:
+        state["job"] = None
+        states.fail(state, Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again."))
+    return job
+
+
+def settle(state: State) -> bool:
+    """Takes the result of a job that has finished. Returns whether there was one."""
+    job = running(state)
+    if job is None or not job.finished:
+        return False
+    state["job"] = None
+    states.to_address(state)
+    if job.failure is not None:
+        state["failure"] = to_plain(job.failure)
+        return True
+    key = job.run_id or job.id
+    backend.records().keep(key, job.result)
+    match job.request:
+        case Describe(model=model):
+            backend.records().keep(backend.graph_key(model), job.result)
+        case Measure(spec=spec):
+            state["baseline"] = key
+            backend.records().keep(backend.spec_key(spec), key)
+        case Compare():
+            state["shown"], state["tick"] = key, None
+        case DrawAutograd():
+            state["pictures"] = key
+    return True
+
+
+def prepare(state: State) -> None:
+    """First visit: the model is described and its baseline measured without being asked. One attempt each."""
+    if state["job"] is not None or state["failure"] is not None:
+        return
+    spec = states.spec_of(state)
+    if backend.graph_of(spec.model) is None:
+        start(state, Describe(model=spec.model, seed=spec.seed))
+    elif state["baseline"] is None and state["shown"] is None:
+        baseline = states.baseline_of(state)
+        known = backend.records().get(backend.spec_key(baseline))
+        if known is not None:
+            state["baseline"] = known
+        else:
+            start(state, Measure(spec=baseline))
+
+
+def compare(state: State) -> None:
+    """The run that a person asked for: baseline and candidate, both measured now."""
+    start(state, Compare(baseline=states.baseline_of(state), candidate=states.spec_of(state)))
+
+
+def cancel(state: State) -> None:
+    """Asks the worker to stop; the result says that it was cancelled."""
+    job = running(state)
+    if job is not None:
+        job.cancel()
+
+
+def result(state: State, name: str) -> Any:
+    """The record that `state[name]` points to; None where there is none. What cannot be read becomes a failure."""
+    try:
+        return backend.record(state[name])
+    except ExplorerError as error:
+        states.fail(state, error)
+        state[name] = None
+        return None

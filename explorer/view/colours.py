@@ -1,0 +1,117 @@
+"""One palette for every picture: a colour means the same thing in graph, timeline, ledger and table.
+
+Rules that the tests keep:
+1. Every colour reaches a contrast of 3:1 against the light and against the dark page (WCAG 2.2, 1.4.11).
+2. Any two roles differ to a colour-blind eye, or by their pattern: nothing is said by colour alone.
+3. A phase wears the colour of the role that it produces: forward saves activations, recompute makes them again,
+   backward makes gradients, the optimizer moves its state.
+"""
+
+from __future__ import annotations
+
+from explorer.record.comparison import Verdict
+from explorer.record.measurement import Phase, Role
+
+LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#0E1117"
+"""Streamlit's two page backgrounds."""
+
+RECOMPUTE = "#1F77C8"
+KEEP = "#E0650A"
+"""A block that is kept is a block whose saved activations stay."""
+
+ROLE_COLOURS: dict[Role, str] = {
+    "parameter": "#6B7785",
+    "buffer": "#A08060",
+    "optimizer state": "#8A6A00",
+    "input": "#1B9AA8",
+    "temporary": "#C45CA0",
+    "saved activation": KEEP,
+    "recomputed": RECOMPUTE,
+    "gradient": "#1E9E62",
+    "unattributed": "#8C8C8C",
+}
+
+ROLE_PATTERNS: dict[Role, str] = {
+    "parameter": "",
+    "buffer": ".",
+    "optimizer state": "-",
+    "input": "+",
+    "temporary": "\\",
+    "saved activation": "",
+    "recomputed": "/",
+    "gradient": "|",
+    "unattributed": "x",
+}
+"""Plotly's pattern shapes; `/` is recompute wherever a pattern is drawn."""
+
+PHASE_COLOURS: dict[Phase, str] = {
+    "forward": ROLE_COLOURS["saved activation"],
+    "recompute": RECOMPUTE,
+    "backward": ROLE_COLOURS["gradient"],
+    "optimizer": ROLE_COLOURS["optimizer state"],
+}
+
+PHASE_PATTERNS: dict[Phase, str] = {"forward": "", "recompute": "/", "backward": "", "optimizer": "-"}
+
+RUN_COLOURS: dict[str, str] = {"baseline": "#7A828C", "candidate": "#C2417C"}
+RUN_DASHES: dict[str, str] = {"baseline": "dot", "candidate": "solid"}
+
+VERDICT_COLOURS: dict[Verdict, str] = {
+    "bitwise equal": "#2E8B57",
+    "rounding": "#B07A00",
+    "different": "#C8324A",
+    "not comparable": "#8C8C8C",
+}
+VERDICT_SYMBOLS: dict[Verdict, str] = {
+    "bitwise equal": "circle",
+    "rounding": "diamond",
+    "different": "x",
+    "not comparable": "circle-open",
+}
+"""Plotly's marker symbols."""
+
+STAGE_COLOURS: tuple[str, ...] = (
+    "#3B6FB6",
+    "#D9730D",
+    "#2E9E6B",
+    "#B85C9E",
+    "#927200",
+    "#2098AE",
+    "#C9404F",
+    "#6B7785",
+    "#7E62C6",
+    "#9A7B5B",
+)
+STAGE_PATTERNS: tuple[str, ...] = ("", "/", "\\", "x", "-", "|", "+", ".")
+"""Ten colours and eight patterns: stage j takes j modulo each, so forty stages in a row look different."""
+
+GRID = "rgba(128, 128, 128, 0.25)"
+"""Lines behind data, on either page."""
+
+
+def stage_colour(stage: int) -> str:
+    """Colour of stage `stage`, counted from 0."""
+    return STAGE_COLOURS[stage % len(STAGE_COLOURS)]
+
+
+def stage_pattern(stage: int) -> str:
+    """Pattern of stage `stage`, counted from 0."""
+    return STAGE_PATTERNS[stage % len(STAGE_PATTERNS)]
+
+
+def translucent(colour: str, alpha: float) -> str:
+    """`#RRGGBB` as `rgba(...)` with opacity `alpha` in 0..1."""
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red}, {green}, {blue}, {alpha:g})"
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two `#RRGGBB` colours, 1 to 21 (WCAG 2.2, relative luminance)."""
+    darker, lighter = sorted((_luminance(one), _luminance(other)))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    channels = (int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5))
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]

@@ -1,0 +1,151 @@
+"""The strip of headline figures: what the policy buys, what it costs, whether the gradient is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from explorer.record.base import Origin
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.view.cost import ratio_inside_noise
+from explorer.view.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
+
+Tone = Literal["good", "bad", "neutral"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One figure of the strip."""
+
+    key: str
+    """The derived figure's name in `--json`."""
+    label: str
+    value: str
+    delta: str
+    """What changed against the baseline; the empty string: nothing to compare with."""
+    tone: Tone
+    origin: tuple[Origin, ...]
+    tooltip: str
+    """One sentence that a student understands."""
+
+
+PEAK = "The most memory held at any moment of the training step; the device must have at least this much."
+SAVED = (
+    "Intermediate results that forward keeps because backward needs them; recomputing a block frees most of its own."
+)
+FLOP = "Arithmetic operations of one step, counted exactly: recomputed blocks run part of their forward a second time."
+TIME = "Time of one step without recording, median and half the distance between the quartiles of repeated steps."
+SAME = "Each gradient of the candidate compared with the baseline's, bit by bit; an equal loss would prove nothing."
+POLICY = "Blocks that ran forward again during backward, of those the policy names: proof that it took effect."
+
+
+def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
+    """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
+    if isinstance(run, Measurement):
+        return _of_one(run)
+    base, cand = run.baseline, run.candidate
+    return (
+        _bytes("step_peak_bytes", "Step peak", PEAK, (base.step_peak_bytes, cand.step_peak_bytes)),
+        _bytes(
+            "saved_after_forward_bytes", "Saved after forward", SAVED,
+            (base.saved_after_forward_bytes, cand.saved_after_forward_bytes),
+        ),
+        _flops(base, cand),
+        _time(base, cand),
+        _gradients(run),
+        _policy(cand),
+    )  # fmt: skip
+
+
+def _of_one(run: Measurement) -> tuple[Headline, ...]:
+    step = run.times.step if run.times else None
+    plain = [
+        ("step_peak_bytes", "Step peak", mib(run.step_peak_bytes), PEAK),
+        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
+        ("total_flops", "FLOPs", flops(run.total_flops), FLOP),
+        ("step_ms", "Step time", milliseconds(step), TIME),
+    ]
+    found = [
+        Headline(
+            key=key, label=label, value=value, delta="", tone="neutral", tooltip=tooltip,
+            origin=("counted",) if key == "total_flops" else ("measured",),
+        )
+        for key, label, value, tooltip in plain
+    ]  # fmt: skip
+    return (*found, _policy(run)) if run.spec.policy.units else tuple(found)
+
+
+def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | None]) -> Headline:
+    old, new = sizes
+    moved = change(old, new)
+    return Headline(
+        key=key,
+        label=label,
+        value=f"{_bare(old, new)} → {mib(new)}",
+        delta="no ratio" if moved is None else percent(moved, signed=True),
+        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        origin=("measured",),
+        tooltip=tooltip,
+    )
+
+
+def _bare(old: int | None, new: int | None) -> str:
+    """The old figure, its unit left out where the new one shows the same."""
+    text, unit = mib(old), mib(new).rpartition(" ")[2]
+    return text.removesuffix(f" {unit}") if old is not None and new is not None else text
+
+
+def _flops(base: Measurement, cand: Measurement) -> Headline:
+    moved = change(base.total_flops, cand.total_flops)
+    return Headline(
+        key="flop_ratio",
+        label="FLOPs",
+        value=f"{percent(moved, signed=True)}" if moved is not None else NOT_MEASURED,
+        delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
+        tone="neutral" if not moved else "bad" if moved > 0 else "good",
+        origin=("counted",),
+        tooltip=FLOP,
+    )
+
+
+def _time(base: Measurement, cand: Measurement) -> Headline:
+    old, new = (run.times.step if run.times else Samples() for run in (base, cand))
+    ratio = ratio_with_spread(new, old)
+    noise = ratio_inside_noise(new, old)
+    return Headline(
+        key="time_ratio",
+        label="Step time",
+        value=NOT_MEASURED if ratio is None else f"×{ratio[0]:.2f} ± {ratio[1]:.2f}",
+        delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
+        tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
+        origin=("measured",),
+        tooltip=TIME,
+    )
+
+
+def _gradients(run: Comparison) -> Headline:
+    tone: dict[str, Tone] = {"bitwise equal": "good", "rounding": "neutral", "different": "bad"}
+    return Headline(
+        key="verdict",
+        label="Gradients",
+        value=run.verdict,
+        delta=f"{run.n_bitwise_equal:,} of {count(len(run.gradients), 'tensor')}" if run.gradients else "",
+        tone=tone.get(run.verdict, "neutral"),
+        origin=("measured",),
+        tooltip=SAME,
+    )
+
+
+def _policy(run: Measurement) -> Headline:
+    named = dict.fromkeys(run.spec.policy.blocks)
+    again = sum(1 for fqn in named if fqn in run.by_fqn and run.by_fqn[fqn].n_recompute)
+    return Headline(
+        key="n_recompute",
+        label="Recomputed",
+        value=f"{again} of {count(len(named), 'block')}" if run.blocks else NOT_MEASURED,
+        delta="" if not run.blocks or again == len(named) else "policy without effect" if not again else "in part",
+        tone="bad" if run.blocks and again < len(named) else "neutral",
+        origin=("counted",),
+        tooltip=POLICY,
+    )

@@ -1,0 +1,155 @@
+"""An experiment's outcome as a picture and as a table: bars lie down, because their names are words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import plotly.graph_objects as go
+
+from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
+from explorer.view.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, STAGE_COLOURS, STAGE_PATTERNS
+from explorer.view.figure import bars, figure
+from explorer.view.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
+
+SIGNS: dict[RowOutcome, str] = {
+    "baseline": "baseline",
+    "bitwise equal": "✓ bitwise equal",
+    "rounding": "≈ rounding",
+    "different": "✗ different",
+    "missing": "✗ gradients missing",
+    "raised": "! raised",
+    "crashed": "! crashed",
+    "shown": "",
+}
+NO_RESULT = "no result: it raised"
+_COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candidate"], "recompute": RECOMPUTE} | {
+    "forward": PHASE_COLOURS["forward"],
+    "backward": PHASE_COLOURS["backward"],
+}
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def lab_chart(outcome: LabOutcome) -> go.Figure:
+    """The experiment's one picture."""
+    chart = outcome.chart
+    return _lines(chart) if chart.kind == "lines" else _bars(chart)
+
+
+def lab_alt(outcome: LabOutcome) -> str:
+    """The picture in words, for who cannot see it."""
+    return f"{outcome.chart.title} {' '.join(outcome.findings)}"
+
+
+def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:
+    """One row a run, tensor or block; every value with its unit, what a row lacks is empty."""
+    names = list(lab_origins(outcome))
+    rows = []
+    for row in outcome.rows:
+        values = {figure.name: figure_text(figure) for figure in row.figures}
+        cells = {"run": row.label, "outcome": SIGNS[row.outcome], **{name: values.get(name, "") for name in names}}
+        rows.append({**cells, "in its own words": row.note})
+    return rows if any(row.note for row in outcome.rows) else [_without(row, "in its own words") for row in rows]
+
+
+def lab_origins(outcome: LabOutcome) -> dict[str, str]:
+    """Where each column of the table comes from: `counted`, `measured`."""
+    return {figure.name: figure.origin for row in outcome.rows for figure in row.figures}
+
+
+def figure_text(figure: LabFigure) -> str:
+    """`50.0 %`, `2.3 MiB`, `12 of 12`, `0.314`."""
+    value = figure.value
+    if value is None:
+        return NOT_MEASURED
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    texts: dict[str, Callable[[float], str]] = {"bytes": mib, "FLOPs": lambda n: flops(int(n)), "share": percent}
+    if figure.unit in texts:
+        return texts[figure.unit](value)
+    return f"{number_text(value)} {figure.unit}".strip()
+
+
+def number_text(value: float) -> str:
+    """Three digits for fractions, all of them for counts; only an exact zero reads 0."""
+    return f"{value:,}" if isinstance(value, int) or value == int(value) else f"{value:.3g}"
+
+
+def _bars(chart: LabChart) -> go.Figure:
+    unit, unit_name = _axis(chart)
+    n_bars = len(chart.x) * (1 if chart.kind == "stacked bars" else len(chart.series))
+    fig = figure(chart.title, height=170 + 22 * max(n_bars, 4))
+    for index, series in enumerate(chart.series):
+        texts = [NO_RESULT if y is None else _value_text(chart, y) for y in series.y]
+        fig.add_trace(
+            go.Bar(
+                y=list(chart.x),
+                x=[(y or 0.0) / unit for y in series.y],
+                name=series.name,
+                orientation="h",
+                text=texts if chart.kind == "bars" else None,
+                textposition="outside",
+                cliponaxis=False,
+                customdata=texts,
+                marker={"color": _colour(series, index), "pattern": {"shape": _pattern(series, index), "size": 6}},
+                hovertemplate="<b>%{y}</b><br>" + f"{series.name}: " + "%{customdata}<extra></extra>",
+            )
+        )
+    bars(fig, f"{chart.y_title}{f', {unit_name}' if unit_name else ''}", mode="stack" if "stacked" in chart.kind else "group")
+    fig.update_yaxes(title={"text": chart.x_title})
+    if chart.kind == "bars":
+        # Room for the text behind the longest bar.
+        largest = max((y / unit for series in chart.series for y in series.y if y is not None), default=0.0)
+        fig.update_xaxes(range=[0, 1.25 * largest or 1.0])
+    fig.update_layout(showlegend=len(chart.series) > 1)
+    return fig
+
+
+def _lines(chart: LabChart) -> go.Figure:
+    unit, unit_name = _axis(chart)
+    fig = figure(chart.title, height=400)
+    for index, series in enumerate(chart.series):
+        fig.add_trace(
+            go.Scatter(
+                x=list(chart.x),
+                y=[None if y is None else y / unit for y in series.y],
+                name=series.name,
+                mode="lines+markers",
+                customdata=[NOT_MEASURED if y is None else _value_text(chart, y) for y in series.y],
+                line={"color": _colour(series, index), "dash": _DASHES[index % len(_DASHES)]},
+                hovertemplate=f"<b>{chart.x_title} %{{x}}</b><br>{series.name}: %{{customdata}}<extra></extra>",
+            )
+        )
+    fig.update_xaxes(title={"text": chart.x_title}, type="category")
+    fig.update_yaxes(title={"text": f"{chart.y_title}{f', {unit_name}' if unit_name else ''}"}, rangemode="tozero")
+    fig.update_layout(showlegend=len(chart.series) > 1)
+    return fig
+
+
+def _axis(chart: LabChart) -> tuple[float, str]:
+    largest = max((y for series in chart.series for y in series.y if y is not None), default=0.0)
+    if chart.unit == "bytes":
+        return byte_axis(largest)
+    return flop_axis(largest) if chart.unit == "FLOPs" else (1.0, chart.unit)
+
+
+def _value_text(chart: LabChart, y: float) -> str:
+    if chart.unit == "bytes":
+        return mib(y)
+    if chart.unit == "FLOPs":
+        return flops(int(y))
+    return percent(y / 100) if chart.unit == "%" else number_text(y)
+
+
+def _colour(series: LabSeries, index: int) -> str:
+    """What a series is about has one colour on every page; the rest borrows the ten of the stages."""
+    return _COLOURS.get(series.part, STAGE_COLOURS[index % len(STAGE_COLOURS)])
+
+
+def _pattern(series: LabSeries, index: int) -> str:
+    return "/" if series.part == "recompute" else "" if series.part != "other" else STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
+
+
+def _without(row: dict[str, str], name: str) -> dict[str, str]:
+    return {key: value for key, value in row.items() if key != name}

@@ -1,0 +1,107 @@
+"""What nests in what when the graph is drawn: the module tree, with runs of equal siblings folded into one node.
+
+    blocks (ModuleList)            every child is equal:   `blocks` itself is the run, x12
+      blocks.0 ... blocks.11
+    stages (Sequential)            some children are:      a node of its own, `×stages.1`, holds them
+      stages.0
+      ×stages.1  ->  stages.1 ... stages.4
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from explorer.record.base import Record
+from explorer.record.graph import Block, ModelGraph
+
+RUN = "×"
+"""First character of the id of a node that is a run and no module."""
+OPEN_SHARE = 0.4
+"""A container that holds more than this share of all saved bytes is open at first: what matters is in view."""
+
+
+class Node(Record):
+    """One thing that is drawn: a block, or a run of equal blocks."""
+
+    id: str
+    """The block's fqn, or RUN and the first member's fqn."""
+    name: str
+    kind: str
+    parent: str | None
+    children: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    """fqns of the equal blocks that this node repeats; empty where nothing repeats."""
+    toggles: bool = False
+    """Whether recompute can be chosen for it: it is a module, it is called, and it is not the whole model."""
+
+
+def nest(graph: ModelGraph) -> dict[str, Node]:
+    """Every node by id, the model itself (the empty string) first, parents before children."""
+    nodes: dict[str, Node] = {}
+    _grow(graph, "", None, nodes)
+    return nodes
+
+
+def _grow(graph: ModelGraph, fqn: str, parent: str | None, nodes: dict[str, Node]) -> None:
+    block = graph.by_fqn[fqn]
+    children = graph.children[fqn]
+    runs = [tuple(run) for _, run in groupby(children, key=lambda child: child.repeat_of or child.fqn)]
+    whole = len(runs) == 1 and len(runs[0]) > 1
+    below = tuple(child.fqn for child in children) if whole else tuple(_id(run) for run in runs)
+    nodes[fqn] = Node(
+        id=fqn,
+        name=_name(block),
+        kind=block.kind,
+        parent=parent,
+        children=below,
+        members=tuple(child.fqn for child in children) if whole else (),
+        toggles=bool(fqn) and block.n_calls > 0,
+    )
+    for run in runs:
+        holder = fqn
+        if len(run) > 1 and not whole:
+            holder = _id(run)
+            members = tuple(child.fqn for child in run)
+            nodes[holder] = Node(
+                id=holder,
+                name=f"{_name(run[0])} to {_name(run[-1])}",
+                kind=run[0].kind,
+                parent=fqn,
+                children=members,
+                members=members,
+            )
+        for child in run:
+            _grow(graph, child.fqn, holder, nodes)
+
+
+def _id(run: tuple[Block, ...]) -> str:
+    return run[0].fqn if len(run) == 1 else RUN + run[0].fqn
+
+
+def _name(block: Block) -> str:
+    """The last part of the path; a number alone says nothing, so its container stands before it."""
+    return ".".join(block.fqn.rsplit(".", 2)[-2:]) if block.name.isdigit() else block.name
+
+
+def default_open(graph: ModelGraph) -> tuple[str, ...]:
+    """What is open on the first visit: containers that hold much of the saved bytes. Runs stay folded."""
+    total = max((block.saved_bytes for block in graph.blocks), default=0)
+    nodes = nest(graph)
+    opened = []
+    for node in nodes.values():
+        visible = node.parent is None or node.parent == "" or node.parent in opened
+        big = node.id in graph.by_fqn and graph.by_fqn[node.id].saved_bytes > OPEN_SHARE * total
+        if node.id and visible and big and node.children and not node.members:
+            opened.append(node.id)
+    return tuple(opened)
+
+
+def ancestors(graph: ModelGraph, fqn: str) -> tuple[str, ...]:
+    """Ids that have to be open so that `fqn` is in view."""
+    nodes = nest(graph)
+    found: list[str] = []
+    parent = nodes[fqn].parent if fqn in nodes else None
+    while parent:
+        found.append(parent)
+        parent = nodes[parent].parent
+    return tuple(reversed(found))

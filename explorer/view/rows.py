@@ -1,0 +1,106 @@
+"""Which blocks become the rows of a chart: few enough to read, in module order, and together the whole model.
+
+The rows are a cut through the tree of fqns. A numbered module (`layers.7`, `down2`) is a row of its own and is not
+split further, unless it is a container of numbered ones (`layer1.0`). Where even that gives too many rows, consecutive
+members share one (`layers.0 to layers.9`), so a sum over the rows is still the sum over the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+MAX_ROWS = 24
+_NUMBERED = re.compile(r"\d$")
+ROOT_LABEL = "(model itself)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One row of a chart."""
+
+    label: str
+    fqns: tuple[str, ...]
+    """Blocks it stands for; everything below them belongs to it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """All rows of a chart, in module order, and the row of any fqn."""
+
+    rows: tuple[Row, ...]
+    _row_of: Mapping[str, int]
+
+    def index(self, fqn: str) -> int:
+        """Row of `fqn` or of its nearest ancestor; -1: it lies above all rows (the model itself, a split container)."""
+        at = fqn
+        while at not in self._row_of:
+            if not at:
+                return -1
+            at = at.rpartition(".")[0]
+        return self._row_of[at]
+
+
+def rows_of(fqns: Iterable[str], limit: int = MAX_ROWS) -> Rows:
+    """At most `limit` rows for a model whose blocks, in module order, are `fqns`."""
+    children: dict[str, dict[str, None]] = {}
+    for fqn in fqns:
+        parts = fqn.split(".") if fqn else []
+        for depth in range(len(parts)):
+            children.setdefault(".".join(parts[:depth]), {})[".".join(parts[: depth + 1])] = None
+    cut = _cut(children, limit)
+    rows = [Row(label=fqn or ROOT_LABEL, fqns=(fqn,)) for fqn in cut]
+    if len(rows) > limit:
+        rows = _share(cut, limit)
+    return Rows(rows=tuple(rows), _row_of={fqn: i for i, row in enumerate(rows) for fqn in row.fqns})
+
+
+def _cut(children: dict[str, dict[str, None]], limit: int) -> list[str]:
+    """The tree opened level by level: containers of members always, other modules while the rows fit."""
+    cut = list(children.get("", {})) or [""]
+    while True:
+        opened: list[str] = []
+        n_more = 0
+        for fqn in cut:
+            below = list(children.get(fqn, {}))
+            fits = len(cut) + n_more + len(below) - 1 <= limit
+            if below and _may_open(fqn, below, fits=fits):
+                opened += below
+                n_more += len(below) - 1
+            else:
+                opened.append(fqn)
+        if opened == cut:
+            return cut
+        cut = opened
+
+
+def _may_open(fqn: str, below: list[str], *, fits: bool) -> bool:
+    members = all(_is_member(child) for child in below)
+    if _is_member(fqn):
+        return False
+    if _NUMBERED.search(fqn):
+        return members and fits
+    return fits or any(_NUMBERED.search(child) for child in below)
+
+
+def _is_member(fqn: str) -> bool:
+    """Whether it is an entry of a ModuleList or Sequential."""
+    return fqn.rpartition(".")[2].isdecimal()
+
+
+def _share(cut: list[str], limit: int) -> list[Row]:
+    """Consecutive members in groups of one size: the smallest that gives at most `limit` rows, where one does."""
+    runs: list[list[str]] = []
+    for fqn in cut:
+        together = runs and _NUMBERED.search(fqn) and _NUMBERED.search(runs[-1][-1])
+        if together and runs[-1][-1].rpartition(".")[0] == fqn.rpartition(".")[0]:
+            runs[-1].append(fqn)
+        else:
+            runs.append([fqn])
+    longest = max(len(run) for run in runs)
+    size = next((s for s in range(2, longest) if sum(-(-len(run) // s) for run in runs) <= limit), longest)
+    groups = [run[i : i + size] for run in runs for i in range(0, len(run), size)]
+    return [
+        Row(label=group[0] if len(group) == 1 else f"{group[0]} to {group[-1]}", fqns=tuple(group)) for group in groups
+    ]

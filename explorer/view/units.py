@@ -1,0 +1,94 @@
+"""Numbers as people read them: value, unit, and `not measured` where nobody measured."""
+
+from __future__ import annotations
+
+from explorer.record.measurement import Samples
+
+NOT_MEASURED = "not measured"
+MINUS = "\N{MINUS SIGN}"
+MIB = 1024**2
+_BYTE_UNITS = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
+_COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
+
+
+def mib(n_bytes: int | float | None) -> str:
+    """`206.1 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
+    if n_bytes is None:
+        return NOT_MEASURED
+    size = abs(n_bytes)
+    sign = MINUS if n_bytes < 0 else ""
+    if size == 0:
+        return "0 MiB"
+    if size >= 1024**3:
+        unit, name = next(entry for entry in _BYTE_UNITS if size >= entry[0])
+        return f"{sign}{size / unit:,.2f} {name}"
+    if size >= MIB / 10:
+        return f"{sign}{size / MIB:,.1f} MiB"
+    return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
+
+
+def byte_axis(largest_bytes: int | float) -> tuple[int, str]:
+    """Bytes of one axis unit and its name, for an axis that reaches `largest_bytes`."""
+    if largest_bytes >= 4 * 1024**3:
+        return 1024**3, "GiB"
+    return (MIB, "MiB") if largest_bytes >= MIB / 2 else (1024, "KiB")
+
+
+def flop_axis(largest: int | float) -> tuple[float, str]:
+    """FLOPs of one axis unit and its name, for an axis that reaches `largest`."""
+    unit, prefix = _count_unit(largest)
+    return unit, f"{prefix}FLOP"
+
+
+def flops(n: int | None) -> str:
+    """`16.49 GFLOP`."""
+    if n is None:
+        return NOT_MEASURED
+    unit, prefix = _count_unit(n)
+    return f"{n / unit:,.2f} {prefix}FLOP" if prefix else f"{n:,} FLOP"
+
+
+def count(n: int | None, what: str) -> str:
+    """`1 tensor`, `54 tensors`."""
+    if n is None:
+        return NOT_MEASURED
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+
+
+def milliseconds(samples: Samples | None) -> str:
+    """`12.3 ± 0.4 ms`: median and half the distance between the quartiles."""
+    if samples is None or samples.median_ms is None:
+        return NOT_MEASURED
+    if samples.spread_ms is None:
+        return f"{_three(samples.median_ms)} ms"
+    return f"{_three(samples.median_ms)} ± {_three(samples.spread_ms)} ms"
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    """0.217 as `21.7 %`, `+21.7 %` when signed; whole numbers from ten percent on when they are signed."""
+    if share is None:
+        return NOT_MEASURED
+    value = 100 * share
+    if signed and value and abs(value) < 0.05:
+        return f"{_sign(value)}<0.1 %"
+    digits = 0 if abs(value) >= 99.95 or (signed and abs(value) >= 10) else 1
+    text = f"{abs(value):,.{digits}f} %"
+    return f"{_sign(value)}{text}" if signed else f"{MINUS if value < 0 else ''}{text}"
+
+
+def change(old: int | float | None, new: int | float | None) -> float | None:
+    """Relative change from `old` to `new`; None where either is unknown or `old` is zero."""
+    return None if not old or new is None else new / old - 1
+
+
+def _sign(value: float) -> str:
+    return MINUS if value < 0 else "+" if value > 0 else ""
+
+
+def _count_unit(n: int | float) -> tuple[float, str]:
+    return next((entry for entry in _COUNT_UNITS if abs(n) >= entry[0]), (1.0, ""))
+
+
+def _three(value: float) -> str:
+    """Three significant digits, never in powers of ten for everyday sizes."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

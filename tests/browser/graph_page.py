@@ -1,0 +1,52 @@
+"""A page with nothing but the block graph, for tests and figures: `streamlit run graph_page.py -- KIND N`."""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import graphs  # noqa: E402
+import streamlit as st  # noqa: E402
+
+from explorer.ui import block_graph as bg  # noqa: E402
+from explorer.view.colours import RECOMPUTE  # noqa: E402
+from explorer.view.geometry import layout  # noqa: E402
+from explorer.view.nesting import default_open, nest  # noqa: E402
+
+kind, n = sys.argv[1], int(sys.argv[2])
+st.set_page_config(layout="wide")
+MADE = {"gpt": lambda: graphs.gpt(n), "unet": graphs.unet, "hostile": graphs.hostile}
+graph = MADE[kind]() if kind in MADE else graphs.gpt(n, n_inner=5)
+S = st.session_state
+if "state" not in S:
+    S.state = bg.fresh(nest(graph) if kind == "wide" else default_open(graph))
+
+
+def preset() -> None:
+    bg.adopt(S.state, S.get("graph"))
+    bg.replace(S.state, [f"blocks.{i}" for i in range(0, n, 2)])
+
+
+@st.fragment
+def panel() -> None:
+    bg.adopt(S.state, S.get("graph"))
+    st.button("Every second", key="preset", on_click=preset)
+    on = set(S.state["on"])
+    labels = {
+        block.fqn: bg.Label(
+            bytes=f"{block.saved_bytes / 2**20:.1f}{' → 0.5' if block.fqn in on else ''} MiB",
+            note="ran 2×" if block.fqn in on else "",
+            badges=(bg.Badge(sign="⚄", severity="note", text="Draws random numbers."),) if block.uses_rng else (),
+            title=block.fqn,
+        )
+        for block in graph.blocks
+    }
+    paint = bg.Paint(labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
+    drawing = layout(graph, S.state["open"], cuts=kind == "unet")
+    bg.block_graph(drawing, S.state, paint, key="graph", height=600, on_change=lambda: None)
+    st.text("confirmed: " + " ".join(sorted(S.state["on"])))
+    st.text("cuts: " + " ".join(sorted(S.state["cuts"])) + " selected: " + S.state["selected"])
+
+
+panel()

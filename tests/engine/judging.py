@@ -1,0 +1,42 @@
+"""Runs the judging half of `compare` on a tiny model, without the measuring half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import trap_nets
+
+from explorer.engine.compare import Meter, equivalence
+from explorer.engine.step import left_as_found
+from explorer.plan.causes import causes
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Environment, Measurement
+from explorer.record.policy import Policy
+from explorer.record.progress import silent
+from explorer.record.run import RunSpec
+
+WHERE = Environment(
+    device="cpu", device_name="cpu", torch_version="", python_version="", platform="", n_threads=1
+)
+
+
+def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | None = None, **options: Any) -> Any:
+    """(baseline, candidate) of one of trap_nets; `net` may carry arguments: `planted wrong=nan`."""
+    name, *words = net.split()
+    arguments = dict(word.split("=") for word in words)
+    plain: dict[str, Any] = {key: {"True": True, "False": False}.get(value, value) for key, value in arguments.items()}
+    baseline = RunSpec(model=trap_nets.ref(name, **plain), **{"n_repeats": 1, **(run or {})})
+    policy = options.pop("policy", None) or Policy.recompute(blocks, **options)
+    return baseline, msgspec.structs.replace(baseline, policy=policy)
+
+
+def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, **options: Any) -> Comparison:
+    """The comparison of `pair(...)`, with empty measurements."""
+    baseline, candidate = pair(net, blocks, **options)
+    with left_as_found():
+        found = equivalence(baseline, candidate, full=full, meter=Meter(silent))
+    empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
+    comparison = Comparison(baseline=empty[0], candidate=empty[1], **found)
+    return msgspec.structs.replace(comparison, causes=causes(comparison))

@@ -1,0 +1,453 @@
+"""Tiny models, one trap each: what the comparison has to see, and what the hazards have to foresee.
+
+Each factory returns (model, (inputs, targets), loss). `ref("dropout")` is the reference of `dropout` in this file.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations
+
+from explorer.record.graph import ModelRef
+
+WIDTH = 8
+Built = tuple[nn.Module, tuple[Any, Any], Callable[[Any, Tensor], Tensor]]
+
+
+def ref(factory: str, **arguments: Any) -> ModelRef:
+    return ModelRef(target=f"{__file__}:{factory}", arguments=arguments)
+
+
+def mean_square(output: Tensor, targets: Tensor) -> Tensor:
+    return (output - targets).square().mean()
+
+
+def built(blocks: list[nn.Module], *, n_samples: int = 8) -> Built:
+    """Linear, the blocks, Linear; the blocks are `1`, `2`, ..."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *blocks, nn.Linear(WIDTH, 1))
+    return model, (torch.randn(n_samples, WIDTH), torch.randn(n_samples, 1)), mean_square
+
+
+class Wrapped(nn.Module):
+    """Linear, then `trap`, then tanh, so that something is saved after the trap."""
+
+    def __init__(self, trap: nn.Module) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.trap = trap
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.trap(self.linear(x)) * 2)
+
+
+def plain(n_blocks: int = 2) -> Built:
+    return built([Wrapped(nn.GELU()) for _ in range(n_blocks)])
+
+
+def dropout(n_blocks: int = 2, p: float = 0.3) -> Built:
+    return built([Wrapped(nn.Dropout(p)) for _ in range(n_blocks)])
+
+
+def batch_norm() -> Built:
+    return built([Wrapped(nn.BatchNorm1d(WIDTH)) for _ in range(2)])
+
+
+def rrelu() -> Built:
+    return built([nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.RReLU())], n_samples=64)
+
+
+def spectral_norm() -> Built:
+    return built([Wrapped(parametrizations.spectral_norm(nn.Linear(WIDTH, WIDTH))) for _ in range(2)])
+
+
+class Counter(nn.Module):
+    """An integer buffer that counts forwards; nothing reads it, so that gradients stay equal."""
+
+    n_forwards: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("n_forwards", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_forwards += 1
+        return x
+
+
+def counter() -> Built:
+    return built([Wrapped(Counter())])
+
+
+class PlainCounter(nn.Module):
+    """The same as a plain attribute, outside every state_dict; it skips its update where it may."""
+
+    def __init__(self, *, ask: bool = False) -> None:
+        super().__init__()
+        self.n_forwards = 0
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        from explorer import is_recomputing
+
+        if not (self.ask and is_recomputing()):
+            self.n_forwards += 1
+        return x
+
+
+def plain_counter(*, ask: bool = False) -> Built:
+    return built([Wrapped(PlainCounter(ask=ask))])
+
+
+class ReadsItsCounter(nn.Module):
+    """A temperature that moves with every forward: what is computed again is something else."""
+
+    def __init__(self, *, ask: bool = False) -> None:
+        super().__init__()
+        self.temperature = 1.0
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        from explorer import is_recomputing
+
+        if not (self.ask and is_recomputing()):
+            self.temperature += 1.0
+        return x / self.temperature
+
+
+def temperature(*, ask: bool = False) -> Built:
+    return built([Wrapped(ReadsItsCounter(ask=ask))])
+
+
+class Noise(nn.Module):
+    """Multiplies by noise of one source: `own`, `python`, `numpy`."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.generator = torch.Generator().manual_seed(1) if source == "own" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.source == "own":
+            noise = torch.rand(x.shape, generator=self.generator).to(x)
+        elif self.source == "python":
+            noise = x.new_tensor([random.random() for _ in range(x.shape[1])])
+        else:
+            noise = torch.from_numpy(np.random.rand(x.shape[1])).to(x)  # noqa: NPY002  the trap itself
+        return x * noise
+
+
+def noise(source: str) -> Built:
+    return built([Wrapped(Noise(source)) for _ in range(2)])
+
+
+class Nondeterministic(nn.Module):
+    """Never the same twice: a counter of the process that no seed sets back."""
+
+    n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).n_calls += 1
+        return x * (1 + 0.01 * self.n_calls)
+
+
+def nondeterministic() -> Built:
+    return built([Wrapped(Nondeterministic())])
+
+
+class InPlace(nn.Module):
+    """Writes into what it is given."""
+
+    def __init__(self, *, copy: bool = False) -> None:
+        super().__init__()
+        self.copy = copy
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sin((x.clone() if self.copy else x).mul_(2))
+
+
+def in_place(*, copy: bool = False) -> Built:
+    return built([InPlace(copy=copy)])
+
+
+class NeedsCache(nn.Module):
+    """Attends over everything it was ever shown, as a decoder with a key/value cache does."""
+
+    def __init__(self, *, use_cache: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.use_cache = use_cache
+
+    def forward(self, x: Tensor, past_key_values: list[Tensor]) -> Tensor:
+        key = self.linear(x)
+        if self.use_cache:
+            past_key_values.append(key)
+            key = torch.cat(past_key_values)
+        return functional.scaled_dot_product_attention(x[None], key[None], key[None])[0]
+
+
+class Decoder(nn.Module):
+    def __init__(self, *, use_cache: bool = True) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.attention = NeedsCache(use_cache=use_cache)
+        self.exit = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.attention(self.entry(x), []))
+
+
+def cache(*, use_cache: bool = True) -> Built:
+    return Decoder(use_cache=use_cache), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+class Kwargs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.block = Wrapped(nn.Dropout(0.3))
+        self.exit = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.block(x=self.entry(x)))
+
+
+def keyword() -> Built:
+    return Kwargs(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+@dataclass
+class Output:
+    hidden: Tensor
+
+
+class DictBlock(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"hidden": torch.tanh(self.linear(x))}
+
+
+class Nested(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.block = DictBlock()
+        self.exit = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.block(self.entry(x))["hidden"])
+
+
+def nested() -> Built:
+    return Nested(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+class Unused(nn.Module):
+    """Reads the weight of a block that it never calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.bypassed = nn.Linear(WIDTH, 1)
+        self.called = Wrapped(nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(self.called(self.entry(x)), self.bypassed.weight, self.bypassed.bias)
+
+
+def unused() -> Built:
+    return Unused(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+class Shared(nn.Module):
+    """One cell, three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.cell = Wrapped(nn.GELU())
+        self.exit = nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.entry(x)
+        for _ in range(3):
+            x = self.cell(x)
+        return self.exit(x)
+
+
+def shared() -> Built:
+    return Shared(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+class Branches(nn.Module):
+    """Takes another branch, of the same shape, whenever a count of the process is odd."""
+
+    n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        type(self).n_calls += 1
+        return x.exp() if self.n_calls % 2 else x.sin() + x.cos()
+
+
+class RecurrentDropout(nn.Module):
+    """A cell with dropout that its parent calls three times within one call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = Wrapped(nn.Dropout(0.3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = self.cell(x)
+        return x
+
+
+def recurrent_dropout() -> Built:
+    return built([RecurrentDropout(), RecurrentDropout()])
+
+
+class WrongInBackward(torch.autograd.Function):
+    """Identity for a parameter; its gradient is right only if `again`, saved for backward, is zero.
+
+    A recompute hands backward the tensors that it saved itself: this is how a wrong is planted in the candidate alone.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, parameter: Tensor, again: Tensor, wrong: str) -> Tensor:
+        ctx.save_for_backward(again)
+        ctx.wrong = wrong
+        return parameter.view_as(parameter)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None]:
+        (gradient,), (again,) = gradients, ctx.saved_tensors
+        if not again:
+            return gradient, None, None
+        gradient = gradient.clone()
+        if ctx.wrong == "missing":
+            return None, None, None
+        if ctx.wrong == "scaled":
+            gradient *= 1.0001
+        if ctx.wrong == "permuted":
+            gradient = gradient.flip(0)
+        if ctx.wrong == "nan":
+            gradient.view(-1)[0] = float("nan")
+        return gradient, None, None
+
+
+class Planted(nn.Module):
+    """A linear layer whose weight (or bias, for `permuted`) gets a wrong gradient once it was recomputed."""
+
+    def __init__(self, wrong: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.wrong = wrong
+
+    def forward(self, x: Tensor) -> Tensor:
+        from explorer import is_recomputing
+
+        again = torch.tensor(float(is_recomputing()))
+        weight, bias = self.linear.weight, self.linear.bias
+        if self.wrong == "permuted":
+            bias = WrongInBackward.apply(bias, again, self.wrong)
+        else:
+            weight = WrongInBackward.apply(weight, again, self.wrong)
+        return torch.tanh(functional.linear(x, weight, bias))
+
+
+def planted(wrong: str) -> Built:
+    return built([Wrapped(nn.GELU()), Planted(wrong)])
+
+
+def many_dropouts(p: str) -> Built:
+    """64 x 64 elements a mask, so that its share is known to a few percent."""
+    model = nn.Sequential(nn.Linear(WIDTH, 64), *(nn.Sequential(nn.Dropout(float(p)), nn.Tanh()) for _ in range(2)))
+    return model, (torch.randn(64, WIDTH), torch.randn(64, 64)), mean_square
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, 32)
+        self.lstm = nn.LSTM(32, 32, batch_first=True)
+        self.exit = nn.Linear(32, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.exit(self.lstm(torch.tanh(self.entry(x)))[0])
+
+
+def lstm() -> Built:
+    return Recurrent(), (torch.randn(4, 12, WIDTH), torch.randn(4, 12, 1)), mean_square
+
+
+class NoiseInOwnType(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rand_like(x)
+
+
+def noise_in_own_type() -> Built:
+    return built([Wrapped(NoiseInOwnType()) for _ in range(2)])
+
+
+class Deadly(nn.Module):
+    """Ends the process, or never ends, once reentrant checkpointing runs it a second time in a step.
+
+    Stands for the segmentation faults that reentrant checkpointing was seen to cause: a test needs one on demand.
+    """
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        from explorer import is_recomputing
+
+        inside_reentrant = is_recomputing() and not x.grad_fn and x.requires_grad
+        if inside_reentrant and self.how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if inside_reentrant and self.how == "hang":
+            time.sleep(600)
+        return torch.tanh(x)
+
+
+def deadly(how: str) -> Built:
+    return built([nn.Sequential(Deadly(how), nn.Linear(WIDTH, WIDTH))])
+
+
+class OnceDifferentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * gradient
+
+
+class Squared(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return OnceDifferentiable.apply(x)
+
+
+def no_second_order() -> Built:
+    return built([Wrapped(Squared())])
+
+
+def one_layer() -> Built:
+    return nn.Linear(WIDTH, 1), (torch.randn(4, WIDTH), torch.randn(4, 1)), mean_square

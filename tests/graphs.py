@@ -1,0 +1,204 @@
+"""Hand-made block graphs and runs: what a page or a drawing needs, without running a model."""
+
+from __future__ import annotations
+
+import msgspec
+
+from explorer.record import (
+    KEEP_ALL,
+    ROLES,
+    Allocations,
+    Block,
+    BlockBill,
+    Comparison,
+    CutPoint,
+    Edge,
+    Environment,
+    GradientDiff,
+    Measurement,
+    ModelGraph,
+    ModelRef,
+    PhaseSpan,
+    RunSpec,
+    Samples,
+    Times,
+)
+from explorer.record.base import column
+
+MIB = 2**20
+
+
+def block(fqn: str, kind: str, saved_mib: float = 1.0, **fields: object) -> Block:
+    figures = {
+        "n_calls": 1,
+        "parameter_bytes": MIB,
+        "buffer_bytes": 0,
+        "output_bytes": MIB // 2,
+        "saved_bytes": int(saved_mib * MIB),
+        "forward_flops": 1_000_000,
+    }
+    return Block(fqn=fqn, kind=kind, **{**figures, **fields})  # type: ignore[arg-type]
+
+
+def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> ModelGraph:
+    """embedding, dropout, n equal layers with attention and mlp, norm, head. `n_inner` adds leaves to each mlp."""
+    blocks = [
+        block("", "GPT", 15.0 * n_layers + 3, n_calls=1),
+        block("embedding", "Embedding", 1.0),
+        block("dropout", "Dropout", 0.5, traits=("uses_rng",)),
+        block(names, "ModuleList", 15.0 * n_layers, n_calls=0),
+    ]
+    edges = [Edge(source="embedding", target="dropout", n_bytes=MIB // 2)]
+    last = "dropout"
+    for i in range(n_layers):
+        layer = f"{names}.{i}"
+        repeat = f"{names}.0" if i else None
+        blocks += [
+            block(layer, "Block", 15.0, repeat_of=repeat, traits=("uses_rng",)),
+            block(f"{layer}.attention", "Attention", 9.0, repeat_of=f"{names}.0.attention" if i else None),
+            block(f"{layer}.mlp", "MLP", 6.0, traits=("uses_rng",)),
+        ]
+        blocks += [block(f"{layer}.mlp.{k}", "Linear", 1.0) for k in range(n_inner)]
+        edges += [
+            Edge(source=last, target=f"{layer}.attention", n_bytes=MIB // 2),
+            Edge(source=f"{layer}.attention", target=layer, n_bytes=MIB // 2),
+            Edge(source=layer, target=f"{layer}.mlp", n_bytes=MIB // 2),
+            Edge(source=f"{layer}.mlp", target=layer, n_bytes=MIB // 2),
+        ]
+        last = layer
+    blocks += [block("norm", "LayerNorm", 0.5), block("head", "Linear", 1.5)]
+    edges += [Edge(source=last, target="norm", n_bytes=MIB // 2), Edge(source="norm", target="head", n_bytes=MIB // 2)]
+    spine = ("embedding", "dropout", *(f"{names}.{i}" for i in range(n_layers)), "norm", "head")
+    cuts = tuple(CutPoint(after=a, before=b, n_bytes=MIB // 2, n_tensors=1) for a, b in zip(spine, spine[1:]))
+    return ModelGraph(model=ModelRef(target="sample_models/gpt.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=spine)
+
+
+def unet(n_levels: int = 4) -> ModelGraph:
+    """Down path, bottom, up path; each level skips across. Every block is of its own width, so nothing repeats."""
+    down = [f"down{i}" for i in range(n_levels)]
+    up = [f"up{i}" for i in reversed(range(n_levels))]
+    order = [*down, "bottom", *up, "head"]
+    blocks = [block("", "UNet", 30.0), *(block(name, "Level", 8.0 / (i + 1)) for i, name in enumerate(order))]
+    edges = [Edge(source=a, target=b, n_bytes=MIB) for a, b in zip(order, order[1:])]
+    edges += [Edge(source=f"down{i}", target=f"up{i}", n_bytes=2 * MIB) for i in range(n_levels)]
+    cuts = tuple(
+        CutPoint(after=a, before=b, n_bytes=MIB, n_tensors=2, refusal=None if i else "the skip from down0 crosses")
+        for i, (a, b) in enumerate(zip(order, order[1:]))
+    )
+    return ModelGraph(model=ModelRef(target="sample_models/unet.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=tuple(order))
+
+
+def hostile() -> ModelGraph:
+    """Module names that would run script if anything pasted them into HTML."""
+    bad = "<img src=x onerror=globalThis.pwned=1>"
+    blocks = (
+        block("", "</div><script>globalThis.pwned=1</script>", 9.0),
+        block(bad, bad, 4.0),
+        block("a:material/home: **b** $x$", "Linear", 4.0),
+        block("tail", "Linear", 1.0),
+    )
+    edges = (Edge(source=bad, target="tail", n_bytes=MIB),)
+    return ModelGraph(model=ModelRef(target="sample_models/<b>.py"), blocks=blocks, edges=edges, spine=(bad, "tail"))
+
+
+def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
+    """A step of `graph`: parameters from the start, saved activations born in forward, gradients in backward.
+
+    Recomputed blocks save nothing in forward and run again in backward. The numbers are made up; the record is whole.
+    """
+    on = set(spec.policy.blocks)
+    leaves = [block for block in graph.blocks if block.fqn in graph.spine] or list(graph.blocks[1:])
+    names = tuple(block.fqn for block in graph.blocks)
+    tick = 0
+    rows: list[list[int]] = []
+
+    def alloc(n_bytes: int, role: str, fqn: str) -> list[int]:
+        nonlocal tick
+        tick += 1
+        rows.append([n_bytes, tick, 0, ROLES.index(role), names.index(fqn), 1])  # type: ignore[arg-type]
+        return rows[-1]
+
+    def free(row: list[int]) -> None:
+        nonlocal tick
+        tick += 1
+        row[2] = tick
+
+    for block in leaves:
+        rows.append([block.parameter_bytes, 0, -1, 0, names.index(block.fqn), 0])
+    phases, kept = [], {}
+    for block in leaves:
+        kept[block.fqn] = alloc(MIB // 2 if block.fqn in on else block.saved_bytes, "saved activation", block.fqn)
+    phases.append(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=tick + 1))
+    for block in reversed(leaves):
+        if block.fqn in on:
+            first = tick + 1
+            again = alloc(block.saved_bytes, "recomputed", block.fqn)
+            phases.append(PhaseSpan(phase="recompute", block=block.fqn, first_tick=first, end_tick=tick + 1))
+        first = tick + 1
+        rows_end = alloc(block.parameter_bytes, "gradient", block.fqn)
+        rows_end[2] = -1
+        if block.fqn in on:
+            free(again)
+        free(kept[block.fqn])
+        phases.append(PhaseSpan(phase="backward", block="", first_tick=first, end_tick=tick + 1))
+    first = tick + 1
+    state = alloc(MIB, "optimizer state", leaves[0].fqn)
+    state[2] = -1
+    phases.append(PhaseSpan(phase="optimizer", block="", first_tick=first, end_tick=tick + 1))
+    columns = [column(tick + 1 if value == -1 else value for value in values) for values in zip(*rows)]
+    log = Allocations(
+        n_ticks=tick,
+        n_bytes=columns[0],
+        born=columns[1],
+        died=columns[2],
+        role=columns[3],
+        block=columns[4],
+        op=columns[5],
+        blocks=names,
+        ops=("", "aten.mm.default"),
+        time_ns=column(range(0, 1000 * (tick + 1), 1000)),
+    )
+    bills = [
+        BlockBill(
+            fqn=block.fqn,
+            n_forward=block.n_calls,
+            n_recompute=int(block.fqn in on),
+            saved_after_forward_bytes=MIB // 2 if block.fqn in on else block.saved_bytes,
+            at_peak_bytes=block.saved_bytes,
+            forward_flops=block.forward_flops * (len(leaves) if not block.fqn else 1),
+            recompute_flops=block.forward_flops * (int(block.fqn in on) if block.fqn else len(on)),
+            backward_flops=2 * block.forward_flops * (len(leaves) if not block.fqn else 1),
+        )
+        for block in graph.blocks
+    ]
+    step = Samples(ms=tuple(100.0 + i + 5 * len(on) for i in range(5)))
+    return Measurement(
+        spec=spec,
+        environment=Environment(
+            device="cpu", device_name="a CPU", torch_version="2.13.0", python_version="3.11", platform="Linux", n_threads=1
+        ),
+        allocations=log,
+        phases=tuple(phases),
+        blocks=tuple(bills),
+        times=Times(clock="process CPU time", step=step, forward=step, backward=step, optimizer=step),
+        loss=1.0,
+    )
+
+
+def compared(graph: ModelGraph, spec: RunSpec, *, equal: bool = True) -> Comparison:
+    """Baseline and candidate of `spec`; with `equal` false one gradient differs."""
+    baseline = measured(graph, msgspec.structs.replace(spec, policy=KEEP_ALL))
+    gradients = tuple(
+        GradientDiff(
+            name=f"{block.fqn}.weight",
+            shape=(4, 4),
+            dtype="float32",
+            presence="both",
+            bitwise=equal or block.fqn != graph.spine[-1],
+            max_abs=0.0 if equal else 0.1,
+            relative_norm=0.0 if equal else 0.01,
+        )
+        for block in graph.blocks
+        if block.fqn in graph.spine
+    )
+    return Comparison(baseline=baseline, candidate=measured(graph, spec), gradients=gradients, reproducible=True, loss_equal=True)

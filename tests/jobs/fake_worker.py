@@ -1,0 +1,73 @@
+"""A worker whose verbs are small and bad: what each model target does is written in `answer`. Needs no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from explorer.errors import ModelFailed
+from explorer.jobs.protocol import Compare, Describe, Measure, Request, model_of_request
+from explorer.jobs.service import Service
+from explorer.jobs.store import Store
+from explorer.record.base import Record
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Environment, Measurement
+from explorer.record.progress import Progress, Report
+
+
+def measurement(request: Measure | Compare) -> Measurement:
+    spec = request.spec if isinstance(request, Measure) else request.candidate
+    environment = Environment(
+        device="cpu", device_name="fake", torch_version="none", python_version="3", platform="test", n_threads=1
+    )
+    return Measurement(spec=spec, environment=environment, loss=1.5)
+
+
+def answer(request: Request, report: Report) -> Record:
+    target = model_of_request(request)
+    verb, _, value = target.partition(":")
+    match verb:
+        case "prints":
+            print("this is not a message")
+            os.write(1, b"neither is this\n")
+            sys.stdin.read()
+        case "steps":
+            for i in range(int(value)):
+                report(Progress(what="stepping", done=i, total=int(value)))
+                time.sleep(0.02)
+        case "stuck":
+            report(Progress(what="stuck", done=0, total=0))
+            time.sleep(60)
+        case "raises":
+            raise ModelFailed("forward raised", hint="mend it") from RuntimeError("shapes (2, 3)")
+        case "bug":
+            raise KeyError(value)
+        case "leaves":
+            sys.exit(3)
+        case "exits":
+            print("going", file=sys.stderr, flush=True)
+            os._exit(3)
+        case "segfault":
+            ctypes.string_at(0)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "orphan":
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+            Path(value).write_text(f"{os.getpid()} {child.pid}")
+            report(Progress(what="orphan", done=1, total=1))
+            time.sleep(60)
+    if isinstance(request, Describe):
+        return ModelGraph(model=request.model, blocks=(), edges=())
+    assert isinstance(request, Measure | Compare)
+    return measurement(request)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    Service(answer, Store(sys.argv[1])).run()

@@ -1,0 +1,281 @@
+"""The store: no finished run is lost, foreign and damaged files are told apart, and nothing in a run is ever executed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.errors import BadInput, NotSaved, UnreadableFile
+from explorer.jobs import run_file
+from explorer.jobs.run_file import StoredRecord
+from explorer.jobs.store import Store, default_path, is_kept
+from explorer.record.base import column, to_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.measurement import ROLES, Allocations, Environment, Measurement, PhaseSpan
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+
+
+def measured(target: str = "sample_models/gpt.py", *blocks: str, n: int = 3) -> Measurement:
+    saved = ROLES.index("saved activation")
+    log = Allocations(
+        n_ticks=n,
+        n_bytes=column(range(1, n + 1)),
+        born=column(range(1, n + 1)),
+        died=column([n + 1] * n),
+        role=column([saved] * n),
+        block=column([0] * n),
+        op=column([0] * n),
+        blocks=("",),
+        ops=("aten.mm",),
+        time_ns=column(),
+    )
+    environment = Environment(
+        device="cpu", device_name="test", torch_version="2.13.0", python_version="3.11", platform="test", n_threads=1
+    )
+    return Measurement(
+        spec=RunSpec(model=ModelRef(target=target, size="small"), policy=Policy.recompute(blocks)),
+        environment=environment,
+        allocations=log,
+        phases=(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=n + 1),),
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "deep" / "runs.sqlite")
+
+
+def test_a_run_comes_back_as_it_was(store: Store) -> None:
+    record = measured("sample_models/gpt.py", "blocks.0")
+    run_id = store.save(record)
+    assert Store(store.path).load(run_id) == record
+    (listed,) = store.list()
+    assert listed.run_id == run_id and listed.kind == "measurement" and listed.model == "sample_models/gpt.py"
+    assert listed.name == "gpt small cpu, recompute 1" and not listed.pinned
+    assert listed.headlines == record.headlines() and listed.headlines["step_peak_bytes"] == 6
+    assert abs(listed.created - time.time()) < 60
+
+
+def test_a_comparison_is_listed_by_its_candidate(store: Store) -> None:
+    comparison = Comparison(baseline=measured(), candidate=measured("a.py:make", "x", "y"))
+    run_id = store.save(comparison, name="mine")
+    assert store.load(run_id) == comparison
+    (listed,) = store.list()
+    assert (listed.name, listed.kind, listed.model) == ("mine", "comparison", "a.py:make")
+    assert listed.headlines["verdict"] == "not comparable"
+
+
+def test_what_is_kept() -> None:
+    assert is_kept(measured())
+    assert not is_kept(ModelGraph(model=ModelRef(target="a"), blocks=(), edges=()))
+
+
+def test_order_names_pins_and_deletion(store: Store) -> None:
+    assert store.list() == () and not store.path.exists()
+    first, second, third = (store.save(measured(), name=name) for name in "abc")
+    store.pin(first)
+    store.rename(second, "renamed <b>")
+    assert [(run.run_id, run.name) for run in store.list()] == [(first, "a"), (third, "c"), (second, "renamed <b>")]
+    store.pin(first, pinned=False)
+    store.delete(third)
+    assert [run.run_id for run in store.list()] == [second, first]
+
+
+def test_an_unknown_run_is_named(store: Store) -> None:
+    run_id = store.save(measured())
+    for act in (store.load, store.delete, store.pin, store.export_file, lambda run: store.rename(run, "x")):
+        with pytest.raises(BadInput, match="no run nowhere"):
+            act("nowhere")
+    with pytest.raises(BadInput, match=f"Did you mean {run_id}"):
+        store.load(run_id[:-1])
+
+
+def test_a_file_travels(store: Store, tmp_path: Path) -> None:
+    run_id = store.save(measured(n=1000), name="far")
+    there = Store(tmp_path / "there.sqlite")
+    data = store.export_file(run_id)
+    copy = there.import_file(data)
+    assert there.load(copy) == store.load(run_id)
+    assert there.list()[0].name == "far" and there.list()[0].created == store.list()[0].created
+    assert len(data) < 20_000
+
+
+FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(FILE) * 8 - 1))
+def test_every_flipped_bit_is_noticed(bit: int) -> None:
+    data = bytearray(FILE)
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(UnreadableFile):
+        run_file.read(bytes(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(FILE) - 1))
+def test_every_cut_is_noticed(n_bytes: int) -> None:
+    with pytest.raises(UnreadableFile, match="cut short|not a run file"):
+        run_file.read(FILE[:n_bytes])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary().filter(lambda data: not data.startswith(run_file.MAGIC)))
+def test_foreign_files_are_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableFile, match="not a run file"):
+        run_file.read(data)
+
+
+def test_newer_files_and_unknown_kinds_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(run_file, "VERSION", 9)
+        newest = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b""))
+    with pytest.raises(UnreadableFile, match="version 9; this release reads version 1"):
+        run_file.read(newest)
+    odd = run_file.write(StoredRecord(kind="dream", name="n", created=1.0, record=b""))
+    with pytest.raises(UnreadableFile, match="holds a dream"):
+        run_file.read(odd)
+    wrong = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b"\x80"))
+    with pytest.raises(UnreadableFile, match="not a Measurement.*spec"):
+        run_file.read(wrong)
+
+
+def test_a_file_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "_LARGEST_BYTES", 1000)
+    with pytest.raises(UnreadableFile, match="more than 1000 bytes"):
+        run_file.read(run_file.write(StoredRecord(kind="measurement", name="n" * 10_000, created=1.0, record=b"")))
+
+
+def test_an_imported_run_executes_nothing(store: Store, tmp_path: Path) -> None:
+    marker = tmp_path / "executed"
+    model = tmp_path / "model.py"
+    model.write_text(f"open({str(marker)!r}, 'w')\ndef build(): open({str(marker)!r}, 'w')\n")
+    data = run_file.write(
+        StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured(f"{model}:build")))
+    )
+    store.load(store.import_file(data))
+    assert store.list()[0].model == f"{model}:build" and not marker.exists()
+
+
+def test_foreign_damaged_and_newer_stores_say_so(store: Store) -> None:
+    run_id = store.save(measured())
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("update runs set record = ?", (zlib.compress(b"junk")[:-2],))
+    connection.close()
+    with pytest.raises(UnreadableFile, match="damaged"):
+        store.load(run_id)
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("update runs set record = ?, version = 7", (b"",))
+    connection.close()
+    with pytest.raises(UnreadableFile, match="version 7"):
+        store.load(run_id)
+    connection = sqlite3.connect(store.path)
+    connection.execute("pragma user_version = 9")
+    connection.close()
+    with pytest.raises(UnreadableFile, match="version 9"):
+        store.list()
+    with pytest.raises(NotSaved, match="version 9"):
+        store.save(measured())
+    store.path.write_text("a text" * 1000)
+    with pytest.raises(UnreadableFile, match="cannot be read as a store"):
+        store.list()
+
+
+def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(NotSaved, match="could not be saved") as caught:
+        Store(tmp_path / "file" / "runs.sqlite").save(measured())
+    assert "CHECKPOINT_EXPLORER_HOME" in caught.value.hint
+
+
+def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """In a process of its own, with the tests importable."""
+    return subprocess.run(
+        [sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+    )
+
+
+def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> None:
+    run_id = store.save(measured())
+    said = run_python(
+        "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
+        "from tests.jobs.test_store import measured, noisy; store = Store(sys.argv[1]);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
+        "try: store.save(noisy())\n"
+        "except NotSaved as error: print(error.sentence)\n"
+        "print(len(store.list()))",
+        str(store.path),
+    )
+    assert "could not be saved" in said.stdout and said.stdout.endswith("1\n"), said
+    assert store.load(run_id) == measured()
+
+
+def noisy() -> Measurement:
+    """A record that zlib cannot make small."""
+    record = measured(n=20_000)
+    assert record.allocations is not None
+    record.allocations.time_ns.extend(int.from_bytes(os.urandom(7), "little") for _ in range(20_000))
+    return record
+
+
+def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
+    source = (
+        "import sys; from explorer.jobs.store import Store; from tests.jobs.test_store import noisy;"
+        "store, record = Store(sys.argv[1]), noisy()\n"
+        "while True: print(store.save(record), flush=True)"
+    )
+    acknowledged: list[str] = []
+    for n_runs in (1, 4, 7):
+        process = subprocess.Popen(
+            [sys.executable, "-c", source, str(store.path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        assert process.stdout is not None
+        acknowledged += [process.stdout.readline().strip() for _ in range(n_runs)]
+        time.sleep(0.003 * n_runs)
+        process.send_signal(signal.SIGKILL)
+        acknowledged += process.stdout.read().split()
+        process.wait()
+        process.stdout.close()
+    listed = {run.run_id for run in store.list()}
+    assert set(acknowledged) <= listed and len(acknowledged) >= 12
+    for run_id in acknowledged:
+        assert isinstance(store.load(run_id), Measurement)
+
+
+def test_many_writers_at_once(store: Store) -> None:
+    faults: list[Exception] = []
+
+    def write() -> None:
+        try:
+            for _ in range(5):
+                Store(store.path).save(measured())
+        except Exception as error:
+            faults.append(error)
+
+    threads = [threading.Thread(target=write) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not faults and len(store.list()) == 30
+
+
+def test_the_path_can_be_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CHECKPOINT_EXPLORER_HOME", str(tmp_path))
+    assert default_path() == tmp_path / "runs.sqlite" == Store().path
+    monkeypatch.delenv("CHECKPOINT_EXPLORER_HOME")
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    assert default_path().name == "runs.sqlite" and "checkpoint-explorer" in str(default_path())

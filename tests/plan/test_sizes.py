@@ -1,0 +1,38 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers
+
+from explorer.errors import BadInput
+from explorer.plan.sizes import parse_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("1.5GiB", 1610612736),
+        ("800MiB", 838860800),
+        ("123456B", 123456),
+        ("123456", 123456),
+        (" 64 kib ", 65536),
+        (".5KiB", 512),
+        ("1TiB", 2**40),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+@given(integers(0, 2**62))
+def test_whole_bytes_are_exact(n_bytes: int) -> None:
+    assert parse_bytes(f"{n_bytes}B") == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1.5GB", "12MB", "-1", "1e9", "1 2", "1.2.3GiB", "inf"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="not a size"):
+        parse_bytes(text)

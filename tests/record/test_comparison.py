@@ -1,0 +1,124 @@
+"""Verdicts are derived from the evidence, and the worst evidence decides."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.comparison import (
+    ROUNDING_FACTOR,
+    BufferDiff,
+    Comparison,
+    GradientDiff,
+    MaskDiff,
+    RngDiff,
+    StateChange,
+    TensorDiff,
+)
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Environment, Failure, Measurement
+from explorer.record.run import RunSpec
+
+SPEC = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
+WHERE = Environment(
+    device="cpu", device_name="cpu", torch_version="2.13.0", python_version="3.11", platform="linux", n_threads=1
+)
+STEP = Measurement(spec=SPEC, environment=WHERE)
+
+
+def gradient(name: str = "w", *, bitwise: bool = True, **said: object) -> GradientDiff:
+    return msgspec.structs.replace(
+        GradientDiff(name=name, shape=(2,), dtype="float32", presence="both", bitwise=bitwise), **said
+    )
+
+
+def compared(*gradients: GradientDiff, **said: object) -> Comparison:
+    return msgspec.structs.replace(Comparison(baseline=STEP, candidate=STEP, gradients=gradients), **said)
+
+
+ROUNDED = {"baseline_error": 1.0, "candidate_error": 2.0, "max_abs": 1e-7}
+
+
+def test_all_bits_equal() -> None:
+    assert compared(gradient(), gradient("b")).verdict == "bitwise equal"
+    assert compared(gradient()).worst is None
+
+
+@given(error=st.floats(0, 1e3), noise=st.floats(0, 1e3), tiny=st.floats(0, 1e3), found=st.floats(0, 1e5))
+def test_rounding_is_a_multiple_of_what_the_baseline_shows(
+    error: float, noise: float, tiny: float, found: float
+) -> None:
+    diff = gradient(bitwise=False, baseline_error=error, noise=noise, tiny=tiny, candidate_error=found)
+    allowed = found <= ROUNDING_FACTOR * max(error, noise, tiny)
+    assert diff.verdict == ("rounding" if allowed else "different")
+
+
+def test_without_a_reference_only_bits_count() -> None:
+    assert gradient(bitwise=False, max_abs=1e-30).verdict == "different"
+
+
+@pytest.mark.parametrize("presence", ["baseline only", "candidate only"])
+def test_a_missing_gradient_is_different(presence: str) -> None:
+    assert compared(gradient(), gradient("b", presence=presence, bitwise=False)).verdict == "different"
+
+
+def test_nan_never_passes() -> None:
+    one_side = gradient(bitwise=False, n_nonfinite=1, n_nonfinite_mismatch=1, **ROUNDED)
+    other_bits = gradient(bitwise=False, n_nonfinite=1, **ROUNDED)
+    both = gradient(bitwise=True, n_nonfinite=1)
+    assert compared(one_side).verdict == "different"
+    assert compared(other_bits).verdict == "different"
+    assert compared(both).verdict == "not comparable"
+    assert compared(both).n_bitwise_equal == 0
+
+
+def test_the_worst_verdict_decides() -> None:
+    rounding = gradient("r", bitwise=False, **ROUNDED)
+    buffer = BufferDiff(name="b", shape=(), dtype="int64", presence="both", bitwise=False, max_abs=1.0)
+    assert compared(gradient(), rounding).verdict == "rounding"
+    assert compared(gradient(), rounding, buffers=(buffer,)).verdict == "different"
+    moved = RngDiff(generator="python", equal=False)
+    assert compared(gradient(), rng=(moved,)).verdict == "different"
+    output = TensorDiff(name="o", shape=(1,), dtype="float32", presence="both", bitwise=False)
+    assert compared(gradient(), eval_output=output).verdict == "different"
+
+
+def test_not_comparable() -> None:
+    assert compared().verdict == "not comparable"
+    assert compared(gradient(presence="neither")).verdict == "not comparable"
+    assert compared(gradient(), reproducible=False).verdict == "not comparable"
+    failed = Failure(kind="model raised", sentence="It raised.")
+    assert compared(gradient(), failure=failed).verdict == "not comparable"
+
+
+def test_the_loss_is_never_part_of_the_verdict() -> None:
+    assert compared(gradient(), loss_equal=False).verdict == "bitwise equal"
+    assert compared(gradient(presence="baseline only", bitwise=False), loss_equal=True).verdict == "different"
+
+
+def test_the_worst_is_missing_before_nonfinite_before_far() -> None:
+    far = gradient("far", bitwise=False, relative_norm=1e9)
+    poisoned = gradient("poisoned", bitwise=False, n_nonfinite_mismatch=1)
+    gone = gradient("gone", bitwise=False, presence="baseline only")
+    rounding = gradient("rounding", bitwise=False, relative_norm=1e12, **ROUNDED)
+    for expected, among in [("gone", (far, poisoned, gone)), ("poisoned", (far, poisoned)), ("far", (rounding, far))]:
+        worst = compared(*among).worst
+        assert worst is not None and worst.name == expected
+
+
+def test_round_trip_keeps_everything() -> None:
+    whole = compared(
+        gradient(bitwise=False, max_ulp=2**63 - 1, cosine=-1.0, relative_norm=math.pi),
+        masks=(MaskDiff(block="drop", n_elements=10, n_mismatched=4),),
+        state_changes=(StateChange(block="bn", name="n", kind="buffer", after_forward="1", after_backward="2"),),
+        causes=("The dropout mask differs in drop.",),
+        reference="float64",
+    )
+    assert from_msgpack(to_msgpack(whole), Comparison) == whole
+    assert whole.masks[0].mismatch_share == 0.4
+    assert whole.headlines()["verdict"] == "different"

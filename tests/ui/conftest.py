@@ -1,0 +1,79 @@
+"""Page tests: the whole app in one process, with a worker that knows the answers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import graphs  # noqa: E402
+from fake_worker import FakeWorker  # noqa: E402
+
+from explorer.jobs.store import Store  # noqa: E402
+from explorer.plan.catalogue import Sample  # noqa: E402
+from explorer.ui import backend  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SAMPLES = (
+    Sample(
+        name="gpt",
+        target="sample_models/gpt.py",
+        title="A GPT",
+        lesson="Dropout and attention.",
+        sizes={"small": {"n_layers": 6, "dropout": 0.1}, "gpu": {"n_layers": 12, "dropout": 0.1}},
+    ),
+    Sample(name="unet", target="sample_models/unet.py", title="A U-Net", lesson="Skips.", sizes={"small": {"width": 8}}),
+)
+
+
+@pytest.fixture
+def worker() -> FakeWorker:
+    return FakeWorker(graphs.gpt(6), store=Store())
+
+
+@pytest.fixture
+def app(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., AppTest]]:
+    """Starts the app, at an address if one is given; a page that raised fails the test."""
+    st.cache_resource.clear()
+    monkeypatch.setattr(backend, "worker", lambda: worker)
+    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
+
+    def start(**query: str) -> AppTest:
+        at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        for name, value in query.items():
+            at.query_params[name] = value
+        return settle(at.run())
+
+    yield start
+    st.cache_resource.clear()
+
+
+def settle(at: AppTest) -> AppTest:
+    """Runs until what the worker has finished was taken over, as the page's timer does."""
+    for _ in range(4):
+        assert not at.exception, at.exception[0].message
+        at.run()
+    return at
+
+
+def graph_data(at: AppTest) -> dict[str, Any]:
+    """What the block graph was given."""
+    import json
+
+    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
+    return data
+
+
+def say(at: AppTest, **marks: Any) -> AppTest:
+    """A click in the graph, as the browser tells it."""
+    data = graph_data(at)
+    said = {"seq": data["seq"] + 1, "base": data["revision"], "on": data["on"], "open": data["open"], "cuts": [], "selected": data["selected"]}
+    at.session_state["block_graph"] = {"marks": {**said, **marks}}
+    return at.run()

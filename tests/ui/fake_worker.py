@@ -1,0 +1,82 @@
+"""A worker that knows the answers: records in, the same records out, finished at once or when told."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import graphs
+
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.record import Failure, ModelGraph
+from explorer.record.picture import AutogradPicture, AutogradPictures
+from explorer.record.progress import Progress
+
+
+class FakeJob:
+    def __init__(self, id: str, request: Any) -> None:
+        self.id, self.request = id, request
+        self.finished = False
+        self.began = True
+        self.progress = Progress(what="step", done=2, total=5)
+        self.result: Any = None
+        self.failure: Failure | None = None
+        self.run_id: str | None = None
+        self.warning = ""
+        self.elapsed_s = 1.0
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self.finish(failure=Failure(kind="cancelled", sentence="The run was cancelled."))
+
+    def finish(self, result: Any = None, failure: Failure | None = None) -> None:
+        self.result, self.failure, self.finished = result, failure, True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self.finished
+
+
+class FakeWorker:
+    """Answers from `graph`; with `slow` a comparison stays unfinished until the test finishes it."""
+
+    def __init__(self, graph: ModelGraph, *, slow: bool = False, store: Any = None) -> None:
+        self.graph, self.slow, self.store = graph, slow, store
+        self.jobs: dict[str, FakeJob] = {}
+        self.ids = itertools.count(1)
+        self.fail_with: Failure | None = None
+
+    def submit(self, request: Any, *, keep: bool = True) -> FakeJob:
+        job = FakeJob(f"job{next(self.ids)}", request)
+        self.jobs[job.id] = job
+        if isinstance(request, Compare) and self.fail_with:
+            job.finish(failure=self.fail_with)
+        elif not (isinstance(request, Compare) and self.slow):
+            self.answer(job)
+        return job
+
+    def answer(self, job: FakeJob) -> None:
+        match job.request:
+            case Describe():
+                job.finish(self.graph)
+            case Measure(spec=spec):
+                job.finish(graphs.measured(self.graph, spec))
+            case Compare(candidate=spec):
+                job.finish(graphs.compared(self.graph, spec))
+            case DrawAutograd(block=block):
+                picture = AutogradPicture(dot='digraph { a -> b }', n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
+                job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
+        if self.store is not None and not isinstance(job.request, Describe | DrawAutograd):
+            job.run_id = self.store.save(job.result)
+
+    def job(self, id: str) -> FakeJob | None:
+        return self.jobs.get(id)
+
+    def warm(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def of(self, kind: type) -> list[FakeJob]:
+        return [job for job in self.jobs.values() if isinstance(job.request, kind)]

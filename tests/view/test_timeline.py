@@ -1,0 +1,144 @@
+"""The timeline draws the series that the headline is computed from."""
+
+from __future__ import annotations
+
+import msgspec
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+
+from explorer.record import PHASES, Measurement, PhaseSpan
+from explorer.record.base import column
+from explorer.view.axis import positions
+from explorer.view.thin import MAX_POINTS
+from explorer.view.timeline import NO_TIMELINE, timeline, timeline_alt, timeline_table
+from tests.view.builders import MIB, Chain, compared, measured, runs
+
+
+def line_of(fig: go.Figure, name: str) -> go.Scatter:
+    return next(trace for trace in fig.data if trace.name == name and trace.mode == "lines+markers")
+
+
+@settings(max_examples=30, deadline=None)
+@given(runs(), runs())
+def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candidate: Measurement) -> None:
+    fig = timeline(baseline, candidate)
+    for name, run in (("baseline", baseline), ("candidate", candidate)):
+        trace = line_of(fig, name)
+        assert len(trace.x) <= MAX_POINTS
+        peaks = [point for point, y in zip(trace.customdata, trace.y) if y == max(trace.y)]
+        assert run.allocations is not None
+        assert run.allocations.peak_tick in [point[1] for point in peaks]
+        assert run.allocations.held_bytes[peaks[0][1]] == run.step_peak_bytes
+
+
+def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    trace = line_of(timeline(run), "baseline")
+    assert len(trace.x) > 1000
+    for (_, tick, *_rest), y in zip(trace.customdata, trace.y):
+        assert y * MIB == pytest.approx(run.allocations.held_bytes[tick], rel=1e-12)
+
+
+def test_hover_names_block_phase_operator_and_bytes() -> None:
+    run = measured(recompute=[3])
+    words = {point[1]: point[3:] for point in line_of(timeline(run), "baseline").customdata}
+    span = next(span for span in run.phases if span.phase == "recompute")
+    assert words[span.first_tick] == [
+        "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"
+    ]  # fmt: skip
+    assert words[0] == ["before the step", "held before the step"]
+    assert any(said[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for said in words.values())
+
+
+def test_the_baseline_is_stretched_phase_onto_phase() -> None:
+    """Forward of both runs ends at one x, though the candidate had more events."""
+    pair = compared(recompute=range(6))
+    x = positions(pair.baseline, pair.baseline.allocations, pair.candidate, axis="tick")
+    assert pair.baseline.forward_end_tick != pair.candidate.forward_end_tick
+    assert x[pair.baseline.forward_end_tick] == pair.candidate.forward_end_tick
+    assert x[0] == 0 and x[-1] == pair.candidate.allocations.n_ticks
+    assert (x[1:] > x[:-1]).all()
+
+
+def test_a_run_cut_short_keeps_what_it_had() -> None:
+    pair = compared()
+    stop = pair.candidate.forward_end_tick + 5
+    log = pair.candidate.allocations
+    short = msgspec.structs.replace(
+        pair.candidate,
+        phases=pair.candidate.phases[:1] + (PhaseSpan(phase="backward", block="", first_tick=stop - 4, end_tick=stop + 1),),
+        allocations=msgspec.structs.replace(
+            log,
+            n_ticks=stop,
+            time_ns=log.time_ns[: stop + 1],
+            **{name: column(getattr(log, name)[: sum(t <= stop for t in log.born)]) for name in ("n_bytes", "role", "block", "op", "born")},
+            died=column(min(d, stop + 1) for d in log.died[: sum(t <= stop for t in log.born)]),
+        ),
+    )  # fmt: skip
+    fig = timeline(pair.baseline, short)
+    assert max(line_of(fig, "candidate").x) == stop
+    assert max(line_of(fig, "baseline").x) > stop
+
+
+def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
+    run = measured(recompute=[0, 2])
+    strips = {trace.name: trace for trace in timeline(run).data if trace.fillpattern.shape is not None}
+    assert set(strips) == set(PHASES)
+    width = 0.0
+    for trace in strips.values():
+        xs = [x for x in trace.x if x is not None]
+        width += sum(xs[i + 1] - xs[i] for i in range(0, len(xs), 5))
+    assert width == run.allocations.n_ticks
+    assert strips["recompute"].fillpattern.shape == "/"
+    assert strips["forward"].fillpattern.shape == ""
+
+
+def test_both_peaks_are_marked_with_their_values() -> None:
+    pair = compared(recompute=range(6))
+    texts = [note.text for note in timeline(pair.baseline, pair.candidate).layout.annotations]
+    assert "<b>149.0 MiB</b> baseline" in texts
+    assert "<b>90.0 MiB</b> candidate" in texts
+
+
+def test_title_asks_and_subtitle_answers() -> None:
+    pair = compared(recompute=range(6))
+    title = timeline(pair.baseline, pair.candidate).layout.title
+    assert title.text.endswith("?")
+    assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
+    assert title.subtitle.text in timeline_alt(pair.baseline, pair.candidate)
+
+
+def test_time_axis_and_its_absence() -> None:
+    pair = compared()
+    fig = timeline(pair.baseline, pair.candidate, axis="time")
+    assert max(line_of(fig, "baseline").x) == pytest.approx(pair.baseline.allocations.n_ticks * 1e-3)
+    assert "ms" in fig.layout.xaxis.title.text
+    blind = msgspec.structs.replace(
+        pair.candidate, allocations=msgspec.structs.replace(pair.candidate.allocations, time_ns=column())
+    )
+    assert timeline(pair.baseline, blind, axis="time").layout.xaxis.title.text == "allocator event of the candidate"
+
+
+def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
+    blind = msgspec.structs.replace(measured(), allocations=None)
+    assert timeline(blind).layout.annotations[0].text == NO_TIMELINE
+    half = timeline(blind, measured())
+    assert [trace.name for trace in half.data if trace.mode == "lines+markers"] == ["candidate"]
+    assert "not measured" in half.layout.title.subtitle.text
+    assert timeline_table(blind) == [{"run": "baseline", "phase": NO_TIMELINE}]
+
+
+def test_table_twin_holds_the_peak() -> None:
+    pair = compared()
+    table = timeline_table(pair.baseline, pair.candidate)
+    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
+        assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
+
+
+def test_no_text_colour_is_set_except_on_marks() -> None:
+    """The theme's font colour makes the figure readable on the light and on the dark page."""
+    layout = timeline(measured()).layout
+    assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
+    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
