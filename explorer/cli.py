@@ -9,7 +9,9 @@ import msgspec
 import typer
 
 from explorer import __version__
+from explorer.cli_lab import lab
 from explorer.cli_options import Model, ModelOptions, describe
+from explorer.cli_pipeline import pipeline
 from explorer.cli_run import compare, matrix, measure
 from explorer.cli_show import print_graph, print_hazards, print_models
 from explorer.cli_verb import DIFFERENT, Output, print_json, say, verb
@@ -79,7 +81,7 @@ def graph(
 @app.command()
 @verb
 def check(policy: PolicyPath, model: Model, options: ModelOptions, output: Output) -> None:
-    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or a hazard that is an error."""
+    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error among the hazards."""
     file = policy_file.load(policy)
     with worker() as engine:
         found = describe(engine, options.ref(model), options.seed)
@@ -110,7 +112,7 @@ def export(
     _answer(exported(policy_file.load(policy), to), out)
 
 
-for _verb in (measure, compare, matrix):
+for _verb in (measure, compare, matrix, pipeline, lab):
     app.command()(_verb)
 
 

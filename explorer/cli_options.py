@@ -22,7 +22,9 @@ from explorer.record.run import RunSpec
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
 ]
-PolicyName = Annotated[str, typer.Option("--policy", metavar="FILE|PRESET", help=f"A policy file, or {', '.join(PRESETS)}.")]
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="FILE|PRESET", help=f"A policy file, or {', '.join(PRESETS)}.")
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,9 @@ class ModelOptions:
     ] = None
     arguments: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.", rich_help_panel="Model"),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.", rich_help_panel="Model"
+        ),
     ] = None
     seed: Annotated[int, typer.Option(help="Of parameters, batch and dropout.", rich_help_panel="Model")] = 0
 
@@ -66,12 +70,15 @@ class StepOptions:
     ] = 1
     frozen: Annotated[
         list[str] | None,
-        typer.Option(metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.", rich_help_panel="Step"),
+        typer.Option(
+            metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.", rich_help_panel="Step"
+        ),
     ] = None
     n_repeats: Annotated[int, typer.Option("--repeats", min=0, help="Timed steps.", rich_help_panel="Step")] = 5
     n_threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel="Step")] = 1
     memory_limit: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.", rich_help_panel="Limits")
+        str | None,
+        typer.Option(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.", rich_help_panel="Limits"),
     ] = None
     time_limit_s: Annotated[
         float, typer.Option("--time-limit", min=1.0, metavar="SECONDS", rich_help_panel="Limits")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -31,7 +32,7 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
     return {**record.headlines(), **plain}
 
 
-def print_measurement(run: Measurement, graph_title: str = "") -> None:
+def print_measurement(run: Measurement) -> None:
     """To stdout."""
     console = Console(highlight=False, soft_wrap=True)
     _title(console, run, run.spec.policy)
@@ -67,8 +68,13 @@ def _title(console: Console, run: Measurement, policy: Policy) -> None:
     spec, environment = run.spec, run.environment
     model = " ".join(filter(None, (spec.model.target, spec.model.size)))
     extra = "" if spec.autocast == "none" else f", autocast {spec.autocast}"
-    console.print(f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, ", end="")
-    console.print(f"[dim]{spec.dtype}{extra}, {spec.optimizer}, {spec.mode} mode, {count(environment.n_threads, 'thread')}[/]")
+    console.print(
+        f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, ",
+        end="",
+    )
+    console.print(
+        f"[dim]{spec.dtype}{extra}, {spec.optimizer}, {spec.mode} mode, {count(environment.n_threads, 'thread')}[/]"
+    )
     console.print(f"[dim]Policy: {escape(in_words(policy))}[/]\n")
 
 
@@ -88,42 +94,50 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
     for figure in headlines(run):
         tone = _TONES[figure.tone]
         origin = "" if figure.value == "not measured" else ", ".join(figure.origin)
-        table.add_row(figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]")
+        table.add_row(
+            figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
+        )
     console.print(table)
     console.print()
 
 
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, title_justify="left", header_style="dim", padding=(0, 1))
+    """One line a block; consecutive blocks with the same figures share one."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     table.add_column("block")
-    table.add_column("kept", justify="right") if baseline else None
     for name in ("saved after forward", "forward", "recompute", "runs again"):
         table.add_column(name, justify="right")
-    for row in chart_rows(run):
-        again = row_sum(run, row, "n_recompute")
-        cells = [escape(row.label)]
-        cells += [mib(row_sum(baseline, row, "saved_after_forward_bytes"))] if baseline else []
-        cells += [
-            mib(row_sum(run, row, "saved_after_forward_bytes")),
-            flops(row_sum(run, row, "forward_flops")),
-            flops(row_sum(run, row, "recompute_flops")) if again else "",
-            f"×{again}" if again else "",
-        ]
-        table.add_row(*cells, style="cyan" if _is_recomputed(run, row) else None)
+    lines = [(row, _cells(row, run, baseline)) for row in chart_rows(run)]
+    for cells, group in groupby(lines, key=lambda line: line[1]):
+        rows = [row for row, _ in group]
+        label = rows[0].label if len(rows) == 1 else f"{rows[0].label} to {rows[-1].label}, each"
+        table.add_row(escape(label), *cells, style="cyan" if cells[-1] else None)
     return table
 
 
-def _is_recomputed(run: Measurement, row: Row) -> bool:
-    return any(run.by_fqn[fqn].n_recompute for fqn in row.fqns if fqn in run.by_fqn)
+def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> tuple[str, ...]:
+    again = row_sum(run, row, "n_recompute")
+    saved = mib(row_sum(run, row, "saved_after_forward_bytes"))
+    kept = saved if baseline is None else mib(row_sum(baseline, row, "saved_after_forward_bytes"))
+    return (
+        saved if kept == saved else f"{kept} → {saved}",
+        flops(row_sum(run, row, "forward_flops")),
+        flops(row_sum(run, row, "recompute_flops")) if again else "",
+        f"×{again}" if again else "",
+    )
 
 
 def _scope(comparison: Comparison) -> str:
+    """What was compared, for the line of the verdict."""
     parts = [
-        f"{comparison.n_bitwise_equal} of {count(len(comparison.gradients), 'gradient')}",
-        f"{sum(diff.bitwise for diff in comparison.buffers)} of {count(len(comparison.buffers), 'buffer')}",
+        (len(comparison.gradients), "gradient", ""),
+        (len(comparison.buffers), "buffer", ""),
+        (len(comparison.parameters), "parameter", f" after {count(comparison.n_steps, 'step')}"),
+        (len(comparison.rng), "random generator", ""),
     ]
-    said = " and ".join(part for part in parts if not part.startswith("0 of 0"))
-    return f"  [dim]{said} bitwise equal[/]" if said else ""
+    said = [count(n, what) + after for n, what, after in parts if n]
+    said += ["the output in eval mode"] if comparison.eval_output else []
+    return f"  [dim]over {', '.join(said)}[/]" if said else ""
 
 
 def _distance(diff: TensorDiff) -> str:

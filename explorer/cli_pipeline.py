@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -37,8 +37,7 @@ from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import CheckpointMode, PipelineEngine, PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
-
-MIB = 2**20
+from explorer.view.units import mib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,15 +176,10 @@ def _answer(found: PipelineRun, keep: KeepOptions, output: Output) -> None:
     else:
         print_pipeline(found)
     if found.failure is not None:
-        answer_failure(found.failure, msgspec_free(output))
+        answer_failure(found.failure, replace(output, json=False))
     tied = {shares.name for shares in found.gradients if len(shares.stages) > 1}
     if any(not shares.splitting.bitwise for shares in found.gradients if shares.name not in tied):
         raise typer.Exit(DIFFERENT)
-
-
-def msgspec_free(output: Output) -> Output:
-    """The document is printed already."""
-    return Output(json=False, traceback=output.traceback)
 
 
 def print_pipeline(run: PipelineRun) -> None:
@@ -205,7 +199,7 @@ def print_pipeline(run: PipelineRun) -> None:
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:
-        console.print(f"  [dim]{note}[/]")
+        console.print(f"  [dim]{note}[/]", soft_wrap=True)
 
 
 def _rank_table(run: PipelineRun) -> Table:
@@ -220,10 +214,10 @@ def _rank_table(run: PipelineRun) -> Table:
         table.add_row(
             str(memory.rank),
             stages,
-            _mib(memory.peak_bytes),
-            _mib(predicted.get(memory.rank)),
+            mib(memory.peak_bytes),
+            mib(predicted.get(memory.rank)),
             memory.peak_action,
-            _mib(memory.receive_bytes),
+            mib(memory.receive_bytes),
             f"{bubbles[memory.rank]:.1%}",
         )
     return table
@@ -240,7 +234,3 @@ def _truth_table(run: PipelineRun) -> Table:
         worst = max((diff.relative_norm or 0.0 for diff in diffs), default=0.0)
         table.add_row(f"moved by {share}", f"{sum(d.bitwise for d in diffs)} of {len(diffs)}", f"{worst:.2g}")
     return table
-
-
-def _mib(n_bytes: int | None) -> str:
-    return "not measured" if n_bytes is None else f"{n_bytes / MIB:.1f} MiB"

@@ -41,7 +41,9 @@ class CompareOptions:
 
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"),
+        typer.Option(
+            "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
+        ),
     ] = None
     quick: Annotated[
         bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")

@@ -28,17 +28,24 @@ def print_models(samples: tuple[Sample, ...]) -> None:
     for name in ("model", "sizes", "what it is"):
         table.add_column(name)
     for sample in samples:
-        table.add_row(f"[bold]{escape(sample.target)}[/]", ", ".join(sample.sizes), escape(sample.title.partition(". ")[0]))
+        table.add_row(
+            f"[bold]{escape(sample.target)}[/]", ", ".join(sample.sizes), escape(sample.title.partition(". ")[0])
+        )
     console.print(table)
     console.print("  Models of your own: path/to/file.py:factory, package.module:factory, hf:CONFIG.")
-    console.print("  [dim]A factory returns the model, (model, inputs) or (model, (inputs, targets), loss_function).[/]\n")
+    console.print(
+        "  [dim]A factory returns the model, (model, inputs) or (model, (inputs, targets), loss_function).[/]\n"
+    )
 
 
 def print_graph(graph: ModelGraph) -> None:
     """The block tree, runs of equal blocks folded, with what each saves for backward."""
     console = Console(highlight=False, soft_wrap=True)
     root = graph.by_fqn[""]
-    console.print(f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(root.kind)}, {graph.n_parameters:,} parameters, ", end="")
+    console.print(
+        f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(root.kind)}, {graph.n_parameters:,} parameters, ",
+        end="",
+    )
     console.print(f"[dim]saves {mib(root.saved_bytes)} for backward, fingerprint {graph.fingerprint}[/]")
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     table.add_column("block")
@@ -59,7 +66,10 @@ def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tupl
         console.print(f"  [bold red]stale[/]    {escape(stale)}\n")
     for hazard in hazards:
         colour = _SEVERITIES[hazard.severity]
-        console.print(f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  [dim]{escape(_named(hazard.blocks))}[/]")
+        console.print(
+            f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  "
+            f"[dim]{escape(_named(hazard.blocks))}[/]"
+        )
         for line in textwrap.wrap(hazard.sentence, 96) + textwrap.wrap(hazard.remedy, 96):
             console.print(f"           {escape(line)}")
         console.print()

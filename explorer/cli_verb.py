@@ -1,8 +1,8 @@
 """What every command shares: options as records, one sentence for every error, and an exit code that scripts can trust.
 
-    0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
-    1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)
-    2  it could not run: bad input, out of memory, crash, time-out, cancelled, not comparable
+0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
+1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)
+2  it could not run: bad input, out of memory, crash, time-out, cancelled, not comparable
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Output:
     """How a command answers."""
 
     json: Annotated[
-        bool, typer.Option("--json", help="One JSON document on stdout and nothing else there.", rich_help_panel="Output")
+        bool,
+        typer.Option("--json", help="One JSON document on stdout and nothing else there.", rich_help_panel="Output"),
     ] = False
     traceback: Annotated[
         bool, typer.Option("--traceback", help="After an error, show where it was raised.", rich_help_panel="Output")
@@ -102,6 +103,8 @@ def print_json(document: Any) -> None:
 def _options(record: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(record, include_extras=True)
     return [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
         for field in dataclasses.fields(record)
     ]

@@ -63,9 +63,7 @@ class PolicyHandle:
         self.undo()
 
 
-def apply_policy(
-    model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = ()
-) -> PolicyHandle:
+def apply_policy(model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = ()) -> PolicyHandle:
     """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
 
     `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
@@ -126,9 +124,7 @@ def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: 
     return _run(wrap, forward, (module,), args, kwargs)
 
 
-def _in_segments(
-    sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any
-) -> Any:
+def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any) -> Any:
     """A Sequential's forward with some of its children taken together. One module may be a child several times."""
     starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
     children = list(sequential._modules.items())
@@ -153,15 +149,17 @@ def _chain(members: Sequence[nn.Module], value: Any) -> Any:
 
 
 def _run(
-    wrap: Wrap, function: Callable[..., Any], modules: Sequence[nn.Module], args: tuple[Any, ...], kwargs: dict[str, Any]
+    wrap: Wrap,
+    function: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     if wrap.unit.action == "offload":
         with offload_saved(modules):
             return function(*args, **kwargs)
     policy = wrap.policy
-    again = functools.partial(
-        RunningAgain, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside
-    )
+    again = functools.partial(RunningAgain, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside)
     if policy.use_reentrant:
         return torch.utils.checkpoint.checkpoint(
             _FirstThenAgain(function, again),

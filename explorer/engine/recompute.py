@@ -110,7 +110,7 @@ def _running() -> list[str]:
 
 def _hide_statistics(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:
     """BatchNorm and InstanceNorm alike get copies to move; the real ones come back on exit."""
-    hidden = []
+    hidden: list[tuple[nn.Module, str, torch.Tensor]] = []
     norms = {m: None for module in modules for m in module.modules() if isinstance(m, _NormBase)}
     for norm in norms:
         if not norm.track_running_stats:

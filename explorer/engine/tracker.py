@@ -28,6 +28,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.flops import formula
+from explorer.engine.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.scopes import BlockScopes, Frame
 from explorer.record.measurement import PHASES, ROLES, Phase, Role
 
@@ -116,6 +117,7 @@ class Tracker(TorchDispatchMode):
         self._outer_task: int | None = None
 
     def __enter__(self) -> Self:
+        references_of_the_last_holder()
         self.tag(self._existing)
         self.n_existing = len(self.n_bytes)
         for name, parameter in self._model.named_parameters():
@@ -168,10 +170,12 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first_ns = time.time_ns()
-        out = func(*args, **kwargs)
         frame: Any = self.scopes.frame
         phase = self._phase_of(frame)
+        first_ns = time.time_ns()
+        out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
+        if out is None:
+            out = func(*args, **kwargs)
         block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
         known = self._known_ops.get(func)
         if known is None:

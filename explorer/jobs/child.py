@@ -1,4 +1,4 @@
-"""One worker process: its pipe, the end of what it wrote to stderr, and the certainty that nothing of it stays behind."""
+"""One worker process: its pipe, the end of what it wrote to stderr, and the certainty that nothing of it stays."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class Child:
         del self._last_words[:-_LAST_WORDS_BYTES]
 
     def _reap(self) -> None:
-        """A grandchild that outlives the worker holds the pipes open: it goes too, or the follower would wait for ever."""
+        """A grandchild that outlives the worker holds the pipes open: it goes too, or the follower would wait on."""
         self._process.wait()
         self.kill()
 

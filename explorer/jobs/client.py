@@ -3,7 +3,7 @@
 `subprocess`, never `multiprocessing`: a spawned or forked child would run the Streamlit script again. Neither streamlit
 nor torch here. Several threads and tabs may hold the same job.
 
-    waiting ──▶ began ──▶ finished: `result`, or `failure` (model raised, out of memory, cancelled, time-out, crash, ...)
+    waiting ──▶ began ──▶ finished: `result`, or `failure` (model raised, out of memory, cancelled, crash, ...)
 """
 
 from __future__ import annotations

@@ -75,16 +75,16 @@ def error_of(failure: Failure) -> ExplorerError:
 
 
 def crash(return_code: int, doing: str, last_words: str) -> Failure:
-    """A worker that ended by itself in the middle of `doing` (`measure sample_models/gpt.py`); `last_words` is the end of what it wrote to stderr."""
-    if return_code < 0:
-        how = f"was ended by {_signal_name(-return_code)}"
-    else:
-        how = f"left with exit code {return_code}"
+    """A worker that ended by itself in the middle of `doing` (`measure sample_models/gpt.py`).
+
+    `return_code` is negative for a signal; `last_words` is the end of what the worker wrote to stderr.
+    """
+    ended = f"was ended by {_signal_name(-return_code)}" if return_code < 0 else f"left with exit code {return_code}"
     hint = "The next run starts a new worker."
     if return_code == -signal.SIGKILL:
         hint = f"The system does this when memory runs out: try a smaller size or a memory limit. {hint}"
     return Failure(
-        kind="crash", sentence=f"The worker process {how} in the middle of: {doing}.", hint=hint, traceback=last_words
+        kind="crash", sentence=f"The worker process {ended} in the middle of: {doing}.", hint=hint, traceback=last_words
     )
 
 

@@ -1,8 +1,8 @@
 """What app and worker say to each other: requests down, events up, each a length-prefixed msgpack record.
 
-    client  ── Submit(job, request) ──▶  worker
-            ── CancelJob(job) ───────▶
-            ◀── Reported(job, progress), then one of Finished / Failed ──
+client  ── Submit(job, request) ──▶  worker
+        ── CancelJob(job) ───────▶
+        ◀── Reported(job, progress), then one of Finished / Failed ──
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from explorer.errors import UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.lab import LabOutcome
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Failure, Measurement
 from explorer.record.picture import AutogradPictures
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress
-from explorer.record.run import RunSpec
+from explorer.record.run import Device, RunSpec
 
 
 class Describe(Record, tag=True):
@@ -83,7 +84,15 @@ class ProfileStages(Record, tag=True):
     """Costs are read on a microbatch of this share of the batch, and scaled from there."""
 
 
-Request = Describe | Measure | Compare | DrawAutograd | DeriveMatrix | RunPipeline | OpenRanks | ProfileStages
+class RunLab(Record, tag=True):
+    """-> LabOutcome: one experiment of the lab; switches that are not given stand at their defaults."""
+
+    name: str
+    switches: dict[str, str] = {}
+    device: Device = "cpu"
+
+
+Request = Describe | Measure | Compare | DrawAutograd | DeriveMatrix | RunPipeline | OpenRanks | ProfileStages | RunLab
 
 RESULTS: dict[type[Record], type[Record]] = {
     Describe: ModelGraph,
@@ -94,6 +103,7 @@ RESULTS: dict[type[Record], type[Record]] = {
     RunPipeline: PipelineRun,
     OpenRanks: PipelineRun,
     ProfileStages: PipelineProfile,
+    RunLab: LabOutcome,
 }
 
 

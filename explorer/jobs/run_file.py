@@ -1,6 +1,6 @@
 """A run as a single file, for another machine: damage, foreign files and newer versions are told apart.
 
-    magic | version u16 | sha256 of all that follows and of the version | length u64 | zlib of msgpack(StoredRecord)
+magic | version u16 | sha256 of all that follows and of the version | length u64 | zlib of msgpack(StoredRecord)
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def read(data: bytes) -> StoredRecord:
     """Raises UnreadableFile that says which: foreign, too new, cut short, damaged."""
     if data[: len(MAGIC)] != MAGIC:
         raise UnreadableFile(
-            "This is not a run file of Checkpoint Explorer.", hint="Run files are exported on the Runs page or by --save."
+            "This is not a run file of Checkpoint Explorer.",
+            hint="Run files are exported on the Runs page or by --save.",
         )
     if len(data) < _HEAD_SIZE:
         raise UnreadableFile(f"The run file is cut short: it has {len(data)} bytes.", hint="Export or copy it again.")
@@ -125,7 +126,8 @@ def read(data: bytes) -> StoredRecord:
     stored = from_msgpack(_decompress(body), StoredRecord)
     if stored.kind not in KINDS:
         raise UnreadableFile(
-            f"The run file holds a {stored.kind}; this release reads {', '.join(KINDS)}.", hint="Update Checkpoint Explorer."
+            f"The run file holds a {stored.kind}; this release reads {', '.join(KINDS)}.",
+            hint="Update Checkpoint Explorer.",
         )
     from_msgpack(stored.record, KINDS[stored.kind])
     return stored

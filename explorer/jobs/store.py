@@ -57,7 +57,7 @@ def default_path() -> Path:
 
 
 class Store:
-    """The runs of one file. Safe to use from several threads and processes at once: each call opens its own connection."""
+    """The runs of one file. Several threads and processes may use it at once: each call opens its own connection."""
 
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else default_path()
@@ -149,7 +149,9 @@ class Store:
 
     def _unknown(self, run_id: str) -> BadInput:
         known = [run.run_id for run in self.list()]
-        return BadInput(f"There is no run {run_id} in {self.path}, which holds {len(known)}.", hint=nearest(run_id, known))
+        return BadInput(
+            f"There is no run {run_id} in {self.path}, which holds {len(known)}.", hint=nearest(run_id, known)
+        )
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:

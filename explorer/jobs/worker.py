@@ -1,6 +1,6 @@
 """`python -m explorer.jobs.worker --store PATH`: the warm process that holds torch, so that the app need not.
 
-The only file outside the engine that imports it, and late: the pipe is open and torch loads while the first request travels.
+The only file outside the engine that imports it, and late: the pipe is open while torch loads.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 import faulthandler
 import importlib
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from explorer.jobs.protocol import (
@@ -21,6 +23,7 @@ from explorer.jobs.protocol import (
     OpenRanks,
     ProfileStages,
     Request,
+    RunLab,
     RunPipeline,
 )
 from explorer.jobs.service import Service
@@ -52,6 +55,10 @@ def answer(request: Request, report: Report) -> Record:
             from explorer.engine.matrix import derivative_matrix
 
             return derivative_matrix(request.spec, report)
+        case RunLab():
+            from explorer.engine.lab.run import run_lab
+
+            return run_lab(request.name, request.switches, device=request.device, report=report)
         case RunPipeline():
             from explorer.engine.pipeline.run import run_pipeline
 
@@ -70,9 +77,10 @@ def answer(request: Request, report: Report) -> Record:
             return derivative_matrix(request.spec, report)
 
 
-def warm_up() -> list[object]:
+def warm_up() -> list[Callable[[], object]]:
     """Imports that the first run would wait for; the first checkpoint call imports torch._dynamo (seconds)."""
-    return [lambda name=name: importlib.import_module(name) for name in ("explorer.engine.compare", "torch._dynamo")]
+    names = ("explorer.engine.describe", "explorer.engine.compare", "torch._dynamo")
+    return [partial(importlib.import_module, name) for name in names]
 
 
 def main() -> None:

@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.export_pipeline import to_schedule_csv, to_stages
 from explorer.plan.export_torch import to_torch
 from explorer.record.policy_file import PolicyFile
 
-EXPORTERS: dict[str, Callable[[PolicyFile], str]] = {"torch": to_torch}
+EXPORTERS: dict[str, Callable[[PolicyFile], str]] = {
+    "torch": to_torch,
+    "stages": to_stages,
+    "schedule": to_schedule_csv,
+}
 """By the name that `export --to` takes."""
 
 

@@ -37,7 +37,9 @@ def _origin(file: PolicyFile) -> str:
     said = []
     if file.model is not None:
         size = f", size {file.model.size}" if file.model.size else ""
-        said.append(f"Made for {file.model.target}{size}" + (f", fingerprint {file.fingerprint}" if file.fingerprint else ""))
+        said.append(
+            f"Made for {file.model.target}{size}" + (f", fingerprint {file.fingerprint}" if file.fingerprint else "")
+        )
     if file.evidence is not None:
         said += _measured(file.evidence)
     return "".join(f"# {' '.join(line.split())}.\n" for line in said)
@@ -79,7 +81,7 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 
 def apply_checkpointing(model):
-    """Recomputes the units in backward, in place. Names, state_dict, isinstance, deepcopy and pickle stay as they are."""
+    """Recomputes the units in backward, in place. Names, state_dict, isinstance, deepcopy and pickle stay the same."""
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [fqn for blocks, _, _ in UNITS for fqn in blocks if fqn not in modules]
     if missing:

@@ -51,7 +51,7 @@ def rng_of_other_devices(case: Case) -> Iterator[Hazard]:
     """torch looks for devices among the positional tensors only (pytorch, get_device_states)."""
     blind = {fqn for fqn in case.rerun_with("tensors_in_kwargs_only")}
     named = tuple(b.fqn for _, blocks in case.units for b in blocks if b.fqn in blind and b.uses_rng)
-    if named and case.on_cuda and case.policy.preserve_rng_state and case.policy.use_reentrant:
+    if named and case.on_cuda and case.policy.preserve_rng_state and not case.policy.use_reentrant:
         yield Hazard(
             rule="rng-of-other-devices", severity="warning", blocks=named,
             sentence=f"{some(named)} gets its tensors as keyword arguments only, and torch saves the generators of "
@@ -129,8 +129,7 @@ def never_called(case: Case) -> Iterator[Hazard]:
 
 def random_last(case: Case) -> Iterator[Hazard]:
     """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
-    ends = [named[-1] for _, named in case.units if named]
-    last = tuple(block.fqn for block in ends if "rng_last" in block.traits and _holds_rrelu(case, block.fqn))
+    last = tuple(block.fqn for _, named in case.units for block in named[-1:] if "rng_last" in block.traits)
     if last and case.policy.early_stop and not case.policy.use_reentrant and case.trains:
         yield Hazard(
             rule="random-last", severity="error", blocks=last,
@@ -203,10 +202,6 @@ def _reaches(path: str, fqn: str) -> bool:
     """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
     owner = path.rpartition(".")[0]
     return path not in ("python", "numpy") and (is_under(owner, fqn) or is_under(fqn, owner))
-
-
-def _holds_rrelu(case: Case, fqn: str) -> bool:
-    return any(block.kind == "RReLU" for block in case.graph.blocks if is_under(block.fqn, fqn))
 
 
 POLICY_RULES: tuple[Rule, ...] = (

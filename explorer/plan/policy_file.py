@@ -1,15 +1,15 @@
 """The policy file: what a person leaves with and a training script applies. YAML, strict, exact in both directions.
 
-    version: 1
-    model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c...}
-    policy:
-      units:
-      - blocks.0                          one block
-      - [stem.1, stem.2]                  a segment: consecutive blocks of a Sequential, recomputed together
-      - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
-      use_reentrant: false                torch.utils.checkpoint's options under torch's names
-    pipeline: {...}                       optional
-    evidence: {...}                       what was measured, with units in the names
+version: 1
+model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c...}
+policy:
+  units:
+  - blocks.0                          one block
+  - [stem.1, stem.2]                  a segment: consecutive blocks of a Sequential, recomputed together
+  - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
+  use_reentrant: false                torch.utils.checkpoint's options under torch's names
+pipeline: {...}                       optional
+evidence: {...}                       what was measured, with units in the names
 """
 
 from __future__ import annotations
@@ -38,7 +38,12 @@ _HEADER = """\
 #   policy = explorer.load_policy("policy.yaml")
 #   explorer.apply_policy(model, policy)
 """
-_SECTIONS: dict[str, type[Record]] = {"policy": Policy, "model": ModelRef, "pipeline": PipelinePlan, "evidence": Evidence}
+_SECTIONS: dict[str, type[Record]] = {
+    "policy": Policy,
+    "model": ModelRef,
+    "pipeline": PipelinePlan,
+    "evidence": Evidence,
+}
 _FIELDS = ("version", *_SECTIONS)
 _AT = re.compile(r" - at `(?:key in )?`?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
@@ -55,14 +60,14 @@ def dumps(
     """The file's text. `loads` gives back exactly what went in."""
     document: dict[str, Any] = {"version": VERSION}
     if model is not None or fingerprint is not None:
-        document["model"] = {} if model is None else to_plain(model)
+        document["model"] = {} if model is None else _stated(model)
         if fingerprint is not None:
             document["model"]["fingerprint"] = fingerprint
     document["policy"] = {**to_plain(policy), "units": [_short(unit) for unit in policy.units]}
     if plan is not None:
-        document["pipeline"] = to_plain(plan)
+        document["pipeline"] = _stated(plan)
     if evidence is not None:
-        document["evidence"] = to_plain(evidence)
+        document["evidence"] = _stated(evidence)
     body = yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
     return _HEADER + body
 
@@ -85,7 +90,9 @@ def loads(text: str) -> PolicyFile:
     faults: list[str] = []
     file = _read(document, plain, faults)
     if faults:
-        raise UnreadableFile(f"The policy file cannot be used: {'; '.join(faults)}.", hint="Mend these lines and try again.")
+        raise UnreadableFile(
+            f"The policy file cannot be used: {'; '.join(faults)}.", hint="Mend these lines and try again."
+        )
     return file
 
 
@@ -122,7 +129,9 @@ def check_fresh(file: PolicyFile, graph: ModelGraph) -> None:
             hint=nearest(missing[0], known) or "`python -m explorer graph MODEL` lists the blocks.",
         )
     if file.fingerprint is not None and file.fingerprint != graph.fingerprint:
-        made_for = f" ({file.model.target}{f', size {file.model.size}' if file.model.size else ''})" if file.model else ""
+        made_for = (
+            f" ({file.model.target}{f', size {file.model.size}' if file.model.size else ''})" if file.model else ""
+        )
         raise InvalidPolicy(
             f"The policy was made for a model with fingerprint {file.fingerprint}{made_for}; "
             f"{_target(graph)} has {graph.fingerprint}: names, kinds or parameters of its blocks differ.",
@@ -143,10 +152,8 @@ def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> Polic
             faults.append(f"line {document.line(('model', 'fingerprint'))}: fingerprint must be text; put it in quotes")
         if not sections["model"]:
             del sections["model"]
-    found = {name: _section(document, name, section, faults) for name, section in sections.items()}
-    if faults:
-        return PolicyFile(policy=Policy())
-    return PolicyFile(fingerprint=fingerprint, **found)
+    found: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
+    return PolicyFile(policy=Policy()) if faults else PolicyFile(fingerprint=fingerprint, **found)
 
 
 def _section(document: Document, name: str, section: Any, faults: list[str]) -> Record | None:
@@ -211,6 +218,11 @@ def _steps(path: str) -> Iterator[str | int]:
 
 def _dotted(path: Where) -> str:
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _stated(record: Record) -> dict[str, Any]:
+    """Without the fields that are None, which is what a reader takes for a field that is not there."""
+    return {name: value for name, value in to_plain(record).items() if value is not None and value != {}}
 
 
 def _short(unit: Unit) -> Any:

@@ -1,4 +1,4 @@
-"""Policies by name. They count the blocks of `graph.repeats`: the repeated layers, else the blocks the model consists of."""
+"""Policies by name. They count the blocks of `graph.repeats`: the repeated layers, else what the model consists of."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def preset(name: str, graph: ModelGraph) -> Policy:
         case "sqrt":
             return Policy(units=_sqrt(blocks, graph))
     raise InvalidPolicy(
-        f"There is no preset {name}.", hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file."
+        f"There is no preset {name}.",
+        hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
     )
 
 

@@ -205,7 +205,9 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
     line, changes = replay.line.copy(), []
     for span in spans:
         end = min(span.end_tick, len(line))
-        inside = (replay.born >= span.first_tick) & (replay.born < end) & (replay.died >= end)
+        # What is freed before backward allocates anything was made again for nothing, such as the block's output.
+        begins = int(replay.births[np.searchsorted(replay.births, end)])
+        inside = (replay.born >= span.first_tick) & (replay.born < end) & (replay.died >= begins)
         left = int(replay.size[inside].sum())
         before = ends[ends < span.first_tick]
         changes.append((int(before.max()) + 1 if len(before) else span.first_tick, span.first_tick, left))

@@ -1,4 +1,4 @@
-"""YAML for a file that strangers send: no tags, no aliases, no doubled keys, no depth, and a line number for every fault."""
+"""YAML for a file that strangers send: no tags, no aliases, no doubled keys, no depth, and a line for every fault."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -17,10 +17,11 @@ from explorer.errors import UnreadableFile
 Origin = Literal["measured", "counted", "predicted", "simulated"]
 """Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation."""
 
-Column = array
+Column = array[int]
 """int64 column, typecode 'q'."""
 
 
+@dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
     """Base of every record. No tensor, no module, no figure inside."""
 
@@ -28,7 +29,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 T = TypeVar("T")
 
 
-def column(values: Any = ()) -> Column[int]:
+def column(values: Any = ()) -> Column:
     """An int64 column of `values`."""
     return array("q", values)
 

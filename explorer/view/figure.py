@@ -38,7 +38,7 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
         legend={
             "orientation": "h",
             "yanchor": "top",
-            "y": -58 / max(height - 180, 120),
+            "y": -56 / max(height - 150, 120),
             "xanchor": "left",
             "x": 0,
             "title": {"text": ""},

@@ -96,7 +96,11 @@ def _bars(chart: LabChart) -> go.Figure:
                 hovertemplate="<b>%{y}</b><br>" + f"{series.name}: " + "%{customdata}<extra></extra>",
             )
         )
-    bars(fig, f"{chart.y_title}{f', {unit_name}' if unit_name else ''}", mode="stack" if "stacked" in chart.kind else "group")
+    bars(
+        fig,
+        f"{chart.y_title}{f', {unit_name}' if unit_name else ''}",
+        mode="stack" if "stacked" in chart.kind else "group",
+    )
     fig.update_yaxes(title={"text": chart.x_title})
     if chart.kind == "bars":
         # Room for the text behind the longest bar.
@@ -148,7 +152,13 @@ def _colour(series: LabSeries, index: int) -> str:
 
 
 def _pattern(series: LabSeries, index: int) -> str:
-    return "/" if series.part == "recompute" else "" if series.part != "other" else STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
+    return (
+        "/"
+        if series.part == "recompute"
+        else ""
+        if series.part != "other"
+        else STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
+    )
 
 
 def _without(row: dict[str, str], name: str) -> dict[str, str]:

@@ -41,7 +41,7 @@ def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axi
     places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
     add_bands(fig, drawn, places["candidate" if "candidate" in logs else "baseline"])
     for name, x in places.items():
-        fig.add_trace(_line(name, runs[name], x, unit))
+        fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     tops = [_mark_peak(fig, name, logs[name], x, unit) for name, x in places.items()]
     if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.1 * max(tops):
         fig.layout.annotations[-2].yshift += 16  # two labels at one height: the baseline's stands above
@@ -113,7 +113,7 @@ def _event_words(log: Allocations, entry: int, sign: int) -> str:
     return f"{verb} {mib(log.n_bytes[entry])} ({ROLES[log.role[entry]]}) in {block}{by}"
 
 
-def _line(name: str, run: Measurement, x: Positions, unit: int) -> go.Scatter:
+def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) -> go.Scatter:
     log = run.allocations
     assert log is not None
     line = held(log)
@@ -123,7 +123,7 @@ def _line(name: str, run: Measurement, x: Positions, unit: int) -> go.Scatter:
     custom = [[name, tick, mib(size), *said] for tick, size, said in zip(ticks.tolist(), line[ticks].tolist(), words)]
     return go.Scatter(
         x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=custom, **PICKABLE,
-        line={"shape": "hv", "width": 2, "color": RUN_COLOURS[name], "dash": RUN_DASHES[name]},
+        line={"shape": "hv", "width": 2, "color": RUN_COLOURS[name], "dash": dash},
         hovertemplate="<b>%{customdata[2]}</b> held, %{customdata[0]}<br>%{customdata[3]}, event %{customdata[1]}"
         "<br>%{customdata[4]}<extra></extra>",
     )  # fmt: skip

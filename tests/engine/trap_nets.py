@@ -183,14 +183,13 @@ def in_place(*, copy: bool = False) -> Built:
 class NeedsCache(nn.Module):
     """Attends over everything it was ever shown, as a decoder with a key/value cache does."""
 
-    def __init__(self, *, use_cache: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH)
-        self.use_cache = use_cache
 
-    def forward(self, x: Tensor, past_key_values: list[Tensor]) -> Tensor:
+    def forward(self, x: Tensor, past_key_values: list[Tensor] | None = None) -> Tensor:
         key = self.linear(x)
-        if self.use_cache:
+        if past_key_values is not None:
             past_key_values.append(key)
             key = torch.cat(past_key_values)
         return functional.scaled_dot_product_attention(x[None], key[None], key[None])[0]
@@ -200,11 +199,12 @@ class Decoder(nn.Module):
     def __init__(self, *, use_cache: bool = True) -> None:
         super().__init__()
         self.entry = nn.Linear(WIDTH, WIDTH)
-        self.attention = NeedsCache(use_cache=use_cache)
+        self.attention = NeedsCache()
+        self.use_cache = use_cache
         self.exit = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.exit(self.attention(self.entry(x), []))
+        return self.exit(self.attention(self.entry(x), past_key_values=[] if self.use_cache else None))
 
 
 def cache(*, use_cache: bool = True) -> Built:
@@ -451,3 +451,32 @@ def no_second_order() -> Built:
 
 def one_layer() -> Built:
     return nn.Linear(WIDTH, 1), (torch.randn(4, WIDTH), torch.randn(4, 1)), mean_square
+
+
+class InPlaceInside(nn.Module):
+    """Changes in place what it made itself: no harm, unless the result is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        x.mul_(2)
+        return torch.sin(x) * torch.cos(x)
+
+
+def in_place_inside() -> Built:
+    return built([InPlaceInside()])
+
+
+class TwoDropouts(nn.Module):
+    """Two masks in one block: keeping the first shifts the random numbers of the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.bernoulli(torch.full_like(x, 0.7))
+        return torch.tanh(functional.dropout(x * first, 0.3))
+
+
+def two_dropouts() -> Built:
+    return built([Wrapped(TwoDropouts())])

@@ -1,4 +1,4 @@
-"""The worker's life as the app sees it: progress, cancel, crash, time-out, and no orphan. The verbs are fake, the rest is real."""
+"""The worker's life as the app sees it: progress, cancel, crash, time-out, no orphan. Only the verbs are fake."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def test_a_killed_app_leaves_no_worker(tmp_path: Path) -> None:
     script = (
         "import sys, time; from explorer.jobs.client import Worker; from explorer.jobs.protocol import Describe;"
         "from explorer.record.graph import ModelRef; store, fake, pids = sys.argv[1:];"
-        "job = Worker(store, command=(sys.executable, fake, store)).submit(Describe(model=ModelRef(target='orphan:' + pids)));"
-        "time.sleep(60)"
+        "worker = Worker(store, command=(sys.executable, fake, store));"
+        "worker.submit(Describe(model=ModelRef(target='orphan:' + pids))); time.sleep(60)"
     )
     pids = tmp_path / "pids"
     root = str(FAKE.parents[2])

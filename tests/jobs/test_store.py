@@ -1,4 +1,4 @@
-"""The store: no finished run is lost, foreign and damaged files are told apart, and nothing in a run is ever executed."""
+"""The store: no finished run is lost, damaged files are told apart, and nothing in a run is ever executed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,11 @@ def test_a_place_that_cannot_be_written_says_so(tmp_path: Path) -> None:
 def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, with the tests importable."""
     return subprocess.run(
-        [sys.executable, "-c", source, *arguments], capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2]
+        [sys.executable, "-c", source, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
     )
 
 
@@ -240,7 +244,10 @@ def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     acknowledged: list[str] = []
     for n_runs in (1, 4, 7):
         process = subprocess.Popen(
-            [sys.executable, "-c", source, str(store.path)], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+            [sys.executable, "-c", source, str(store.path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
         )
         assert process.stdout is not None
         acknowledged += [process.stdout.readline().strip() for _ in range(n_runs)]

@@ -143,10 +143,17 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from(tmp_path: Path)
         time_ratio=1.25, time_ratio_spread=0.02, verdict="bitwise equal",
     )  # fmt: skip
     text = exported(
-        PolicyFile(policy=POLICIES["nested"], model=ModelRef(target="net.py:Net"), fingerprint="abc", evidence=evidence),
+        PolicyFile(
+            policy=POLICIES["nested"], model=ModelRef(target="net.py:Net"), fingerprint="abc", evidence=evidence
+        ),
         "torch",
     )
-    for words in ("Made for net.py:Net, fingerprint abc", "1,000 bytes instead of 3,000", "x1.25 +- 0.02", "bitwise equal"):
+    for words in (
+        "Made for net.py:Net, fingerprint abc",
+        "1,000 bytes instead of 3,000",
+        "x1.25 +- 0.02",
+        "bitwise equal",
+    ):
         assert words in text
     assert "\nimport os" not in text
     path = tmp_path / "applied.py"

@@ -54,11 +54,11 @@ def page() -> None:
     work.prepare(state)
     states.to_address(state)
 
-    _trouble(state)
     slot = st.empty()
     left, right = st.columns([6, 8], gap="medium")
     with right, st.container(height=RIGHT_HEIGHT, border=False, key="results"):
         notice = st.empty()
+        _trouble(state)
         _results(state)
     with left:
         _choices(state, samples)

@@ -38,7 +38,7 @@ def model_panel(spec: RunSpec, samples: tuple[Sample, ...]) -> ModelRef:
             "Model",
             targets,
             key=show("model", spec.model.target),
-            format_func=lambda target: by_target[target].title if target in by_target else target,
+            format_func=lambda target: by_target[target].title.partition(":")[0] if target in by_target else target,
             help=_lesson(by_target.get(spec.model.target)),
         )
     sizes = list(by_target[target].sizes) if target in by_target else []
@@ -58,7 +58,7 @@ def model_panel(spec: RunSpec, samples: tuple[Sample, ...]) -> ModelRef:
 
 
 def _lesson(sample: Sample | None) -> str:
-    return f"{glossary.MODEL}\n\n{sample.lesson}" if sample else glossary.MODEL
+    return f"{sample.title}\n\n{sample.lesson}\n\n{glossary.MODEL}" if sample else glossary.MODEL
 
 
 def arguments_panel(model: ModelRef, samples: tuple[Sample, ...]) -> ModelRef:

@@ -1,0 +1,114 @@
+"""How long a million events take to thin, draw and send: medians and ratios, never a test.
+
+    python benchmarks/thinning.py
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from explorer.plan.price import prices
+from explorer.plan.series import array_of, held
+from explorer.record import (
+    ROLES,
+    Allocations,
+    BlockBill,
+    Environment,
+    Measurement,
+    ModelRef,
+    PhaseSpan,
+    RunSpec,
+)
+from explorer.record.base import column
+from explorer.view.roles import roles
+from explorer.view.thin import MAX_POINTS, minmax
+from explorer.view.timeline import timeline
+
+N_EVENTS = 1_000_000
+N_BLOCKS = 200
+
+
+def main() -> None:
+    line = np.cumsum(np.random.default_rng(0).integers(-(2**20), 2**20, N_EVENTS))
+    kept = minmax(line)
+    lost = sum(
+        int(shaken.argmax()) not in minmax(shaken)
+        for shaken in (np.random.default_rng(seed).integers(0, 2**40, 50_000) for seed in range(200))
+    )
+    run = step(N_EVENTS // 2)
+    log = run.allocations
+    assert log is not None and len(held(log)) == N_EVENTS + 1
+    small = step(50_000)
+    blocks = [f"layers.{i}" for i in range(N_BLOCKS)]
+    figures: dict[str, Any] = {
+        f"thin {N_EVENTS:,} points to {len(kept):,} (ms)": median_ms(lambda: minmax(line)),
+        f"peaks lost in 200 lines thinned to {MAX_POINTS:,}": lost,
+        f"held bytes of {N_EVENTS:,} events (ms)": median_ms(lambda: held(log)),
+        f"timeline figure of {N_EVENTS:,} events (ms)": median_ms(lambda: timeline(run), n=5),
+        f"roles figure of {N_EVENTS:,} events (ms)": median_ms(lambda: roles(run), n=5),
+        "timeline figure as JSON (KiB)": round(len(timeline(run).to_json()) / 1024),
+        "roles figure as JSON (KiB)": round(len(roles(run).to_json()) / 1024),
+        f"prices of {N_BLOCKS} blocks, {len(small.allocations.n_bytes):,} allocations (ms)": median_ms(
+            lambda: prices(small, blocks), n=5
+        ),
+    }  # fmt: skip
+    print(json.dumps(figures, indent=2))
+
+
+def median_ms(work: Callable[[], object], n: int = 15) -> float:
+    work()
+    readings = []
+    for _ in range(n):
+        start = time.perf_counter()
+        work()
+        readings.append((time.perf_counter() - start) * 1e3)
+    return round(statistics.median(readings), 2)
+
+
+def step(n_allocations: int) -> Measurement:
+    """A chain of N_BLOCKS blocks that saves `n_allocations` tensors in forward and frees them in reverse."""
+    sizes = np.random.default_rng(0).integers(2**10, 2**20, n_allocations)
+    born = np.arange(1, n_allocations + 1)
+    n_ticks = 2 * n_allocations
+    log = Allocations(
+        n_ticks=n_ticks,
+        n_bytes=column(sizes.tolist()),
+        born=column(born.tolist()),
+        died=column((n_ticks + 1 - born).tolist()),
+        role=column([ROLES.index("saved activation")] * n_allocations),
+        block=column((np.arange(n_allocations) * N_BLOCKS // n_allocations).tolist()),
+        op=column([0] * n_allocations),
+        blocks=tuple(f"layers.{i}" for i in range(N_BLOCKS)),
+        ops=("aten.mm.default",),
+        time_ns=column(range(n_ticks + 1)),
+    )
+    assert int(array_of(log.died).min()) > n_allocations
+    bills = tuple(
+        BlockBill(
+            fqn=fqn, n_forward=1, n_recompute=0, saved_after_forward_bytes=1, at_peak_bytes=1, forward_flops=1,
+            recompute_flops=0, backward_flops=2,
+        )
+        for fqn in ("", *log.blocks)
+    )  # fmt: skip
+    return Measurement(
+        spec=RunSpec(model=ModelRef(target="benchmark")),
+        environment=Environment(
+            device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1
+        ),
+        allocations=log,
+        phases=(
+            PhaseSpan(phase="forward", block="", first_tick=1, end_tick=n_allocations + 1),
+            PhaseSpan(phase="backward", block="", first_tick=n_allocations + 1, end_tick=n_ticks + 1),
+        ),
+        blocks=bills,
+    )
+
+
+if __name__ == "__main__":
+    main()

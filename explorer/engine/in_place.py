@@ -1,0 +1,73 @@
+"""Keeps a watched backward on the path of an unwatched one.
+
+Where a value is used several times, autograd adds up its gradients in place if nobody else holds them. Under any
+dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp asks whether a mode is on),
+and a shared weight's gradients then take room for a sum that an unwatched step does not need: 5 to 13 % of the peak of
+a recurrent net. So the watcher repeats autograd's own test on the two gradients and adds in place where that would.
+
+How many references mean "nobody else" depends on the torch version; one tiny backward tells.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+ADD = torch.ops.aten.add.Tensor
+ADD_IN_PLACE = torch.ops.aten.add_.Tensor
+
+
+def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The sum, in the storage of one of two gradients; None: autograd would not do so, the caller adds as asked."""
+    alone = references_of_the_last_holder()
+    if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
+        return None
+    old, new = args
+    if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)) or old.shape != new.shape:
+        return None
+    if old.dtype != new.dtype or not old.dim():
+        return None
+    for target, other in ((old, new), (new, old)):
+        if _references(target) == alone and _dense(target):
+            return ADD_IN_PLACE(target, other)  # type: ignore[no-any-return]
+    return None
+
+
+@lru_cache(maxsize=1)
+def references_of_the_last_holder() -> tuple[int, int] | None:
+    """References to a gradient and to its storage that a dispatch mode sees when only autograd's buffer holds it.
+
+    None: this torch cannot say.
+    """
+    if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
+        return None
+    seen: list[tuple[int, int]] = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is ADD and not torch.is_grad_enabled():
+                seen.append(_references(args[0]))
+            return func(*args, **(kwargs or {}))
+
+    with torch.enable_grad(), Watch():
+        weight = torch.ones(2, 2, requires_grad=True)
+        (torch.ones(2, 2) @ weight @ weight).sum().backward()
+    return seen[0] if seen else None
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int]:
+    count: Any = tensor._use_count  # type: ignore[attr-defined]
+    return count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+
+
+def _dense(tensor: torch.Tensor) -> bool:
+    """Every element has a place of its own and there are no gaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted((tensor.stride(i), tensor.shape[i]) for i in range(tensor.dim()) if tensor.shape[i] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True

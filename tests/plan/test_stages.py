@@ -1,0 +1,79 @@
+"""Costs of stages from costs of blocks: sums, peaks and scale by hand."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from explorer.errors import InvalidPlan
+from explorer.plan.stages import predict, stage_costs
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Environment
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile
+from explorer.record.plan import PipelinePlan
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+
+KEPT = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=120, backward_extra_bytes=40,
+                  first_backward_extra_bytes=50)  # fmt: skip
+AGAIN = ActionCost(forward_ms=1.0, backward_ms=3.0, recompute_ms=1.0, saved_bytes=10, forward_extra_bytes=120,
+                   backward_extra_bytes=140, first_backward_extra_bytes=150)  # fmt: skip
+
+
+def profile(n_blocks: int = 4, *, group: int = 1) -> PipelineProfile:
+    names = [tuple(f"b{k * group + j}" for j in range(group)) for k in range(n_blocks // group)]
+    blocks = tuple(
+        BlockCost(blocks=blocks, kept=KEPT, recomputed=AGAIN, parameter_bytes=8, gradient_bytes=8, output_bytes=10)
+        for blocks in names
+    )
+    environment = Environment(device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1)
+    return PipelineProfile(
+        spec=RunSpec(model=ModelRef(target="m.py")), environment=environment, n_rows=2, batch_rows=8, blocks=blocks
+    )
+
+
+def plan(*stages: tuple[str, ...], n_microbatches: int = 4, schedule: str = "GPipe") -> PipelinePlan:
+    return PipelinePlan(stages=stages, n_microbatches=n_microbatches, schedule=schedule)
+
+
+def test_a_stage_costs_the_sum_of_its_blocks() -> None:
+    first, last = stage_costs(profile(), plan(("b0", "b1"), ("b2", "b3")), KEEP_ALL)
+    assert (first.kept.forward_ms, first.kept.backward_ms, first.kept.saved_bytes) == (2.0, 4.0, 200)
+    assert first.kept.forward_extra_bytes == 220  # the second block starts with the first one's 100 held
+    assert (first.receive_bytes, first.gradient_receive_bytes) == (0, 10)
+    assert (last.receive_bytes, last.gradient_receive_bytes) == (10, 0)
+    assert first.parameter_bytes == first.gradient_bytes == 16
+
+
+def test_the_policy_chooses_block_by_block() -> None:
+    first, _ = stage_costs(profile(), plan(("b0", "b1"), ("b2", "b3")), Policy.recompute(["b1"]))
+    assert first.recomputed.saved_bytes == 110
+    assert first.recomputed.recompute_ms == 1.0
+    assert first.kept.saved_bytes == 200
+
+
+def test_smaller_microbatches_cost_less() -> None:
+    (one,) = stage_costs(profile(1), plan(("b0",), n_microbatches=8), KEEP_ALL)
+    assert (one.kept.forward_ms, one.kept.saved_bytes) == (0.5, 50)
+
+
+def test_blocks_that_stay_together_are_not_cut() -> None:
+    with pytest.raises(InvalidPlan, match="b0, b1 stay together"):
+        stage_costs(profile(2, group=2), plan(("b0",), ("b1",)), KEEP_ALL)
+
+
+def test_an_empty_stage_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match="hold no block"):
+        stage_costs(profile(2), plan(("b0", "b1"), ("zz",)), KEEP_ALL)
+
+
+def test_prediction_of_a_large_plan_is_quick() -> None:
+    wide = profile(16)
+    big = plan(*((f"b{k}",) for k in range(16)), n_microbatches=32, schedule="Interleaved1F1B")
+    best = float("inf")
+    for _ in range(3):
+        begun = time.process_time()
+        predict(wide, big, Policy.recompute(["b3"]))
+        best = min(best, time.process_time() - begun)
+    assert best < 5.0  # a guard against explosion; benchmarks/pipeline.py has the figure
