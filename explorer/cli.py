@@ -81,7 +81,7 @@ def graph(
 @app.command()
 @verb
 def check(policy: PolicyPath, model: Model, options: ModelOptions, output: Output) -> None:
-    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error among the hazards."""
+    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error-level hazard."""
     file = policy_file.load(policy)
     with worker() as engine:
         found = describe(engine, options.ref(model), options.seed)

@@ -13,8 +13,8 @@ PRESETS: dict[str, str] = {
     "keep-all": "Recompute nothing: the baseline.",
     "all": "Recompute every block: the least memory that blocks by themselves can give.",
     "every-2": "Recompute every second block, the first one included; every-3, every-4, ... likewise.",
-    "sqrt": "About sqrt(n) of n blocks are kept. In a Sequential: sqrt(n) segments of consecutive blocks, of which only "
-    "the inputs are kept; elsewhere, where blocks cannot be joined, sqrt(n) evenly spread blocks stay as they are.",
+    "sqrt": "Keep about sqrt(n) of n blocks. In a Sequential: sqrt(n) segments of consecutive blocks, each of which "
+    "keeps its input alone. Elsewhere, where blocks cannot be joined: sqrt(n) evenly spread blocks stay as they are.",
     "except-last": "Recompute every block but the last, which backward needs at once: keeping it is nearly free.",
 }
 """Name and meaning. `every-K` works for every K from 1 on."""

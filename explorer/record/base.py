@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -17,7 +17,10 @@ from explorer.errors import UnreadableFile
 Origin = Literal["measured", "counted", "predicted", "simulated"]
 """Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation."""
 
-Column = array[int]
+if TYPE_CHECKING:
+    Column = array[int]
+else:
+    Column = array  # subscriptable from Python 3.12 on
 """int64 column, typecode 'q'."""
 
 
