@@ -1,4 +1,4 @@
-"""Checkpoint Explorer in the browser: `streamlit run app.py [-- --model REF ...]`. Page configuration and navigation."""
+"""Checkpoint Explorer in the browser: `streamlit run app.py [-- --model REF ...]`."""
 
 from explorer.ui.navigation import main
 

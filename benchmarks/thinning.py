@@ -1,6 +1,6 @@
 """How long a million events take to thin, draw and send: medians and ratios, never a test.
 
-    python benchmarks/thinning.py
+python benchmarks/thinning.py
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from explorer.cli_verb import answer_console
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
@@ -34,19 +35,21 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
 
 def print_measurement(run: Measurement) -> None:
     """To stdout."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     _title(console, run, run.spec.policy)
     _figures(console, run)
     if run.failure is None:
         phase = f", in {run.peak_phase}" if run.peak_phase else ""
         console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.[/]\n")
         console.print(_block_table(run))
+    else:
+        console.print("  [dim]The run was cut short: the figures are those until then.[/]\n")
     _warnings(console, run)
 
 
 def print_comparison(comparison: Comparison) -> None:
     """To stdout."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     _title(console, comparison.candidate, comparison.candidate.spec.policy)
     _figures(console, comparison)
     colour = _VERDICTS[comparison.verdict]
@@ -104,13 +107,13 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
     """One line a block; consecutive blocks with the same figures share one."""
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    table.add_column("block")
+    table.add_column("block", no_wrap=True)
     for name in ("saved after forward", "forward", "recompute", "runs again"):
-        table.add_column(name, justify="right")
-    lines = [(row, _cells(row, run, baseline)) for row in chart_rows(run)]
-    for cells, group in groupby(lines, key=lambda line: line[1]):
-        rows = [row for row, _ in group]
-        label = rows[0].label if len(rows) == 1 else f"{rows[0].label} to {rows[-1].label}, each"
+        table.add_column(name, justify="right", no_wrap=True)
+    lines = [(row.label, _cells(row, run, baseline)) for row in chart_rows(run)]
+    for (_, cells), group in groupby(lines, key=lambda line: (line[0].rpartition(".")[0], line[1])):
+        labels = [label for label, _ in group]
+        label = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1].rpartition('.')[2]}, each"
         table.add_row(escape(label), *cells, style="cyan" if cells[-1] else None)
     return table
 

@@ -44,13 +44,19 @@ from explorer.view.units import mib
 class PlanOptions:
     """How the model is split and driven."""
 
-    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = None
+    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = (
+        None
+    )
     microbatches: Annotated[int | None, typer.Option(min=1, help="Microbatches of the batch.")] = None
     schedule: Annotated[str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}.")] = None
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default one a stage, or one for two stages.")] = None
+    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default one a stage, or one for two stages.")] = (
+        None
+    )
     cuts: Annotated[CutRule, typer.Option(help="How stages are balanced.")] = "by-parameters"
     checkpoint: Annotated[CheckpointMode | None, typer.Option(help="Which microbatches are checkpointed.")] = None
-    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule: one line of actions a rank.")] = None
+    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule: one line of actions a rank.")] = (
+        None
+    )
     unkeyed: Annotated[bool, typer.Option("--unkeyed", help="Ordinary dropout, which depends on the split.")] = False
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
@@ -61,14 +67,19 @@ class PlanOptions:
 class EngineOptions:
     """What runs it, and what is written."""
 
-    engine: Annotated[PipelineEngine, typer.Option(help="torchrun writes the run script instead of running.")] = "inproc"
-    predict: Annotated[bool, typer.Option("--predict/--no-predict", help="Profile first, and show what was predicted.")] = True
+    engine: Annotated[PipelineEngine, typer.Option(help="torchrun writes the run script instead of running.")] = (
+        "inproc"
+    )
+    predict: Annotated[
+        bool, typer.Option("--predict/--no-predict", help="Profile first, and show what was predicted.")
+    ] = True
     folder: Annotated[Path, typer.Option(metavar="DIR", help="Of the torchrun files.")] = Path("pipeline-run")
     results: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Open what torchrun's ranks left there instead of running.")
     ] = None
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the policy file with the plan.", rich_help_panel="Output")
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Write the policy file with the plan.", rich_help_panel="Output"),
     ] = None
 
 
@@ -84,7 +95,7 @@ def pipeline(
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
-    """Split into stages and run a schedule. Exit 0: splitting changed no gradient beyond the last bits of tied weights."""
+    """Split into stages and run a schedule. Exit 1: splitting moved a gradient (summed tied weights aside)."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     with worker() as engine:
@@ -187,8 +198,9 @@ def print_pipeline(run: PipelineRun) -> None:
     console = Console(highlight=False)
     plan = run.spec.plan
     assert plan is not None
-    console.print(f"\n[bold]{run.spec.model.target}[/]  {len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule}, "
-                  f"{plan.n_microbatches} microbatches  [dim]{run.engine}, {run.environment.device_name}[/]\n")  # fmt: skip
+    shape = f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule}, {plan.n_microbatches} microbatches"
+    where = f"[dim]{run.engine}, {run.environment.device_name}[/]"
+    console.print(f"\n[bold]{run.spec.model.target}[/]  {shape}  {where}\n", soft_wrap=True)
     if run.composed is not None:
         said = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
         console.print(

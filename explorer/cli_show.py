@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from explorer.cli_verb import answer_console
 from explorer.plan.catalogue import Sample
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.hazard import Hazard
@@ -23,7 +23,7 @@ _OUTCOMES = {"bitwise equal": "green", "rounding": "yellow", "not run": "dim"}
 
 def print_models(samples: tuple[Sample, ...]) -> None:
     """The samples, and how to load a model of one's own."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     for name in ("model", "sizes", "what it is"):
         table.add_column(name)
@@ -40,7 +40,7 @@ def print_models(samples: tuple[Sample, ...]) -> None:
 
 def print_graph(graph: ModelGraph) -> None:
     """The block tree, runs of equal blocks folded, with what each saves for backward."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     root = graph.by_fqn[""]
     console.print(
         f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(root.kind)}, {graph.n_parameters:,} parameters, ",
@@ -60,7 +60,7 @@ def print_graph(graph: ModelGraph) -> None:
 
 def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tuple[Hazard, ...]) -> None:
     """Every rule that fired, or that none did."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     console.print(f"\n[bold]{escape(policy_path)}[/] on [bold]{escape(graph.model.target)}[/]\n")
     if stale:
         console.print(f"  [bold red]stale[/]    {escape(stale)}\n")
@@ -79,7 +79,7 @@ def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tupl
 
 def print_matrix(matrix: DerivativeMatrix) -> None:
     """Rows: derivatives; columns: ways to checkpoint; each cell is a run."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = answer_console()
     variants = list(dict.fromkeys(cell.variant for cell in matrix.cells))
     console.print(f"\n[bold]{escape(matrix.spec.model.target)}[/]  [dim]recompute {escape(_named(matrix.blocks))}[/]")
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))

@@ -23,6 +23,7 @@ from explorer.record.base import to_json
 from explorer.record.measurement import Failure
 
 EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+_PIPE_WIDTH = 120
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,19 +81,25 @@ def answer_failure(failure: Failure, output: Output) -> None:
     """The sentence and the hint on stderr, with `--json` the failure as the document; exit code 2."""
     if output.json:
         print_json({"failure": failure})
-    say(f"[bold red]Error[/] {escape(failure.sentence)}")
+    say(f"[bold red]Error:[/] {escape(failure.sentence)}")
     if failure.hint:
-        say(f"      [dim]{escape(failure.hint)}[/]")
+        say(f"       [dim]{escape(failure.hint)}[/]")
     if failure.traceback and output.traceback:
         say(escape(failure.traceback))
     elif failure.traceback:
-        say("      [dim]--traceback shows where it was raised.[/]")
+        say("       [dim]--traceback shows where it was raised.[/]")
     raise typer.Exit(COULD_NOT_RUN)
 
 
 def say(text: str) -> None:
     """To stderr, for a person; `text` is rich markup."""
     Console(stderr=True, highlight=False).print(text, soft_wrap=True)
+
+
+def answer_console() -> Console:
+    """stdout, for a person: lines are never broken, and a pipe is as wide as a table needs."""
+    console = Console(highlight=False, soft_wrap=True)
+    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
 
 
 def print_json(document: Any) -> None:

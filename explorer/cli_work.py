@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
 
@@ -44,7 +45,7 @@ def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
     if job.failure is not None:
         raise RunFailed(job.failure)
     if job.warning:
-        say(f"[yellow]Warning[/] {job.warning}")
+        say(f"[yellow]Warning:[/] {escape(job.warning)}")
     return job.result
 
 

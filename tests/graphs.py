@@ -70,7 +70,9 @@ def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> Model
     edges += [Edge(source=last, target="norm", n_bytes=MIB // 2), Edge(source="norm", target="head", n_bytes=MIB // 2)]
     spine = ("embedding", "dropout", *(f"{names}.{i}" for i in range(n_layers)), "norm", "head")
     cuts = tuple(CutPoint(after=a, before=b, n_bytes=MIB // 2, n_tensors=1) for a, b in zip(spine, spine[1:]))
-    return ModelGraph(model=ModelRef(target="sample_models/gpt.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=spine)
+    return ModelGraph(
+        model=ModelRef(target="sample_models/gpt.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=spine
+    )
 
 
 def unet(n_levels: int = 4) -> ModelGraph:
@@ -85,14 +87,20 @@ def unet(n_levels: int = 4) -> ModelGraph:
         CutPoint(after=a, before=b, n_bytes=MIB, n_tensors=2, refusal=None if i else "the skip from down0 crosses")
         for i, (a, b) in enumerate(zip(order, order[1:]))
     )
-    return ModelGraph(model=ModelRef(target="sample_models/unet.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=tuple(order))
+    return ModelGraph(
+        model=ModelRef(target="sample_models/unet.py"),
+        blocks=tuple(blocks),
+        edges=tuple(edges),
+        cuts=cuts,
+        spine=tuple(order),
+    )
 
 
 def hostile() -> ModelGraph:
     """Module names that would run script if anything pasted them into HTML."""
-    bad = "<img src=x onerror=globalThis.pwned=1>"
+    bad = "<img src=x onerror=pwned=1>"
     blocks = (
-        block("", "</div><script>globalThis.pwned=1</script>", 9.0),
+        block("", "</div><script>pwned=1</script>", 9.0),
         block(bad, bad, 4.0),
         block("a:material/home: **b** $x$", "Linear", 4.0),
         block("tail", "Linear", 1.0),
@@ -175,7 +183,12 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
     return Measurement(
         spec=spec,
         environment=Environment(
-            device="cpu", device_name="a CPU", torch_version="2.13.0", python_version="3.11", platform="Linux", n_threads=1
+            device="cpu",
+            device_name="a CPU",
+            torch_version="2.13.0",
+            python_version="3.11",
+            platform="Linux",
+            n_threads=1,
         ),
         allocations=log,
         phases=tuple(phases),
@@ -201,4 +214,6 @@ def compared(graph: ModelGraph, spec: RunSpec, *, equal: bool = True) -> Compari
         for block in graph.blocks
         if block.fqn in graph.spine
     )
-    return Comparison(baseline=baseline, candidate=measured(graph, spec), gradients=gradients, reproducible=True, loss_equal=True)
+    return Comparison(
+        baseline=baseline, candidate=measured(graph, spec), gradients=gradients, reproducible=True, loss_equal=True
+    )

@@ -7,6 +7,7 @@ event   1      2      3      4      5           block A lives from event 1 to 4,
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, Self
@@ -104,14 +105,14 @@ def peak_bytes(log: AllocatorLog, base_bytes: int) -> int:
 
 
 PROBE_BYTES = 4099
-"""An odd size that no model asks for."""
+"""An odd size that no model asks for; each try asks for two bytes more, so that the log can tell them apart."""
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A block allocated and freed between two readings of Python's clock: it tells the allocator's clock from ours."""
+    """A block allocated between two readings of Python's clock: it tells the allocator's clock from ours."""
 
-    pointer: int
+    n_bytes: int
     before_ns: int
     after_ns: int
 
@@ -119,21 +120,21 @@ class Probe:
 def take_probe(device: torch.device) -> Probe:
     """The tightest of a few tries."""
     tries = []
-    for _ in range(5):
+    for i in range(5):
+        n_bytes = PROBE_BYTES + 2 * i
         before_ns = time.time_ns()
-        block = torch.empty(PROBE_BYTES, dtype=torch.uint8, device=device)
-        after_ns = time.time_ns()
-        tries.append(Probe(block.untyped_storage().data_ptr(), before_ns, after_ns))
+        block = torch.empty(n_bytes, dtype=torch.uint8, device=device)
+        tries.append(Probe(n_bytes, before_ns, time.time_ns()))
         del block
     return min(tries, key=lambda probe: probe.after_ns - probe.before_ns)
 
 
-def clock_skew_ns(log: AllocatorLog, probes: tuple[Probe, ...]) -> int:
+def clock_skew_ns(log: AllocatorLog, probes: Sequence[Probe]) -> int:
     """Allocator's clock minus Python's: the median over the probes that the log knows; 0 where it knows none."""
     skews = []
     for probe in probes:
         middle = (probe.before_ns + probe.after_ns) // 2
-        times = log.time_ns[(log.pointer == probe.pointer) & (log.n_bytes == PROBE_BYTES)]
+        times = log.time_ns[log.n_bytes == probe.n_bytes]
         if len(times):
             skews.append(int(times[np.argmin(np.abs(times - middle))]) - middle)
     return int(np.median(skews)) if skews else 0

@@ -14,6 +14,7 @@ from explorer.record.base import from_json, to_json
 
 def main() -> None:
     """One request in, one line a cell out. What a model prints goes to stderr."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     request = from_json(sys.stdin.buffer.readline(), CellRequest)

@@ -21,7 +21,7 @@ from typing import IO
 
 import explorer
 from explorer.record.base import Record, from_json, to_json
-from explorer.record.matrix import DerivativeCell, DerivativeKind, Variant
+from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, Variant
 from explorer.record.run import RunSpec
 
 _POLL_S = 0.25
@@ -47,7 +47,7 @@ def cells_apart(
                 left.pop(0)
                 yield cell
             if left:
-                outcome = "crashes" if child.died else "not run"
+                outcome: CellOutcome = "crashes" if child.died else "not run"
                 yield DerivativeCell(
                     derivative=left.pop(0), variant=variant, outcome=outcome, sentence=child.last_words()
                 )

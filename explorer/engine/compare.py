@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from explorer.engine.audit import StateAudit
+from explorer.engine.determinism import deterministic_kernels
 from explorer.engine.diffs import differences
 from explorer.engine.equivalence import (
     Outcome,
@@ -75,7 +76,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failed)
     if failed is not None:
         return comparison
-    with left_as_found():
+    with left_as_found(), deterministic_kernels():
         found = equivalence(baseline, candidate, full=full, meter=meter)
     comparison = msgspec.structs.replace(comparison, **found)
     return msgspec.structs.replace(comparison, causes=causes(comparison))
@@ -95,8 +96,8 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         because = not_reproducible_because(base, rerun)
         found |= {"reproducible": not because, "not_reproducible_because": because}
         meter.step("baseline in float64: how far is it from exact?")
-        exact = reference(baseline, loaded, base)
-        found["reference"] = "float64" if exact else "none"
+        exact, because = reference(baseline, loaded, base)
+        found |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
     try:
         cand = take(prepare(candidate, loaded), full=full)

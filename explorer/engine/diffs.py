@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.record.comparison import Presence, TensorDiff
@@ -68,25 +69,24 @@ def difference(
 ) -> Kind:
     """How `candidate` differs from `baseline`: shapes are free, and None on either side is a difference."""
     known = baseline if baseline is not None else candidate
-    about = {
-        "name": name,
-        "shape": tuple(known.shape) if known is not None else (),
-        "dtype": _dtype_name(known) if known is not None else "",
-    }
+    found = kind(
+        name=name,
+        shape=tuple(known.shape) if known is not None else (),
+        dtype=str(known.dtype).removeprefix("torch.") if known is not None else "",
+        presence="both" if baseline is not None and candidate is not None else _presence(baseline, candidate),
+        bitwise=known is None,
+    )
     if baseline is None or candidate is None:
-        return kind(**about, presence=_presence(baseline, candidate), bitwise=known is None)
+        return found
     baseline, candidate = _dense(baseline), _dense(candidate)
     if baseline.shape != candidate.shape or baseline.dtype != candidate.dtype:
-        return kind(**about, presence="both", bitwise=False)
+        return found
     same = same_bits(baseline, candidate)
     if not is_floating(baseline):
-        far = None if same else _largest_integer_distance(baseline, candidate)
-        return kind(**about, presence="both", bitwise=same, max_abs=0.0 if same else far)
-    if same:
-        equal = {**_equal(baseline), **_against(yardstick, name, baseline, candidate)}
-        return kind(**about, presence="both", bitwise=True, **equal)
-    distances = {**_distances(baseline, candidate), **_against(yardstick, name, baseline, candidate)}
-    return kind(**about, presence="both", bitwise=False, **distances)
+        far = 0.0 if same else _largest_integer_distance(baseline, candidate)
+        return replace(found, bitwise=same, max_abs=far)
+    distances = _no_distances(baseline) if same else _distances(baseline, candidate)
+    return replace(found, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
@@ -163,7 +163,7 @@ def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tenso
     }
 
 
-def _equal(tensor: Tensor) -> dict[str, float | int | None]:
+def _no_distances(tensor: Tensor) -> dict[str, float | int | None]:
     n_nonfinite = int((~tensor.isfinite()).sum())
     zero = not bool(tensor.any())
     return {
@@ -210,7 +210,3 @@ def _double(tensor: Tensor) -> Tensor:
 
 def _norm(tensor: Tensor) -> float:
     return float(torch.linalg.vector_norm(_double(tensor)))
-
-
-def _dtype_name(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

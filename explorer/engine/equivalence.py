@@ -96,8 +96,8 @@ def eval_output(trainee: Trainee) -> Tensor | None:
     return torch.cat(tensors) if tensors else None
 
 
-def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> Outcome | None:
-    """The bare step in float64; None where the model cannot run in it or went another way there.
+def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome | None, str]:
+    """The bare step in float64; or None, and why: the model cannot run in it, or went another way there.
 
     On the CPU dropout draws the same mask in every type; elsewhere, and for other random numbers, it does not: such a
     run is no reference, and is recognised by its distance from the baseline.
@@ -105,9 +105,16 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> Outcome | Non
     exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
     try:
         outcome = take(prepare(exact, loaded))
-    except Exception:  # a model with a type written into it, a kernel without float64: no reference, and no fault
-        return None
-    return outcome if _same_path(baseline.gradients, outcome.gradients, coarsest_epsilon(spec)) else None
+    except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
+        first = (str(error).strip().splitlines() or [""])[0]
+        return None, f"The model does not run in float64: {type(error).__name__}: {first}"
+    distance = _distance(baseline.gradients, outcome.gradients)
+    if distance <= math.sqrt(coarsest_epsilon(spec)):
+        return outcome, ""
+    return None, (
+        f"In float64 the gradients lie {distance:.1e} of their norm away from the baseline's: other random numbers, "
+        "other branches, or a model too sensitive to judge rounding by."
+    )
 
 
 def coarsest_epsilon(spec: RunSpec) -> float:
@@ -167,15 +174,14 @@ def eval_difference(baseline: Outcome, candidate: Outcome, yardstick: Yardstick)
     return differences(TensorDiff, sides[0], sides[1], yardstick)[0]
 
 
-def _same_path(
-    baseline: dict[str, Tensor | None], exact: dict[str, Tensor | None], epsilon: float
-) -> bool:
-    """Whether all gradients together agree to half of their digits."""
+def _distance(baseline: dict[str, Tensor | None], exact: dict[str, Tensor | None]) -> float:
+    """|baseline - exact| / |exact| over all gradients together; infinite where that is not a number."""
     pairs = [(left.double(), right) for name, left in baseline.items()
              if left is not None and (right := exact.get(name)) is not None]  # fmt: skip
     error = math.hypot(*(float((left - right).norm()) for left, right in pairs))
     scale = math.hypot(*(float(right.norm()) for _, right in pairs))
-    return math.isfinite(error) and error <= math.sqrt(epsilon) * scale
+    distance = error / scale if scale else error
+    return distance if math.isfinite(distance) else math.inf
 
 
 def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

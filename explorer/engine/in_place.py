@@ -66,7 +66,9 @@ def _references(tensor: torch.Tensor) -> tuple[int, int]:
 def _dense(tensor: torch.Tensor) -> bool:
     """Every element has a place of its own and there are no gaps, in whatever order of dimensions."""
     expected = 1
-    for stride, size in sorted((tensor.stride(i), tensor.shape[i]) for i in range(tensor.dim()) if tensor.shape[i] != 1):
+    for stride, size in sorted(
+        (tensor.stride(i), tensor.shape[i]) for i in range(tensor.dim()) if tensor.shape[i] != 1
+    ):
         if stride != expected:
             return False
         expected *= size

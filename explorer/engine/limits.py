@@ -47,6 +47,11 @@ def limited_process(limit_bytes: int | None) -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
     try:
         yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        said = refusal_of(error)  # while the limit is in force: afterwards nobody knows what was free under it
+        raise OutOfMemory(str(error), asked_bytes=said.asked_bytes, free_bytes=said.free_bytes) from error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 

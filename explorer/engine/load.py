@@ -12,8 +12,10 @@ is a mean over the batch. Without one the loss is `output.loss`, else the mean o
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,7 +69,7 @@ def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
         built = factory(**arguments)
     except ExplorerError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
             f"The factory of {ref.target} was called with ({said}) and raised {type(error).__name__}: {error}.",
@@ -166,7 +168,23 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     if not callable(factory):
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, functions) or _list(functions))
+    _refuse_strangers(ref, factory)
     return factory, _arguments(ref, getattr(module, "SIZES", None))
+
+
+def _refuse_strangers(ref: ModelRef, factory: Factory) -> None:
+    """Arguments that the factory does not take, by its signature."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return
+    if strangers := [name for name in ref.arguments if name not in parameters]:
+        raise ModelNotLoaded(
+            f"{ref.target} has no argument {', '.join(map(repr, strangers))}.",
+            hint=nearest(strangers[0], parameters) or _list(list(parameters)) or "Its factory takes no arguments.",
+        )
 
 
 def _arguments(ref: ModelRef, sizes: Any) -> dict[str, Any]:
@@ -179,12 +197,6 @@ def _arguments(ref: ModelRef, sizes: Any) -> dict[str, Any]:
     size = ref.size or ("small" if "small" in sizes else next(iter(sizes), None))
     if size is not None and size not in sizes:
         raise ModelNotLoaded(f"{ref.target} has no size {size!r}.", hint=_list(list(sizes)))
-    known = {key for each in sizes.values() for key in each}
-    if strangers := [key for key in ref.arguments if known and key not in known]:
-        raise ModelNotLoaded(
-            f"{ref.target} has no argument {', '.join(map(repr, strangers))}.",
-            hint=nearest(strangers[0], known) or _list(sorted(known)),
-        )
     return {**(sizes[size] if size is not None else {}), **ref.arguments}
 
 
@@ -199,7 +211,7 @@ def _from_file(where: str) -> Any:
         near = nearest(Path(where).name, [p.name for p in Path(where).parent.glob("*.py")])
         raise ModelNotLoaded(f"There is no file {where}.", hint=near or "Give a path from here, or an absolute one.")
     path = path.resolve()
-    name = f"explorer_model_{path.stem}_{abs(hash(str(path))):x}"
+    name = f"explorer_model_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"  # pickle finds classes by it
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ModelNotLoaded(f"{where} is not a Python file.")
@@ -208,7 +220,7 @@ def _from_file(where: str) -> Any:
     sys.path.insert(0, str(path.parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelNotLoaded(
             f"{where} was imported and raised {type(error).__name__}: {error}.", hint="Run the file in Python first."

@@ -61,6 +61,24 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
     return kind(**arguments)
 
 
+def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
+    """A class's own defaults can mean seven billion parameters: built without memory first, then compared with it."""
+    try:
+        with torch.device("meta"):
+            empty = _model(transformers, settings)
+        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except ModelNotLoaded:
+        raise
+    except Exception:
+        return  # some models compute in their constructor: those have to be tried
+    n_bytes = sum(parameter.nbytes for parameter in empty.parameters())
+    if n_bytes > free_bytes:
+        raise ModelNotLoaded(
+            f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB of memory are free.",
+            hint="Make it smaller by arguments of the configuration, such as num_hidden_layers=2 hidden_size=256.",
+        )
+
+
 def _model(transformers: Any, settings: Any) -> Any:
     for name in AUTO:
         auto = getattr(transformers, name)

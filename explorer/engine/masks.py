@@ -29,10 +29,6 @@ _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)
 _WITH_MASK = (torch.ops.aten.native_dropout, torch.ops.aten._fused_dropout)
 
 
-def _runs_again(block: int, frame: Frame) -> bool:
-    return bool(frame.reruns) and frame.reruns[-1] == block
-
-
 @dataclass
 class _Call:
     """One call of a unit: its draws by the innermost block that made them, in order."""
@@ -41,7 +37,15 @@ class _Call:
     """Its first block."""
     last: int
     again: bool
+    is_segment: bool = False
     draws: dict[str, list[Tensor]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def ends_with(self) -> int | None:
+        """The block whose end ends the call; a segment that runs again ends with its scope."""
+        if self.again:
+            return None if self.is_segment else self.unit
+        return self.last
 
 
 class DrawWatch(TorchDispatchMode):
@@ -49,9 +53,11 @@ class DrawWatch(TorchDispatchMode):
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:
         super().__init__()
-        self._scopes = BlockScopes(model, self)
+        segments = [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
+        self._scopes = BlockScopes(model, self, segments=segments)
         index = self._scopes.index
         self._last = {index[unit.blocks[0]]: index[unit.blocks[-1]] for unit in policy.units}
+        self._segments = {index[fqn] for fqn in segments}
         self._open: list[_Call] = []
         self._waiting: dict[int, list[_Call]] = defaultdict(list)
         self._found: dict[str, MaskDiff] = {}
@@ -68,19 +74,25 @@ class DrawWatch(TorchDispatchMode):
             yield self
 
     def entered(self, block: int, frame: Frame) -> None:
-        again = _runs_again(block, frame)
-        # A segment's first block also enters by its own hook, inside the scope of the segment.
-        inside = again and any(call.again and call.unit == block for call in self._open)
-        if block in self._last and not inside:
+        again = bool(frame.reruns) and frame.reruns[-1] == block
+        if block in self._last and not (again and block in self._segments):
             self._open.append(_Call(block, self._last[block], again))
 
     def left(self, block: int, frame: Frame) -> None:
-        if not self._open or _runs_again(block, frame):
-            return
-        call = self._open[-1]
-        if block != (call.unit if call.again else call.last):
-            return
-        self._open.pop()
+        if self._open and block == self._open[-1].ends_with:
+            self._close()
+
+    def rerun_changed(self, frame: Frame) -> None:
+        n_running = sum(unit in self._segments for unit in frame.reruns)
+        n_open = sum(call.again and call.unit in self._segments for call in self._open)
+        if n_running > n_open:
+            segment = frame.reruns[-1]
+            self._open.append(_Call(segment, self._last[segment], again=True, is_segment=True))
+        else:
+            self._close()
+
+    def _close(self) -> None:
+        call = self._open.pop()
         waiting = self._waiting[call.unit]
         if not call.again:
             waiting.append(call)

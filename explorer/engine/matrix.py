@@ -10,16 +10,17 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from explorer.engine.cell_process import cells_apart
 from explorer.engine.derivatives import DERIVATIVES, Derivative
 from explorer.engine.describe import describe
+from explorer.engine.determinism import deterministic_kernels
 from explorer.engine.diffs import Tensors, Yardstick, differences
 from explorer.engine.equivalence import coarsest_epsilon
 from explorer.engine.load import Loaded, load
 from explorer.engine.step import left_as_found, prepare
-from explorer.errors import BadInput, Cancelled
+from explorer.errors import Cancelled
 from explorer.record.comparison import GradientDiff
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, DerivativeMatrix, Variant
 from explorer.record.policy import KEEP_ALL, Policy
@@ -37,13 +38,9 @@ VARIANTS: tuple[Variant, ...] = ("keep", "recompute", "reentrant", "selective")
 def derivative_matrix(spec: RunSpec, report: Report = silent) -> DerivativeMatrix:
     """Every derivative under every variant of the units that `spec.policy` names; all repeats where it names none.
 
-    Raises what loading and describing the model raise, and BadInput where it has no block to recompute.
+    Raises what loading and describing the model raise.
     """
-    if not spec.policy.units:
-        blocks = describe(spec.model, seed=spec.seed, report=report).repeats
-        if not blocks:
-            raise BadInput("The model has no block to recompute.", hint="Name blocks in the policy.")
-        spec = msgspec.structs.replace(spec, policy=Policy.recompute(blocks))
+    spec = with_units(spec, report)
     total = len(DERIVATIVES) * len(VARIANTS)
     cells: list[DerivativeCell] = []
     with left_as_found():
@@ -53,6 +50,14 @@ def derivative_matrix(spec: RunSpec, report: Report = silent) -> DerivativeMatri
     order = [(derivative, variant) for derivative in DERIVATIVES for variant in VARIANTS]
     cells.sort(key=lambda cell: order.index((cell.derivative, cell.variant)))
     return DerivativeMatrix(spec=spec, blocks=spec.policy.blocks, cells=tuple(cells))
+
+
+def with_units(spec: RunSpec, report: Report) -> RunSpec:
+    """`spec` with all repeats recomputed where its policy names nothing."""
+    if spec.policy.units:
+        return spec
+    blocks = describe(spec.model, seed=spec.seed, report=report).repeats
+    return replace(spec, policy=replace(spec.policy, units=Policy.recompute(blocks).units))
 
 
 def _cells(spec: RunSpec, report: Report, done: list[DerivativeCell]) -> Iterator[DerivativeCell]:
@@ -83,18 +88,17 @@ class Bench:
         if derivative not in self._kept:
             self._kept[derivative] = self._run(derivative, _with(self.spec, "keep"))
         expected, found = self._kept[derivative], self._run(derivative, _with(self.spec, variant))
-        about = {"derivative": derivative, "variant": variant}
+        cell = DerivativeCell(derivative=derivative, variant=variant, outcome="raises", sentence="")
         if isinstance(found, Exception):
-            return DerivativeCell(**about, outcome="raises", sentence=in_one_line(found))
+            return replace(cell, sentence=in_one_line(found))
         if isinstance(expected, Exception):
-            said = f"keep itself raises: {in_one_line(expected)}"
-            return DerivativeCell(**about, outcome="not run", sentence=said)
-        return self._judged(about, expected, found)
+            return replace(cell, outcome="not run", sentence=f"keep itself raises: {in_one_line(expected)}")
+        return self._judged(cell, expected, found)
 
-    def _judged(self, about: dict[str, str], expected: Derivative, found: Derivative) -> DerivativeCell:
+    def _judged(self, cell: DerivativeCell, expected: Derivative, found: Derivative) -> DerivativeCell:
         diffs = differences(GradientDiff, expected, found, Yardstick(epsilon=coarsest_epsilon(self.spec)))
         if not all(diff.bitwise for diff in diffs):
-            diffs = differences(GradientDiff, expected, found, self._yardstick(about["derivative"]))
+            diffs = differences(GradientDiff, expected, found, self._yardstick(cell.derivative))
         verdicts = {diff.verdict for diff in diffs}
         outcome: CellOutcome = "bitwise equal" if verdicts <= {"bitwise equal", "not comparable"} else "rounding"
         if "different" in verdicts:
@@ -103,14 +107,14 @@ class Bench:
         missing = [diff.name for diff in wrong if diff.presence == "baseline only"]
         worst = missing[0] if missing else max(wrong, key=lambda diff: diff.max_abs or 0.0).name if wrong else ""
         distance = distance_of(expected, found)
-        return DerivativeCell(
-            **about, outcome=outcome, n_tensors=len(diffs), n_equal=len(diffs) - len(wrong), worst=worst,
+        return replace(
+            cell, outcome=outcome, n_tensors=len(diffs), n_equal=len(diffs) - len(wrong), worst=worst,
             relative_norm=distance, sentence=_sentence(outcome, distance, len(missing), len(diffs)),
         )  # fmt: skip
 
     def _yardstick(self, derivative: DerivativeKind) -> Yardstick:
         if derivative not in self._exact:
-            exact = msgspec.structs.replace(_with(self.spec, "keep"), dtype="float64", autocast="none")
+            exact = replace(_with(self.spec, "keep"), dtype="float64", autocast="none")
             self._exact[derivative] = self._run(derivative, exact)
         reference = self._exact[derivative]
         known: Derivative = {} if isinstance(reference, Exception) else reference
@@ -118,7 +122,8 @@ class Bench:
 
     def _run(self, derivative: DerivativeKind, spec: RunSpec) -> Derivative | Exception:
         try:
-            found = DERIVATIVES[derivative](prepare(spec, self.loaded))
+            with deterministic_kernels():
+                found = DERIVATIVES[derivative](prepare(spec, self.loaded))
         except Cancelled:
             raise
         except Exception as error:  # the exception is what this cell was run for
@@ -153,14 +158,14 @@ def _with(spec: RunSpec, variant: Variant) -> RunSpec:
         policy = KEEP_ALL
     elif variant == "selective":
         units = tuple(
-            msgspec.structs.replace(unit, action="save_ops", save_ops=unit.save_ops or KEPT_OPS)
+            replace(unit, action="save_ops", save_ops=unit.save_ops or KEPT_OPS)
             for unit in policy.units
         )
-        policy = msgspec.structs.replace(policy, units=units, use_reentrant=False)
+        policy = replace(policy, units=units, use_reentrant=False)
     else:
-        units = tuple(msgspec.structs.replace(unit, action="recompute", save_ops=()) for unit in policy.units)
-        policy = msgspec.structs.replace(policy, units=units, use_reentrant=variant == "reentrant")
-    return msgspec.structs.replace(spec, policy=policy, plan=None)
+        units = tuple(replace(unit, action="recompute", save_ops=()) for unit in policy.units)
+        policy = replace(policy, units=units, use_reentrant=variant == "reentrant")
+    return replace(spec, policy=policy, plan=None)
 
 
 def _sentence(outcome: CellOutcome, distance: float | None, n_missing: int, n_tensors: int) -> str:

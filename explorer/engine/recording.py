@@ -78,9 +78,13 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     return run
 
 
-def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
-    """One step under both instruments; what was recorded until a failure is kept."""
-    trainee.model.zero_grad(set_to_none=True)
+def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradients: bool = False) -> None:
+    """One step under both instruments; what was recorded until a failure is kept.
+
+    `keep_gradients` starts with the gradients of the step before, as a loop does that clears them late.
+    """
+    if not keep_gradients:
+        trainee.model.zero_grad(set_to_none=True)
     recorder, tracker = device.recorder(), tracker_of(trainee)
     probes: list[Probe] = []
     with _failures_kept(run), recorder:
@@ -98,7 +102,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
     log = recorder.log
     if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
         run.failure = out_of_memory(log.refusal, run.failure.traceback)
-    found = attribute(log, tracker, clock_skew_ns(log, tuple(probes)))
+    found = attribute(log, tracker, clock_skew_ns(log, probes))
     run.tracker, run.attribution = tracker, found
     run.log = log
     if log.n_lost:

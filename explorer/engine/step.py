@@ -79,15 +79,20 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """One whole step; returns the loss (mean over the batch). What the model raises passes through as it is."""
-    loss = forward_backward(trainee, on_phase)
+    losses = _gradients(trainee, on_phase)
     if trainee.optimizer is not None:
         on_phase("optimizer")
         trainee.optimizer.step()
-    return loss
+    return sum(loss.item() for loss in losses)
 
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """The step without its optimizer; gradients start as None and are added up over the microbatches."""
+    return sum(loss.item() for loss in _gradients(trainee, on_phase))
+
+
+def _gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
+    """The losses, still on the device: reading one would make the host wait in the middle of the step."""
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []
@@ -100,7 +105,7 @@ def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
         on_phase("backward")
         loss.backward()
         del loss
-    return sum(loss.item() for loss in losses)
+    return losses
 
 
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:

@@ -120,6 +120,7 @@ class Tracker(TorchDispatchMode):
         references_of_the_last_holder()
         self.tag(self._existing)
         self.n_existing = len(self.n_bytes)
+        self._existing.clear()  # or nothing that was there could ever die
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 self._hooks.append(
@@ -141,7 +142,6 @@ class Tracker(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         self._live.clear()
-        self._existing.clear()
 
     def on_phase(self, phase: Phase) -> None:
         """The step crosses a border; see `step.OnPhase`."""

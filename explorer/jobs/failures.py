@@ -45,7 +45,8 @@ def failure_of(error: BaseException, *, timed_out: bool = False) -> Failure:
     if (memory := _out_of_memory(error)) is not None:
         error = memory
     if isinstance(error, ExplorerError):
-        kind = next((kind for type_, kind in _KINDS if isinstance(error, type_)), "internal")
+        kinds = [kind for type_, kind in _KINDS if isinstance(error, type_)]
+        kind: FailureKind = kinds[0] if kinds else "internal"
         return Failure(
             kind="time-out" if timed_out and kind == "cancelled" else kind,
             sentence=error.sentence,

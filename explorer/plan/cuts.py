@@ -69,9 +69,9 @@ def stages_by(
 ) -> Stages:
     """Stages of equal parameters, time or memory.
 
-    by-time takes the profile's milliseconds, and without a profile the counted FLOPs of forward. by-memory weighs what a
-    stage holds at the schedule's in-flight microbatches: parameters, their gradients and saved bytes under the policy;
-    `pressure` is policy and rows (without: every microbatch in flight once, all kept). Raises InvalidPlan.
+    by-time takes the profile's milliseconds, and without a profile the counted FLOPs of forward. by-memory weighs
+    what a stage holds at the schedule's in-flight microbatches: parameters, their gradients and saved bytes under the
+    policy; `pressure` is policy and rows (without: one whole batch in flight, all kept). Raises InvalidPlan.
     """
     groups = atoms(graph)
     if rule == "by-memory":
@@ -96,10 +96,12 @@ def n_in_flight(rows: Rows) -> tuple[int, ...]:
 
 
 def check_stages(graph: ModelGraph, stages: Stages) -> None:
-    """Every block of the spine in exactly one stage, in order, cut at legal places. Raises InvalidPlan with all faults."""
+    """Every block of the spine in exactly one stage, in order, legally cut. Raises InvalidPlan with all faults."""
     named = [fqn for stage in stages for fqn in stage]
     faults = [f"stage {j} is empty" for j, stage in enumerate(stages) if not stage]
-    faults += [f"{fqn!r} is not on the model's spine. {nearest(fqn, graph.spine)}" for fqn in named if fqn not in graph.spine]
+    faults += [
+        f"{fqn!r} is not on the model's spine. {nearest(fqn, graph.spine)}" for fqn in named if fqn not in graph.spine
+    ]
     faults += [f"{fqn!r} is in no stage" for fqn in graph.spine if fqn not in named]
     faults += [f"{fqn!r} is in two stages" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
     if not faults and tuple(named) != graph.spine:

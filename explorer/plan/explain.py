@@ -253,9 +253,11 @@ def _largest(at: Ledger) -> list[tuple[Role, int]]:
 
 
 def _toggle(case: _Case, fqn: str) -> str:
-    """The block a person would toggle to reach `fqn`."""
+    """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
     known = case.graph.repeats if case.graph else ()
-    return next((block for block in known if is_within(fqn, block)), fqn)
+    parts = fqn.split(".")
+    entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return next((block for block in known if is_within(fqn, block)), ".".join(parts[: entry + 1]))
 
 
 def _unit(fqns: tuple[str, ...]) -> str:

@@ -43,7 +43,7 @@ def run_files(spec: RunSpec, folder: Path) -> dict[str, str]:
     command = torchrun_command(spec, folder)
     script = (
         "#!/bin/sh\n"
-        "# One rank a process. On several machines run this on each of them, with the same folder in place, and add to\n"
+        "# One rank a process. On several machines run this on each, with the same folder in place, and add to\n"
         "# torchrun: --nnodes N --node-rank R --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400\n"
         "# and the number of ranks of one machine to --nproc-per-node. Copy the results to one place afterwards.\n"
         "set -e\n"

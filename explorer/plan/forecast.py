@@ -30,7 +30,8 @@ class Forecaster:
         replay, baseline = self._replay, self._baseline
         if replay is None:
             return Forecast(flop_ratio=self._flop_ratio(policy))
-        freed, stays = {}, []
+        freed: dict[str, int] = {}
+        stays: list[Stay] = []
         for fqn in outermost(policy):
             own = self._of(replay, fqn)
             freed[fqn] = sum(stay.n_bytes for stay in own)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from explorer.plan.hazard_case import Case, is_under, some
+from explorer.plan.hazard_case import Case, innermost, is_under, some
 from explorer.record.hazard import Hazard
 
 Rule = Callable[[Case], Iterator[Hazard]]
@@ -22,8 +22,8 @@ def dropout_redrawn(case: Case) -> Iterator[Hazard]:
     if drawing and not case.policy.preserve_rng_state and case.trains:
         yield Hazard(
             rule="dropout-redrawn", severity="error", blocks=drawing,
-            sentence=f"preserve_rng_state is off, so {some(drawing)} draws other random numbers when it runs again: "
-            "the gradients belong to another forward.",
+            sentence="preserve_rng_state is off, so the recompute draws other random numbers than forward did, in "
+            f"{some(drawing)}: the gradients belong to another forward.",
             remedy="Switch preserve_rng_state on.",
         )  # fmt: skip
 
@@ -41,8 +41,8 @@ def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
         if blocks and name.strip("`") not in registered:
             yield Hazard(
                 rule=rule, severity="error", blocks=blocks,
-                sentence=f"{some(blocks)} draws from {source}, which torch does not set back: it draws other numbers "
-                "when it runs again.",
+                sentence=f"Random numbers in {some(blocks)} come from {source}, which torch does not set back: the "
+                "recompute draws others.",
                 remedy=f"Name {name} in the policy's restore_rng, or draw from torch's default generator.",
             )  # fmt: skip
 
@@ -54,8 +54,8 @@ def rng_of_other_devices(case: Case) -> Iterator[Hazard]:
     if named and case.on_cuda and case.policy.preserve_rng_state and not case.policy.use_reentrant:
         yield Hazard(
             rule="rng-of-other-devices", severity="warning", blocks=named,
-            sentence=f"{some(named)} gets its tensors as keyword arguments only, and torch saves the generators of "
-            "positional tensors' devices: dropout on the GPU may be drawn anew.",
+            sentence=f"All tensors reach {some(named)} as keyword arguments, and torch saves the generators of "
+            "positional tensors' devices alone: dropout on the GPU is drawn anew.",
             remedy="Pass one tensor by position.",
         )  # fmt: skip
 
@@ -65,8 +65,8 @@ def running_statistics(case: Case) -> Iterator[Hazard]:
     if blocks and case.trains and case.policy.running_stats == "every_forward":
         yield Hazard(
             rule="running-statistics", severity="error", blocks=blocks,
-            sentence=f"Running statistics of {some(blocks)} move at every forward, so twice a step where it runs "
-            "again: gradients stay equal, the model in eval mode does not.",
+            sentence=f"Running statistics of {some(blocks)} move at every forward, so twice a step: gradients stay "
+            "equal, the model in eval mode does not.",
             remedy="Set running_stats to once.",
         )  # fmt: skip
 
@@ -77,8 +77,8 @@ def moved_buffers(case: Case) -> Iterator[Hazard]:
     if blocks and case.trains:
         yield Hazard(
             rule="moved-buffers", severity="error", blocks=blocks,
-            sentence=f"forward of {some(blocks)} changes a buffer that is not a running statistic; running it again "
-            "changes it twice, and what reads the buffer computes another gradient.",
+            sentence=f"The forward of {some(blocks)} changes a buffer that is not a running statistic; running it "
+            "again changes it twice, and what reads the buffer computes another gradient.",
             remedy="Keep these blocks, or skip the update while explorer.is_recomputing().",
         )  # fmt: skip
 
@@ -88,8 +88,8 @@ def moved_attributes(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="moved-attributes", severity="warning", blocks=blocks,
-            sentence=f"forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, a "
-            "cache); running it again changes it once more.",
+            sentence=f"The forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, "
+            "a cache); running it again changes it once more.",
             remedy="Skip the update while explorer.is_recomputing(), or keep these blocks.",
         )  # fmt: skip
 
@@ -99,8 +99,8 @@ def kept_cache(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="kept-cache", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} appends to a key/value cache; running it again appends once more, so shapes or "
-            "values differ from forward.",
+            sentence=f"A key/value cache passes through {some(blocks)}; running again appends to it once more, so "
+            "shapes or values differ from forward.",
             remedy="Train with use_cache=False.",
         )  # fmt: skip
 
@@ -111,8 +111,8 @@ def changed_inputs(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="changed-inputs", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} writes into the tensor that it is given, which is what checkpointing keeps to "
-            "run it again.",
+            sentence=f"The forward of {some(blocks)} writes into the tensor that it is given, which is what "
+            "checkpointing keeps to run it again.",
             remedy="Use the out-of-place operation, or start the unit one block earlier.",
         )  # fmt: skip
 
@@ -122,7 +122,7 @@ def never_called(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="never-called", severity="warning", blocks=blocks,
-            sentence=f"{some(blocks)} was never called as a module in the observed forward: naming it has no effect.",
+            sentence=f"The observed forward never calls {some(blocks)} as a module: to name it has no effect.",
             remedy="Name its children, or the block around it.",
         )  # fmt: skip
 
@@ -133,8 +133,8 @@ def random_last(case: Case) -> Iterator[Hazard]:
     if last and case.policy.early_stop and not case.policy.use_reentrant and case.trains:
         yield Hazard(
             rule="random-last", severity="error", blocks=last,
-            sentence=f"{some(last)} ends in RReLU, whose noise is filled after early stop has left the block: backward "
-            "reads memory that nobody wrote.",
+            sentence=f"The noise of RReLU at the end of {some(last)} is filled in after early stop has left the "
+            "block: backward reads memory that nobody wrote.",
             remedy="Switch early_stop off, or end the unit one block later.",
         )  # fmt: skip
 
@@ -145,24 +145,24 @@ def selective(case: Case) -> Iterator[Hazard]:
             continue
         blocks = unit.blocks
         drawing = tuple(op for op in unit.save_ops if any(word in op for word in RANDOM_OPS))
-        inplace = tuple(op for op in unit.save_ops if op.split(".")[1 if op.startswith("aten.") else 0].endswith("_"))
+        inplace = tuple(op for op in unit.save_ops if any(part.endswith("_") for part in op.split(".")))
         if drawing:
             yield Hazard(
                 rule="selective-random", severity="error", blocks=blocks,
-                sentence=f"{some(drawing)} is kept in {some(blocks)}, so it does not draw at recompute, and what is "
-                "drawn after it gets its random numbers.",
+                sentence=f"The results of {some(drawing)} are kept in {some(blocks)}, so nothing is drawn for them at "
+                "recompute, and what draws later gets their random numbers.",
                 remedy="Keep matrix products, not random operations.",
             )  # fmt: skip
         elif inplace:
             yield Hazard(
                 rule="selective-in-place", severity="error", blocks=blocks,
-                sentence=f"{some(inplace)} writes in place: torch refuses a kept result that was changed afterwards.",
+                sentence=f"To keep {some(inplace)} is to keep a result that is written in place: torch refuses it.",
                 remedy="Keep operations that return a new tensor.",
             )  # fmt: skip
         yield Hazard(
             rule="selective-once", severity="note", blocks=blocks,
-            sentence=f"Selective checkpointing gives {some(blocks)} one backward: a second one, retain_graph or a "
-            "Hessian-vector product raises.",
+            sentence=f"Selective checkpointing gives {some(blocks)} one backward: a second one or a Hessian-vector "
+            "product raises. So does a kept result that the block changes in place afterwards.",
             remedy="Recompute the whole block where you need second order.",
         )  # fmt: skip
 
@@ -178,12 +178,12 @@ def unchecked_recompute(case: Case) -> Iterator[Hazard]:
 
 
 def mode_flips(case: Case) -> Iterator[Hazard]:
-    modal = tuple(b.fqn for b in case.rerun if b.uses_rng or b.running_statistics)
+    modal = innermost(b.fqn for b in case.rerun if b.uses_rng or b.running_statistics)
     if modal and case.policy.use_reentrant and case.trains:
         yield Hazard(
             rule="mode-flips", severity="warning", blocks=modal,
-            sentence=f"model.eval() between forward and backward makes {some(modal)} run again in eval mode, and "
-            "reentrant checkpointing does not notice.",
+            sentence=f"After model.eval() between forward and backward the recompute of {some(modal)} is in eval "
+            "mode, and reentrant checkpointing does not notice.",
             remedy="Call eval() after backward, or set use_reentrant to False, which raises.",
         )  # fmt: skip
 

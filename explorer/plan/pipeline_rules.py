@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from explorer.plan.hazard_case import Case, innermost, some
 from explorer.plan.hazard_rules import Rule
+from explorer.plan.schedules import default_ranks
 from explorer.record.graph import Block
 from explorer.record.hazard import Hazard
 from explorer.record.plan import PipelinePlan
@@ -13,7 +14,8 @@ from explorer.record.plan import PipelinePlan
 ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
 """Schedules that split backward into an input part and a weight part."""
 
-NEEDS_AS_MANY_MICROBATCHES = ("1F1B", "Interleaved1F1B", *ZERO_BUBBLE)
+NEEDS_AS_MANY_MICROBATCHES = ("1F1B", "DualPipeV")
+NEEDS_EQUAL_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 
 
 def indivisible_batch(case: Case) -> Iterator[Hazard]:
@@ -30,13 +32,26 @@ def indivisible_batch(case: Case) -> Iterator[Hazard]:
 
 def few_microbatches(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
-    n_ranks = plan.n_ranks or len(plan.stages)
-    if plan.schedule in NEEDS_AS_MANY_MICROBATCHES and plan.n_microbatches < n_ranks:
+    n_stages = len(plan.stages)
+    if plan.schedule in NEEDS_AS_MANY_MICROBATCHES and plan.n_microbatches < n_stages:
         yield Hazard(
             rule="few-microbatches", severity="error", blocks=(),
-            sentence=f"{plan.schedule} with {plan.n_microbatches} microbatches on {n_ranks} ranks: the pipeline "
+            sentence=f"{plan.schedule} with {plan.n_microbatches} microbatches for {n_stages} stages: the pipeline "
             "never fills, and torch refuses it.",
-            remedy=f"Use at least {n_ranks} microbatches, or the schedule GPipe.",
+            remedy=f"Use at least {n_stages} microbatches, or the schedule GPipe.",
+        )  # fmt: skip
+
+
+def uneven_rounds(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    n_ranks = plan.n_ranks or default_ranks(plan.schedule, len(plan.stages))
+    n_rounds = max(1, plan.n_microbatches // n_ranks)
+    if plan.schedule in NEEDS_EQUAL_ROUNDS and plan.n_microbatches % n_rounds:
+        yield Hazard(
+            rule="uneven-rounds", severity="error", blocks=(),
+            sentence=f"{plan.schedule} sends microbatches in rounds of about {n_ranks}: {plan.n_microbatches} do not "
+            f"divide into {n_rounds} rounds.",
+            remedy=f"Use a multiple of {n_ranks} microbatches.",
         )  # fmt: skip
 
 
@@ -63,22 +78,22 @@ def shared_across_a_cut(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="shared-across-a-cut", severity="warning", blocks=blocks,
-            sentence=f"{some(blocks)} shares parameters across a cut: each stage holds a copy with a part of the "
-            "gradient, and torch.distributed.pipelining does not add them up.",
+            sentence=f"Parameters of {some(blocks)} are shared across a cut: each stage holds a copy with a part of "
+            "the gradient, and torch.distributed.pipelining does not add them up.",
             remedy="Keep both on one stage, or add the parts after backward, as the explorer's engines do.",
         )  # fmt: skip
 
 
 def statistics_per_microbatch(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
-    blocks = tuple(block.fqn for block in case.graph.blocks if block.running_statistics and block.fqn in case.stage_of)
+    blocks = innermost(b.fqn for b in case.graph.blocks if b.running_statistics and b.fqn in case.stage_of)
     if not blocks or plan.n_microbatches < 2 or not case.trains:
         return
     moved = "once a batch" if plan.deferred_batch_norm else f"{plan.n_microbatches} times a batch"
     yield Hazard(
         rule="statistics-per-microbatch", severity="warning", blocks=blocks,
-        sentence=f"{some(blocks)} normalises each microbatch by its own mean and variance, so gradients differ from "
-        f"those of the whole batch; running statistics move {moved}.",
+        sentence=f"Each microbatch is normalised by its own mean and variance in {some(blocks)}, so gradients differ "
+        f"from those of the whole batch; running statistics move {moved}.",
         remedy="Compare with the microbatched baseline; deferred_batch_norm mends the running statistics, a norm "
         "without batch statistics (GroupNorm, LayerNorm) mends both.",
     )  # fmt: skip
@@ -86,12 +101,12 @@ def statistics_per_microbatch(case: Case) -> Iterator[Hazard]:
 
 def masks_by_order(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
-    blocks = tuple(block.fqn for block in case.graph.blocks if block.uses_rng and block.fqn in case.stage_of)
+    blocks = innermost(block.fqn for block in case.graph.blocks if block.uses_rng and block.fqn in case.stage_of)
     if blocks and not plan.keyed_rng and case.trains:
         yield Hazard(
             rule="masks-by-order", severity="warning", blocks=blocks,
-            sentence=f"keyed_rng is off: {some(blocks)} draws in the order in which the schedule runs, so masks differ "
-            "from those of the unsplit model.",
+            sentence=f"keyed_rng is off: random numbers of {some(blocks)} are drawn in the order in which the schedule "
+            "runs, so masks differ from those of the unsplit model.",
             remedy="Switch keyed_rng on.",
         )  # fmt: skip
 
@@ -126,7 +141,7 @@ def cache_between_microbatches(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="cache-between-microbatches", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} keeps a key/value cache: the next microbatch would attend to this one.",
+            sentence=f"A key/value cache passes through {some(blocks)}: the next microbatch would attend to this one.",
             remedy="Train with use_cache=False.",
         )  # fmt: skip
 
@@ -153,6 +168,6 @@ def _plan(case: Case) -> PipelinePlan:
 
 
 PIPELINE_RULES: tuple[Rule, ...] = (
-    indivisible_batch, few_microbatches, refused_cut, shared_across_a_cut, statistics_per_microbatch, masks_by_order,
-    reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
+    indivisible_batch, few_microbatches, uneven_rounds, refused_cut, shared_across_a_cut, statistics_per_microbatch,
+    masks_by_order, reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
 )  # fmt: skip

@@ -246,3 +246,10 @@ class _Plain(yaml.SafeDumper):
         items = list(sequence)
         flow = all(isinstance(item, bool | int | float | str) for item in items) and len(items) <= 8
         return super().represent_sequence(tag, items, flow_style=flow)
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Between single quotes PyYAML folds U+0085 like a line break, and reads back a space.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Plain.add_representer(str, _Plain.represent_str)

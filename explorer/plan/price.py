@@ -33,7 +33,10 @@ def prices(measurement: Measurement, blocks: Iterable[str] | None = None) -> tup
     """Prices of the kept `blocks` (by default every block that saves something) and of every recomputed unit.
 
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
-    where no timeline was recorded. Predicted; see the tests for its error against real runs.
+    where no timeline was recorded.
+
+    Predicted. A checkpoint also keeps its input: where nobody else held that (a cell that copies it), the real peak is
+    higher by the input's bytes, which no timeline shows.
     """
     log = measurement.allocations
     if log is None or not measurement.phases or not len(log.n_bytes):
@@ -65,6 +68,8 @@ class Replay:
     born: Bytes
     died: Bytes
     role: Bytes
+    kind: Bytes
+    """One number for each pair of block and operator."""
     births: Bytes
     """Ticks at which anything is born, ascending, and the tick behind the last."""
     early_stop: bool
@@ -77,8 +82,9 @@ class Replay:
         rank[order] = np.arange(len(order))
         ranks = rank[array_of(log.block)]
         by_block = np.lexsort((array_of(log.born), ranks))
-        columns = (array_of(values)[by_block] for values in (log.n_bytes, log.born, log.died, log.role))
-        size, born, died, role = columns
+        kinds = array_of(log.block) * len(log.ops) + array_of(log.op)
+        columns = (array_of(log.n_bytes), array_of(log.born), array_of(log.died), array_of(log.role), kinds)
+        size, born, died, role, kind = (values[by_block] for values in columns)
         return cls(
             line=held(log),
             phase=_phase_of_tick(measurement.phases, log.n_ticks),
@@ -88,6 +94,7 @@ class Replay:
             born=born,
             died=died,
             role=role,
+            kind=kind,
             births=np.append(np.sort(born), log.n_ticks + 1),
             early_stop=measurement.spec.policy.early_stop,
         )
@@ -138,13 +145,18 @@ def stays_of(measurement: Measurement, replay: Replay, fqn: str) -> list[Stay]:
     )
     if bill is None or not len(saved):
         return []
-    n_calls = bill.n_forward if bill.n_forward and len(saved) % bill.n_forward == 0 else 1
     saved = saved[np.argsort(born[saved], kind="stable")]
+    calls = _calls(saved, replay.kind[here][saved], max(bill.n_forward, 1))
     later = born[(replay.phase[born] >= RECOMPUTE) & (born > 0)]
     stays: list[Stay] = []
     before = 0
-    for call in np.split(saved, n_calls):
-        inside, begins = _own(call, died, later[later > born[call[-1]]], alone=n_calls == 1)
+    output = int(np.where(forward, born, 0).argmax())
+    for call in calls:
+        if len(calls) == 1:
+            inside, begins = _own(call[call != output], died, later[later > born[call[-1]]])
+        else:
+            inside = call[:-1] if len(call) > 1 else call
+            begins = int(died[inside].min())
         if len(inside):
             last = int(born[inside].max())
             until = last if replay.early_stop else int(born[call[-1]])
@@ -155,16 +167,28 @@ def stays_of(measurement: Measurement, replay: Replay, fqn: str) -> list[Stay]:
     return stays
 
 
-def _own(call: NDArray[np.intp], died: Bytes, backward_births: Bytes, *, alone: bool) -> tuple[NDArray[np.intp], int]:
+def _calls(saved: NDArray[np.intp], kind: Bytes, n_calls: int) -> list[NDArray[np.intp]]:
+    """`saved`, in order of birth, call by call. The record does not name the calls: what each saves once begins one."""
+    if n_calls == 1:
+        return [saved]
+    _, first, counts = np.unique(kind, return_index=True, return_counts=True)
+    once = first[counts == n_calls]
+    if not len(once):
+        return [call for call in np.array_split(saved, n_calls) if len(call)]
+    starts = np.flatnonzero(kind == kind[once.min()])
+    return np.split(saved, starts[1:])
+
+
+def _own(saved: NDArray[np.intp], died: Bytes, backward_births: Bytes) -> tuple[NDArray[np.intp], int]:
     """What only the block itself still holds when its backward begins, and the tick of that.
 
-    What dies earlier is its output, held by the blocks behind it: recompute would not free that.
+    What dies earlier is held by the blocks behind it, and so is the block's output, which its own graph may hold as
+    well (a ReLU): recompute would free neither.
     """
-    if alone and len(backward_births):
-        begins = int(backward_births.min())
-        return call[died[call] >= begins], begins
-    inside = call[:-1] if len(call) > 1 else call
-    return inside, int(died[inside].min())
+    if not len(saved):
+        return saved, 0
+    begins = int(backward_births.min()) if len(backward_births) else int(died[saved].min())
+    return saved[died[saved] >= begins], begins
 
 
 def _most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:

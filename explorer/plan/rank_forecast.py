@@ -1,7 +1,7 @@
 """Memory of one rank, action by action, from what its stages cost.
 
-    parameters + receive buffers + saved activations in flight + gradients + sent tensors torch still holds
-    and, while an action runs, its highest point above that
+parameters + receive buffers + saved activations in flight + gradients + sent tensors torch still holds
+and, while an action runs, its highest point above that
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ def no_gradient_enters(case: Case) -> Iterator[Hazard]:
     if frozen and behind:
         yield Hazard(
             rule="reentrant-frozen", severity="warning", blocks=behind,
-            sentence=f"{some(frozen)} is frozen; where nothing before {some(behind)} trains, its inputs require no "
-            "gradient and reentrant checkpointing trains nothing in it.",
+            sentence=f"The run freezes {some(frozen)}. Where nothing before {some(behind)} trains, its inputs "
+            "require no gradient and reentrant checkpointing trains nothing in it.",
             remedy=_OTHER_VARIANT,
         )  # fmt: skip
 
@@ -36,8 +36,8 @@ def nested_outputs(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="reentrant-nested-outputs", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} returns a dict or a nested structure: reentrant checkpointing does not see the "
-            "tensors inside, so no gradient flows through them.",
+            sentence=f"The output of {some(blocks)} is a dict or a nested structure: reentrant checkpointing does "
+            "not see the tensors inside, so no gradient flows through them.",
             remedy=_OTHER_VARIANT,
         )  # fmt: skip
 
@@ -47,7 +47,7 @@ def keyword_tensors(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="reentrant-keyword-tensors", severity="error", blocks=blocks,
-            sentence=f"{some(blocks)} gets its tensors as keyword arguments: reentrant checkpointing cannot see them.",
+            sentence=f"All tensors reach {some(blocks)} as keyword arguments, which reentrant checkpointing refuses.",
             remedy=_OTHER_VARIANT,
         )  # fmt: skip
 

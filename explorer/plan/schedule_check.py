@@ -51,12 +51,12 @@ def play(rows: Rows) -> list[Action]:
     at = [0] * len(rows)
     while any(at[rank] < len(row) for rank, row in enumerate(rows)):
         ready = [
-            rank
-            for rank, row in enumerate(rows)
-            if at[rank] < len(row) and not _missing(row[at[rank]], done, n_stages)
+            rank for rank, row in enumerate(rows) if at[rank] < len(row) and not _missing(row[at[rank]], done, n_stages)
         ]
         if not ready:
-            raise InvalidPlan(f"The schedule deadlocks: {_waiting(rows, at, done, n_stages)}.", hint="Reorder these rows.")
+            raise InvalidPlan(
+                f"The schedule deadlocks: {_waiting(rows, at, done, n_stages)}.", hint="Reorder these rows."
+            )
         step = [rows[rank][at[rank]] for rank in ready]
         for rank in ready:
             at[rank] += 1

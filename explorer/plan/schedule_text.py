@@ -3,8 +3,8 @@
     0F0 0F1     0B0 0B1       stage 0 runs forward of microbatches 0 and 1, then their backward
         1F0 1B0 1F1 1B1       stage 1 starts later; empty cells are waiting and carry no meaning
 
-`2F0` forward, `2B0` full backward, `2I0` gradient of the stage's input, `2W0` gradient of its weights; B = I + W. torch's
-overlapped pair `(0F1;1B0)OVERLAP_F_B` is read as its two actions, one after the other: that is how one rank runs them.
+`2F0` forward, `2B0` full backward, `2I0` gradient of the stage's input, `2W0` gradient of its weights; B = I + W.
+torch's overlapped pair `(0F1;1B0)OVERLAP_F_B` is read as its two actions, one after the other, as one rank runs them.
 """
 
 from __future__ import annotations
@@ -51,11 +51,8 @@ def parse_rows(rows: Iterable[Sequence[str]]) -> Rows:
         actions: list[Action] = []
         for cell_index, cell in enumerate(row):
             text = cell.strip()
-            if match := _OVERLAP.fullmatch(text):
-                parts = match[1].split(";")
-            else:
-                parts = [text] if text else []
-            for part in parts:
+            match = _OVERLAP.fullmatch(text)
+            for part in match[1].split(";") if match else [text] * bool(text):
                 try:
                     actions.append(parse_action(part))
                 except InvalidPlan:

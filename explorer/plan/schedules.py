@@ -1,7 +1,7 @@
 """Who does what when: the action list of each schedule that torch knows, and the rules every list must keep.
 
-Generated here rather than by torch, because the page predicts without torch and because torch's own listing of 1F1B is not
-what it runs. The lists equal torch's, action for action (tests/plan/test_schedules.py), 1F1B excepted.
+Generated here rather than by torch, because the page predicts without torch and because torch's own listing of 1F1B
+is not what it runs. The lists equal torch's, action for action, 1F1B excepted (test_torch_adapter.py).
 
 | schedule | stages a rank | source |
 |---|---|---|
@@ -57,9 +57,7 @@ def looped_bfs(n_ranks: int, n_microbatches: int, n_local: int = 2) -> Rows:
     rows = []
     for rank in range(n_ranks):
         forward = [
-            Action(stage, "F", i)
-            for stage in range(rank, n_ranks * n_local, n_ranks)
-            for i in range(n_microbatches)
+            Action(stage, "F", i) for stage in range(rank, n_ranks * n_local, n_ranks) for i in range(n_microbatches)
         ]
         rows.append((*forward, *(Action(done.stage, "B", done.microbatch) for done in reversed(forward))))
     return tuple(rows)
@@ -79,7 +77,9 @@ def interleaved(n_ranks: int, n_microbatches: int, n_local: int = 2, *, zero_bub
     return tuple(_interleaved_row(rank, n_ranks, n_microbatches, n_local, zero_bubble) for rank in range(n_ranks))
 
 
-def _interleaved_row(rank: int, n_ranks: int, n_microbatches: int, n_local: int, zero_bubble: bool) -> tuple[Action, ...]:
+def _interleaved_row(
+    rank: int, n_ranks: int, n_microbatches: int, n_local: int, zero_bubble: bool
+) -> tuple[Action, ...]:
     per_round = n_microbatches // max(1, n_microbatches // n_ranks)
     n_ops = n_local * n_microbatches
     hops = (1 if zero_bubble else 2) * (n_ranks - 1 - rank)

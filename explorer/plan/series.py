@@ -27,7 +27,7 @@ class Events:
     """1 allocated, -1 freed, 0 nothing."""
 
 
-def array_of(values: Column[int]) -> Bytes:
+def array_of(values: Column) -> Bytes:
     """A column as a numpy array, without a copy."""
     return np.frombuffer(values, dtype=np.int64) if len(values) else np.empty(0, dtype=np.int64)
 

@@ -49,7 +49,9 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
     """Plays the plan with these costs, memory by rank included. Raises InvalidPlan."""
     rows = rows_of(plan)
     if len(costs) != len(plan.stages):
-        raise InvalidPlan(f"{len(costs)} costs are given for {len(plan.stages)} stages.", hint="Profile the model first.")
+        raise InvalidPlan(
+            f"{len(costs)} costs are given for {len(plan.stages)} stages.", hint="Profile the model first."
+        )
 
     def cost_of(action: Action) -> ActionCost:
         stage = costs[action.stage]
@@ -71,7 +73,8 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
         actions=played.actions,
         ranks=played.ranks,
         memory=tuple(
-            RankForecast(plan, costs, stage_ranks(rows), rank).memory(played.actions, cost_of) for rank in range(len(rows))
+            RankForecast(plan, costs, stage_ranks(rows), rank).memory(played.actions, cost_of)
+            for rank in range(len(rows))
         ),
         critical_path=played.critical_path,
     )

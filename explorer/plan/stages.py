@@ -51,7 +51,7 @@ def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]
         homes = {stage_of.get(fqn) for fqn in cost.blocks}
         if len(homes) != 1 or None in homes:
             raise InvalidPlan(
-                f"{', '.join(cost.blocks)} stay together, but the plan puts them into stages {sorted(map(str, homes))}.",
+                f"{', '.join(cost.blocks)} stay together, but the plan has them in stages {sorted(map(str, homes))}.",
                 hint="Cut only at legal cut points, and profile the model that the plan was made for.",
             )
         parts[homes.pop() or 0].append(cost)
@@ -71,7 +71,9 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         backward_extra = max(backward_extra, round(scale * cost.backward_extra_bytes) - freed)
         own = blocks[k].gradient_bytes
         activations = max(cost.first_backward_extra_bytes - own, 0)
-        first_extra = max(first_extra, made - freed + min(own, cost.first_backward_extra_bytes) + round(scale * activations))
+        first_extra = max(
+            first_extra, made - freed + min(own, cost.first_backward_extra_bytes) + round(scale * activations)
+        )
     return ActionCost(
         forward_ms=scale * sum(cost.forward_ms for cost in costs),
         backward_ms=scale * sum(cost.backward_ms for cost in costs),

@@ -26,7 +26,8 @@ class Document:
         self._lines: dict[Path, int] = {}
         try:
             _refuse_tricks(text)
-            root = yaml.compose(text, Loader=yaml.SafeLoader)
+            self._loader = yaml.SafeLoader(text)
+            root = self._loader.get_single_node()
             self.plain: Any = None if root is None else self._read(root, ())
         except yaml.MarkedYAMLError as error:
             where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
@@ -41,18 +42,18 @@ class Document:
         return self._lines.get(path, 1)
 
     def _read(self, node: yaml.Node, path: Path) -> Any:
-        self._lines.setdefault(path, node.start_mark.line + 1)
+        self._lines.setdefault(path, _line(node))
         if isinstance(node, yaml.SequenceNode):
             return [self._read(child, (*path, i)) for i, child in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
             return dict(self._pairs(node, path))
-        return _scalar(node)
+        return self._scalar(node)
 
     def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
         seen: set[str] = set()
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
-            key = _scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+            line = _line(key_node)
+            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
             if not isinstance(key, str):
                 raise UnreadableFile(f"line {line}: a field name must be text; put it in quotes.")
             if key in seen:
@@ -61,16 +62,21 @@ class Document:
             self._lines[(*path, key)] = line
             yield key, self._read(value_node, (*path, key))
 
+    def _scalar(self, node: yaml.Node) -> Any:
+        """The value by YAML's own rules; of another type than number, text, truth or nothing, its text."""
+        value = self._loader.construct_object(node)
+        return value if isinstance(value, bool | int | float | str) or value is None else node.value
+
 
 def _refuse_tricks(text: str) -> None:
     """Before anything is built: aliases can grow without end, depth can exhaust the stack, tags name types."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1
+        line = _line(event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise UnreadableFile(f"line {line}: anchors and aliases (& and *) do not belong in a policy file.")
-        if getattr(event, "tag", None):
-            raise UnreadableFile(f"line {line}: the tag {event.tag} does not belong in a policy file.")
+        if tag := getattr(event, "tag", None):
+            raise UnreadableFile(f"line {line}: the tag {tag} does not belong in a policy file.")
         if isinstance(event, yaml.CollectionStartEvent):
             depth += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -79,11 +85,6 @@ def _refuse_tricks(text: str) -> None:
             raise UnreadableFile(f"line {line}: more than {_DEEPEST} levels deep.")
 
 
-def _scalar(node: yaml.Node) -> Any:
-    """The value by YAML's own rules; of another type than number, text, truth or nothing, its text."""
-    loader = yaml.SafeLoader("")
-    try:
-        value = loader.construct_object(node, deep=True)  # type: ignore[no-untyped-call]
-    finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
-    return value if isinstance(value, bool | int | float | str) or value is None else node.value
+def _line(part: yaml.Node | yaml.Event) -> int:
+    """Counted from 1."""
+    return part.start_mark.line + 1 if part.start_mark else 1

@@ -129,6 +129,8 @@ class Comparison(Record):
     """Whether the baseline equals its own rerun bit by bit; None: not checked."""
     not_reproducible_because: str = ""
     reference: Literal["float64", "none"] = "none"
+    no_reference_because: str = ""
+    """Why the float64 run is no reference, where it was tried; then every difference counts as different."""
     causes: tuple[str, ...] = ()
     """Likely causes of a difference, most likely first, each one sentence that names its blocks."""
     failure: Failure | None = None

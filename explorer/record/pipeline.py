@@ -1,4 +1,4 @@
-"""What one pipelined step did or would do: actions in time, memory by rank, and where a gradient difference comes from."""
+"""What one pipelined step did or would do: actions in time, memory by rank, and whose fault a difference is."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class RankReport(Record):
 class GradientShares(Record):
     """One parameter's gradient over four runs, so that a difference has a cause.
 
-        full batch ──microbatching──▶ microbatched ──recompute──▶ with the policy ──splitting──▶ pipelined
+    full batch ──microbatching──▶ microbatched ──recompute──▶ with the policy ──splitting──▶ pipelined
     """
 
     name: str
@@ -280,7 +280,7 @@ class PipelineRun(Record):
 
 
 def rank_memory(rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
-    """Columns from `(time_ns, held_bytes, action name or "")` samples; `fixed` are parameter_bytes and receive_bytes."""
+    """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
     names = tuple(dict.fromkeys(name for _, _, name in samples if name))
     index = {name: k for k, name in enumerate(names)}
     return RankMemory(

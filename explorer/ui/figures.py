@@ -13,7 +13,6 @@ from explorer.view.headline import Headline, headlines
 from explorer.view.units import NOT_MEASURED, change, count, mib, percent
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
     """One figure of the strip. `was` is the measured figure of an earlier policy, shown dimmed."""
@@ -43,12 +42,23 @@ def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tupl
     return (
         _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes),
         _bytes(
-            "saved_after_forward_bytes", "Saved after forward", saved, None if plain else forecast.saved_after_forward_bytes
+            "saved_after_forward_bytes",
+            "Saved after forward",
+            saved,
+            None if plain else forecast.saved_after_forward_bytes,
         ),
         _flops(None if plain else forecast.flop_ratio),
-        _headline("time_ratio", "Step time", _time(base), "everything kept", measured=base is not None and base.times is not None),
+        _headline(
+            "time_ratio",
+            "Step time",
+            _time(base),
+            "everything kept",
+            measured=base is not None and base.times is not None,
+        ),
         _headline("verdict", "Gradients", "not compared", "press Run"),
-        _headline("n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"),
+        _headline(
+            "n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""What the drawn policy should do before anybody runs it, from the measured baseline: kept ready, asked at every toggle."""
+"""What the drawn policy should do before anybody runs it: a forecaster is kept ready and asked at every toggle."""
 
 from __future__ import annotations
 

@@ -24,7 +24,9 @@ HEADLINES = {
     "flop_ratio": COST,
     "time_ratio": COST,
     "verdict": GRADIENTS,
-    "n_recompute": "Blocks that forget what they computed and run again for backward. Click blocks in the graph, or take a preset.",
+    "n_recompute": (
+        "Blocks that forget what they computed and run again for backward. Click blocks in the graph, or take a preset."
+    ),
 }
 
 ORIGIN = {
@@ -48,7 +50,7 @@ OPTIONS = {
     "autocast": "Runs matrix products in a 16-bit format while parameters stay as they are (mixed precision).",
     "optimizer": "AdamW keeps two more numbers per parameter, SGD none without momentum; none stops after backward.",
     "momentum": "Of SGD: keeps one more number per parameter when above zero.",
-    "n_accumulation": "Microbatches whose gradients are added up before one optimizer step; the batch is split in that many.",
+    "n_accumulation": "Microbatches whose gradients are added up before one optimizer step; the batch is split.",
     "frozen": "Blocks whose parameters are not trained: they need no gradient and no optimizer state.",
     "seed": "Start of all random generators: equal seeds give equal weights, batches and dropout.",
     "mode": "train uses dropout and moves running statistics; eval does neither.",
@@ -73,7 +75,9 @@ OPTIONS = {
 EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
-    "baseline": ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**.",
+    "baseline": (
+        ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
+    ),
     "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
     "stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "

@@ -136,7 +136,9 @@ def _badges(facts: Facts) -> dict[str, list[Badge]]:
     found: dict[str, list[Badge]] = {}
     for hazard in facts.hazards:
         for fqn in hazard.blocks:
-            badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}")
+            badge = Badge(
+                sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}"
+            )
             found.setdefault(fqn, []).append(badge)
     return found
 

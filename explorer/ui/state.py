@@ -1,18 +1,20 @@
 """What one visitor has decided and what is shown to them: plain values, so a reload of the code harms nothing.
 
-    spec      the run as it is drawn now (model, policy, options)     policy marks live in `marks` between two reruns
-    baseline  key of the measured baseline                            shown     key of the last comparison
-    job       what the worker does for this page                      failure   why the last job has no result
+spec      the run as it is drawn now (model, policy, options)     policy marks live in `marks` between two reruns
+baseline  key of the measured baseline                            shown     key of the last comparison
+job       what the worker does for this page                      failure   why the last job has no result
 """
 
 from __future__ import annotations
 
+import secrets
 from typing import Any
 
 import msgspec
 import streamlit as st
 
-from explorer.errors import ExplorerError
+from explorer.errors import BadInput, ExplorerError
+from explorer.plan.catalogue import Sample
 from explorer.record.base import from_plain, to_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure
@@ -21,18 +23,19 @@ from explorer.record.run import RunSpec
 from explorer.ui import block_graph, decision, link
 from explorer.view.nesting import ancestors, default_open
 
-GRAPH_WIDGET = "block_graph"
 KEPT_STEPS = 100
 """Undo goes back this far."""
 State = dict[str, Any]
 
 
-def current(default: ModelRef) -> State:
+def current(default: ModelRef, samples: tuple[Sample, ...]) -> State:
     """This visitor's state; on the first visit what the address bar says, else the `default` model."""
     if "explore" not in st.session_state:
-        message = ""
+        message, spec = "", None
         try:
             spec = link.from_query(st.query_params.to_dict())
+            if spec is not None:
+                check_offered(spec.model, samples)
         except ExplorerError as error:
             spec, message = None, str(error)
         st.session_state["explore"] = fresh(spec or RunSpec(model=default))
@@ -41,21 +44,39 @@ def current(default: ModelRef) -> State:
     return found
 
 
+def check_offered(model: ModelRef, samples: tuple[Sample, ...]) -> None:
+    """Raises BadInput unless `model` is on the list: links and run files must not make this machine load others."""
+    sample = next((sample for sample in samples if sample.target == model.target), None)
+    if sample is None:
+        raise BadInput(
+            f"The model {model.target} is not offered here.",
+            hint=f"Start the app with `-- --model {model.target}` if you trust it.",
+        )
+    if model.size is not None and model.size not in sample.sizes:
+        raise BadInput(f"{sample.name} has no size {model.size}.", hint=f"It has {', '.join(sample.sizes) or 'none'}.")
+    usual = sample.sizes.get(model.size or next(iter(sample.sizes), ""), {})
+    wrong = [name for name, value in model.arguments.items() if type(value) is not type(usual.get(name))]
+    if wrong:
+        raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")
+
+
 def fresh(spec: RunSpec) -> State:
     """The state of somebody who just chose `spec`."""
     return {
         "spec": to_plain(spec),
+        # Another model is another widget: marks under way for the old graph must not reach the new one.
+        "widget": f"block_graph_{secrets.token_hex(4)}",
         "marks": None,
         "undo": [],
         "redo": [],
         "baseline": None,
         "shown": None,
         "pictures": None,
-        "pinned": None,
         "job": None,
         "failure": None,
         "tick": None,
         "redraw": False,
+        "by_role": False,
         "jump": None,
         "n_jumps": 0,
         "message": "",
@@ -70,7 +91,8 @@ def spec_of(state: State) -> RunSpec:
 def baseline_of(state: State) -> RunSpec:
     """What the candidate is compared with: everything kept, or the policy of the pinned run."""
     spec = spec_of(state)
-    pinned = from_plain(state["pinned"], RunSpec) if state["pinned"] else None
+    plain = st.session_state.get("pinned")
+    pinned = from_plain(plain, RunSpec) if plain else None
     policy = pinned.policy if pinned and pinned.model == spec.model else KEEP_ALL
     return msgspec.structs.replace(spec, policy=policy)
 
@@ -78,7 +100,7 @@ def baseline_of(state: State) -> RunSpec:
 def choose_model(state: State, model: ModelRef) -> None:
     """Another model, or another size of it, starts afresh; how the step is run stays."""
     spec = msgspec.structs.replace(spec_of(state), model=model, policy=KEEP_ALL, plan=None, frozen=())
-    state.update(fresh(spec) | {"pinned": state["pinned"]})
+    state.update(fresh(spec))
     to_address(state)
 
 
@@ -90,10 +112,10 @@ def choose(state: State, spec: RunSpec) -> None:
 
 def marks_of(state: State, graph: ModelGraph) -> State:
     """The state of the drawn graph, made on first use from the policy."""
-    if state["marks"] is None:
-        state["marks"] = block_graph.fresh(default_open(graph))
-        state["marks"]["on"] = list(spec_of(state).policy.blocks)
-    found: State = state["marks"]
+    found: State | None = state["marks"]
+    if found is None:
+        found = state["marks"] = block_graph.fresh(default_open(graph))
+        found["on"] = list(spec_of(state).policy.blocks)
     return found
 
 
@@ -101,7 +123,7 @@ def absorb(state: State, graph: ModelGraph) -> None:
     """Takes over what was clicked since the last look; a changed policy goes on the undo list."""
     marks = marks_of(state, graph)
     selected = marks["selected"]
-    if not block_graph.adopt(marks, st.session_state.get(GRAPH_WIDGET)):
+    if not block_graph.adopt(marks, st.session_state.get(state["widget"])):
         return
     state["redraw"] = state["redraw"] or marks["selected"] != selected
     policy = spec_of(state).policy
@@ -164,9 +186,3 @@ def to_address(state: State) -> None:
 def with_units(policy: Policy, units: tuple[Unit, ...]) -> Policy:
     """`policy` with other units; its options stay."""
     return msgspec.structs.replace(policy, units=units)
-
-
-def pin(state: State, spec: RunSpec | None) -> None:
-    """`spec`'s policy is the baseline of new runs of its model from now on; None: everything kept is."""
-    state["pinned"] = None if spec is None else to_plain(spec)
-    state["baseline"] = None

@@ -1,4 +1,4 @@
-"""What the worker does for this page: start, look, take the result, cancel. A refresh finds its job again by `?job=`."""
+"""What the worker does for this page: start, look, take the result, cancel; a refresh finds its job by `?job=`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ def start(state: State, request: Request) -> None:
     """Hands `request` to the worker. What goes wrong stays in `state` as a failure."""
     state["failure"] = None
     try:
+        states.check_offered(states.spec_of(state).model, backend.samples())
         job = backend.worker().submit(request)
     except ExplorerError as error:
         states.fail(state, error)
@@ -42,7 +43,9 @@ def running(state: State) -> Job | None:
     job = backend.worker().job(state["job"]["id"])
     if job is None:
         state["job"] = None
-        states.fail(state, Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again."))
+        states.fail(
+            state, Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again.")
+        )
     return job
 
 

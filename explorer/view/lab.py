@@ -21,7 +21,7 @@ SIGNS: dict[RowOutcome, str] = {
     "crashed": "! crashed",
     "shown": "",
 }
-NO_RESULT = "no result: it raised"
+NO_RESULT = "no result"
 _COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candidate"], "recompute": RECOMPUTE} | {
     "forward": PHASE_COLOURS["forward"],
     "backward": PHASE_COLOURS["backward"],
@@ -73,7 +73,7 @@ def figure_text(figure: LabFigure) -> str:
 
 def number_text(value: float) -> str:
     """Three digits for fractions, all of them for counts; only an exact zero reads 0."""
-    return f"{value:,}" if isinstance(value, int) or value == int(value) else f"{value:.3g}"
+    return f"{int(value):,}" if value == int(value) else f"{value:.3g}"
 
 
 def _bars(chart: LabChart) -> go.Figure:
@@ -96,12 +96,9 @@ def _bars(chart: LabChart) -> go.Figure:
                 hovertemplate="<b>%{y}</b><br>" + f"{series.name}: " + "%{customdata}<extra></extra>",
             )
         )
-    bars(
-        fig,
-        f"{chart.y_title}{f', {unit_name}' if unit_name else ''}",
-        mode="stack" if "stacked" in chart.kind else "group",
-    )
-    fig.update_yaxes(title={"text": chart.x_title})
+    bars(fig, _y_title(chart, unit_name), mode="stack" if chart.kind == "stacked bars" else "group")
+    if chart.unit == "%":
+        fig.update_xaxes(tickvals=[0, 25, 50, 75, 100])
     if chart.kind == "bars":
         # Room for the text behind the longest bar.
         largest = max((y / unit for series in chart.series for y in series.y if y is not None), default=0.0)
@@ -126,9 +123,13 @@ def _lines(chart: LabChart) -> go.Figure:
             )
         )
     fig.update_xaxes(title={"text": chart.x_title}, type="category")
-    fig.update_yaxes(title={"text": f"{chart.y_title}{f', {unit_name}' if unit_name else ''}"}, rangemode="tozero")
+    fig.update_yaxes(title={"text": _y_title(chart, unit_name)}, rangemode="tozero")
     fig.update_layout(showlegend=len(chart.series) > 1)
     return fig
+
+
+def _y_title(chart: LabChart, unit_name: str) -> str:
+    return f"{chart.y_title}, {unit_name}" if unit_name else chart.y_title
 
 
 def _axis(chart: LabChart) -> tuple[float, str]:
@@ -152,13 +153,9 @@ def _colour(series: LabSeries, index: int) -> str:
 
 
 def _pattern(series: LabSeries, index: int) -> str:
-    return (
-        "/"
-        if series.part == "recompute"
-        else ""
-        if series.part != "other"
-        else STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
-    )
+    if series.part == "other":
+        return STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
+    return "/" if series.part == "recompute" else ""
 
 
 def _without(row: dict[str, str], name: str) -> dict[str, str]:

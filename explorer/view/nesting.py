@@ -1,10 +1,10 @@
 """What nests in what when the graph is drawn: the module tree, with runs of equal siblings folded into one node.
 
-    blocks (ModuleList)            every child is equal:   `blocks` itself is the run, x12
-      blocks.0 ... blocks.11
-    stages (Sequential)            some children are:      a node of its own, `×stages.1`, holds them
-      stages.0
-      ×stages.1  ->  stages.1 ... stages.4
+blocks (ModuleList)            every child is equal:   `blocks` itself is the run, x12
+  blocks.0 ... blocks.11
+stages (Sequential)            some children are:      a node of its own, `×stages.1`, holds them
+  stages.0
+  ×stages.1  ->  stages.1 ... stages.4
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import msgspec
 import trap_nets
 
 from explorer.engine.compare import Meter, equivalence
+from explorer.engine.determinism import deterministic_kernels
 from explorer.engine.step import left_as_found
 from explorer.plan.causes import causes
 from explorer.record.comparison import Comparison
@@ -35,7 +36,7 @@ def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | 
 def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, **options: Any) -> Comparison:
     """The comparison of `pair(...)`, with empty measurements."""
     baseline, candidate = pair(net, blocks, **options)
-    with left_as_found():
+    with left_as_found(), deterministic_kernels():
         found = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
     comparison = Comparison(baseline=empty[0], candidate=empty[1], **found)

@@ -161,7 +161,10 @@ def test_reentrant_rounding_is_told_from_wrong() -> None:
 
 def test_a_reference_with_other_random_numbers_is_refused() -> None:
     """torch.rand draws other numbers in float64: that run is no reference for the dropped-in noise."""
-    assert judged("noise_in_own_type", ("1", "2")).reference == "none"
+    found = judged("noise_in_own_type", ("1", "2"))
+    assert found.reference == "none" and "other random numbers" in found.no_reference_because
+    found = judged("float32_alone", ("1",))
+    assert found.reference == "none" and "does not run in float64: RuntimeError" in found.no_reference_because
     assert judged("dropout").reference == "float64"
 
 

@@ -49,7 +49,7 @@ def test_a_module_can_ask_whether_it_runs_again(use_reentrant: bool) -> None:
 
 def test_below_an_ancestor_that_runs_again_the_innermost_unit_is_named() -> None:
     model = chain()
-    with apply_policy(model, Policy.recompute(["1", "1.1"])):
+    with apply_policy(model, Policy.recompute(["1", "1.1"], early_stop=False)):
         step(model)
     assert model[1][0].answers == [(False, None), (True, "1")]
     assert model[1][1].answers == [(False, None), (True, "1"), (True, "1.1")]
@@ -132,7 +132,7 @@ def test_running_statistics_move_once_a_step(norm: object, use_reentrant: bool) 
     twice = trained(Policy.recompute(["1"], use_reentrant=use_reentrant, running_stats="every_forward"))
     assert bare.keys() == once.keys() and bare
     assert all(torch.equal(bare[name], once[name]) for name in bare)
-    assert twice["1.0.num_batches_tracked"] == 6 != bare["1.0.num_batches_tracked"]
+    assert not torch.equal(twice["1.0.running_mean"], bare["1.0.running_mean"])
 
 
 def test_a_norm_used_outside_its_unit_too_is_exact() -> None:

@@ -211,6 +211,10 @@ def cache(*, use_cache: bool = True) -> Built:
     return Decoder(use_cache=use_cache), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
 
 
+def no_cache() -> Built:
+    return cache(use_cache=False)
+
+
 class Kwargs(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -449,34 +453,59 @@ def no_second_order() -> Built:
     return built([Wrapped(Squared())])
 
 
-def one_layer() -> Built:
-    return nn.Linear(WIDTH, 1), (torch.randn(4, WIDTH), torch.randn(4, 1)), mean_square
+class Flipping(nn.Module):
+    """Saves a wide tensor the first time it runs in a step, and a narrow one when it runs again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        from explorer import is_recomputing
+
+        return (x[:, :1] if is_recomputing() else x).exp().mean(1, keepdim=True) * x
 
 
-class InPlaceInside(nn.Module):
-    """Changes in place what it made itself: no harm, unless the result is kept."""
+def branches() -> Built:
+    return built([Wrapped(Flipping())])
+
+
+class Tied(nn.Module):
+    """First and last layer share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.middle = nn.Tanh()
+        self.last = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.last.weight = self.first.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.linear(x)
-        x.mul_(2)
-        return torch.sin(x) * torch.cos(x)
+        return self.last(self.middle(self.first(x)))
 
 
-def in_place_inside() -> Built:
-    return built([InPlaceInside()])
+def tied() -> Built:
+    return Tied(), (torch.randn(6, WIDTH), torch.randn(6, WIDTH)), mean_square
 
 
-class TwoDropouts(nn.Module):
-    """Two masks in one block: keeping the first shifts the random numbers of the second."""
+class ThereAndBack(nn.Module):
+    """Calls one cell on both sides of the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry = nn.Linear(WIDTH, WIDTH)
+        self.cell = nn.Linear(WIDTH, WIDTH)
+        self.middle = nn.Tanh()
+        self.exit = nn.Linear(WIDTH, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        first = torch.bernoulli(torch.full_like(x, 0.7))
-        return torch.tanh(functional.dropout(x * first, 0.3))
+        return self.exit(self.cell(self.middle(self.cell(self.entry(x)))))
 
 
-def two_dropouts() -> Built:
-    return built([Wrapped(TwoDropouts())])
+def there_and_back() -> Built:
+    return ThereAndBack(), (torch.randn(6, WIDTH), torch.randn(6, 1)), mean_square
+
+
+class Float32Alone(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.eye(x.shape[1])
+
+
+def float32_alone() -> Built:
+    return built([Wrapped(Float32Alone())])

@@ -18,7 +18,16 @@ from explorer.record.policy import KEEP_ALL, Policy
 def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tuple[int, ...] = ()) -> ModelGraph:
     spine = tuple(f"b{k}" for k in range(len(parameters)))
     blocks = tuple(
-        Block(fqn=fqn, kind="B", n_calls=1, parameter_bytes=p, buffer_bytes=0, output_bytes=1, saved_bytes=s, forward_flops=p)
+        Block(
+            fqn=fqn,
+            kind="B",
+            n_calls=1,
+            parameter_bytes=p,
+            buffer_bytes=0,
+            output_bytes=1,
+            saved_bytes=s,
+            forward_flops=p,
+        )
         for fqn, p, s in zip(spine, parameters, saved or parameters)
     )
     cuts = tuple(
@@ -84,7 +93,12 @@ def test_too_many_stages_are_refused_with_the_number_that_fits() -> None:
 def test_all_faults_of_a_split_are_told_at_once() -> None:
     with pytest.raises(InvalidPlan) as caught:
         check_stages(graph([1, 1, 1]), (("b0", "b0"), (), ("b22",)))
-    for words in ("stage 1 is empty", "'b22' is not on the model's spine", "'b1' is in no stage", "'b0' is in two stages"):
+    for words in (
+        "stage 1 is empty",
+        "'b22' is not on the model's spine",
+        "'b1' is in no stage",
+        "'b0' is in two stages",
+    ):
         assert words in str(caught.value)
 
 

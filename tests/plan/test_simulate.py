@@ -81,8 +81,8 @@ def test_which_microbatches_are_checkpointed() -> None:
 
 
 def cost(stage: int, **fields: int) -> StageCost:
-    kept = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=110, backward_extra_bytes=20,
-                      first_backward_extra_bytes=30)  # fmt: skip
+    kept = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=110,
+                      backward_extra_bytes=20, first_backward_extra_bytes=30)  # fmt: skip
     again = ActionCost(forward_ms=1.0, backward_ms=3.0, recompute_ms=1.0, saved_bytes=10, forward_extra_bytes=110,
                        backward_extra_bytes=115, first_backward_extra_bytes=125)  # fmt: skip
     return StageCost(stage=stage, kept=kept, recomputed=again, parameter_bytes=7, gradient_bytes=7, **fields)
@@ -107,7 +107,8 @@ def test_except_last_keeps_the_last_microbatch_only() -> None:
 def test_every_schedule_ends_with_parameters_buffers_gradients_and_held_sends(schedule: str) -> None:
     n_stages = 2 if schedule in ("GPipe", "1F1B") else 4
     stages = tuple(
-        cost(j, receive_bytes=5 if j else 0, gradient_receive_bytes=5 if j < n_stages - 1 else 0) for j in range(n_stages)
+        cost(j, receive_bytes=5 if j else 0, gradient_receive_bytes=5 if j < n_stages - 1 else 0)
+        for j in range(n_stages)
     )
     plan = PipelinePlan(stages=(("x",),) * n_stages, n_microbatches=4, schedule=schedule)
     for memory in forecast(plan, stages).memory:

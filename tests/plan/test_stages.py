@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from explorer.errors import InvalidPlan
@@ -27,7 +25,9 @@ def profile(n_blocks: int = 4, *, group: int = 1) -> PipelineProfile:
         BlockCost(blocks=blocks, kept=KEPT, recomputed=AGAIN, parameter_bytes=8, gradient_bytes=8, output_bytes=10)
         for blocks in names
     )
-    environment = Environment(device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1)
+    environment = Environment(
+        device="cpu", device_name="", torch_version="", python_version="", platform="", n_threads=1
+    )
     return PipelineProfile(
         spec=RunSpec(model=ModelRef(target="m.py")), environment=environment, n_rows=2, batch_rows=8, blocks=blocks
     )
@@ -68,12 +68,9 @@ def test_an_empty_stage_is_refused() -> None:
         stage_costs(profile(2), plan(("b0", "b1"), ("zz",)), KEEP_ALL)
 
 
-def test_prediction_of_a_large_plan_is_quick() -> None:
-    wide = profile(16)
-    big = plan(*((f"b{k}",) for k in range(16)), n_microbatches=32, schedule="Interleaved1F1B")
-    best = float("inf")
-    for _ in range(3):
-        begun = time.process_time()
-        predict(wide, big, Policy.recompute(["b3"]))
-        best = min(best, time.process_time() - begun)
-    assert best < 5.0  # a guard against explosion; benchmarks/pipeline.py has the figure
+def test_a_prediction_has_every_rank_and_says_where_it_comes_from() -> None:
+    wide = plan(*((f"b{k}",) for k in range(4)), n_microbatches=4, schedule="Interleaved1F1B")
+    played = predict(profile(), wide, Policy.recompute(["b3"]))
+    assert played.origin == "predicted"
+    assert [memory.rank for memory in played.memory] == [0, 1]
+    assert all(memory.origin == "predicted" and memory.peak_action for memory in played.memory)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import streamlit as st
@@ -15,6 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import graphs  # noqa: E402
 from fake_worker import FakeWorker  # noqa: E402
+from page_driver import settle  # noqa: E402
 
 from explorer.jobs.store import Store  # noqa: E402
 from explorer.plan.catalogue import Sample  # noqa: E402
@@ -29,7 +29,9 @@ SAMPLES = (
         lesson="Dropout and attention.",
         sizes={"small": {"n_layers": 6, "dropout": 0.1}, "gpu": {"n_layers": 12, "dropout": 0.1}},
     ),
-    Sample(name="unet", target="sample_models/unet.py", title="A U-Net", lesson="Skips.", sizes={"small": {"width": 8}}),
+    Sample(
+        name="unet", target="sample_models/unet.py", title="A U-Net", lesson="Skips.", sizes={"small": {"width": 8}}
+    ),
 )
 
 
@@ -53,27 +55,3 @@ def app(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     yield start
     st.cache_resource.clear()
-
-
-def settle(at: AppTest) -> AppTest:
-    """Runs until what the worker has finished was taken over, as the page's timer does."""
-    for _ in range(4):
-        assert not at.exception, at.exception[0].message
-        at.run()
-    return at
-
-
-def graph_data(at: AppTest) -> dict[str, Any]:
-    """What the block graph was given."""
-    import json
-
-    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
-    return data
-
-
-def say(at: AppTest, **marks: Any) -> AppTest:
-    """A click in the graph, as the browser tells it."""
-    data = graph_data(at)
-    said = {"seq": data["seq"] + 1, "base": data["revision"], "on": data["on"], "open": data["open"], "cuts": [], "selected": data["selected"]}
-    at.session_state["block_graph"] = {"marks": {**said, **marks}}
-    return at.run()

@@ -64,7 +64,7 @@ class FakeWorker:
             case Compare(candidate=spec):
                 job.finish(graphs.compared(self.graph, spec))
             case DrawAutograd(block=block):
-                picture = AutogradPicture(dot='digraph { a -> b }', n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
+                picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
         if self.store is not None and not isinstance(job.request, Describe | DrawAutograd):
             job.run_id = self.store.save(job.result)

@@ -1,4 +1,4 @@
-"""Where blocks stand: nothing overlaps, data flows down, every skip has a lane of its own, and a picture is a function."""
+"""Where blocks stand: nothing overlaps, data flows down, every skip has a lane of its own."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record import Block, CutPoint, Edge, ModelGraph, ModelRef
-from explorer.view.geometry import GUTTER, Layout, Link, Row, _lanes, layout, ranked
+from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
+from explorer.view.flow import ranked
+from explorer.view.geometry import GUTTER, Layout, Link, Row, _lanes, layout
 from explorer.view.nesting import RUN, ancestors, default_open, nest
 
 
@@ -34,7 +35,9 @@ def made_graphs(draw: st.DrawFn) -> ModelGraph:
         if siblings and draw(st.booleans()):
             repeat_of = siblings[-1].repeat_of or siblings[-1].fqn
         fqn = f"{parent}.b{i}" if parent else f"b{i}"
-        blocks.append(graphs.block(fqn, "Block", draw(st.integers(0, 9)), n_calls=draw(st.integers(0, 2)), repeat_of=repeat_of))
+        blocks.append(
+            graphs.block(fqn, "Block", draw(st.integers(0, 9)), n_calls=draw(st.integers(0, 2)), repeat_of=repeat_of)
+        )
         names.append(fqn)
     ends = st.sampled_from(names)
     edges = draw(st.lists(st.builds(Edge, source=ends, target=ends, n_bytes=st.integers(0, 9)), max_size=60))
@@ -42,7 +45,14 @@ def made_graphs(draw: st.DrawFn) -> ModelGraph:
     pairs = [(a, b) for a, b in itertools.pairwise(names[1:]) if order[a] < order[b]]
     cuts = tuple(CutPoint(after=a, before=b, n_bytes=1, n_tensors=1) for a, b in pairs)
     # Module order: children follow their parent, as in named_modules.
-    tree = sorted(blocks, key=lambda block: [order[".".join(block.fqn.split(".")[: i + 1])] for i in range(block.fqn.count(".") + 1)] if block.fqn else [])
+    tree = sorted(
+        blocks,
+        key=lambda block: (
+            [order[".".join(block.fqn.split(".")[: i + 1])] for i in range(block.fqn.count(".") + 1)]
+            if block.fqn
+            else []
+        ),
+    )
     return ModelGraph(model=ModelRef(target="made"), blocks=tuple(tree), edges=tuple(edges), cuts=cuts)
 
 
@@ -134,7 +144,12 @@ def test_a_run_among_other_children_becomes_a_node_of_its_own() -> None:
 
 
 def test_a_container_with_most_of_the_bytes_is_open_at_first() -> None:
-    blocks = (graphs.block("", "M", 10), graphs.block("body", "Body", 9), graphs.block("body.a", "A", 5), graphs.block("body.b", "B", 4))
+    blocks = (
+        graphs.block("", "M", 10),
+        graphs.block("body", "Body", 9),
+        graphs.block("body.a", "A", 5),
+        graphs.block("body.b", "B", 4),
+    )
     graph = ModelGraph(model=ModelRef(target="made"), blocks=blocks, edges=())
     assert default_open(graph) == ("body",)
 
@@ -159,11 +174,19 @@ def test_what_passes_through_the_containers_own_operations_joins_its_children() 
     """attention -> (+) -> mlp: the addition belongs to the block, the arrow goes from child to child."""
     drawing = layout(graphs.gpt(2), ["blocks", "blocks.0"])
     inside = [link for link in drawing.links if link.source.startswith("blocks.0.")]
-    assert [(link.source, link.target, link.kind) for link in inside] == [("blocks.0.attention", "blocks.0.mlp", "next")]
+    assert [(link.source, link.target, link.kind) for link in inside] == [
+        ("blocks.0.attention", "blocks.0.mlp", "next")
+    ]
 
 
 def test_bytes_of_folded_blocks_add_up_on_the_edge() -> None:
-    blocks = (graphs.block("", "M"), graphs.block("a", "A"), graphs.block("a.x", "X"), graphs.block("a.y", "Y"), graphs.block("b", "B"))
+    blocks = (
+        graphs.block("", "M"),
+        graphs.block("a", "A"),
+        graphs.block("a.x", "X"),
+        graphs.block("a.y", "Y"),
+        graphs.block("b", "B"),
+    )
     edges = (Edge(source="a.x", target="b", n_bytes=3), Edge(source="a.y", target="b", n_bytes=4))
     graph = ModelGraph(model=ModelRef(target="made"), blocks=blocks, edges=edges)
     assert [(link.source, link.target, link.n_bytes) for link in layout(graph).links] == [("a", "b", 7)]
@@ -174,7 +197,9 @@ def test_cuts_stand_between_neighbours_in_view(opened: tuple[str, ...]) -> None:
     graph = graphs.gpt(3)
     drawing = layout(graph, opened, cuts=True)
     placed = rows(drawing)
-    expected = {f"{cut.after}>{cut.before}" for cut in graph.cuts if opened or not (cut.after + cut.before).count("blocks") == 2}
+    expected = {
+        f"{cut.after}>{cut.before}" for cut in graph.cuts if opened or (cut.after + cut.before).count("blocks") != 2
+    }
     assert {cut.id for cut in drawing.cuts} == expected
     for cut in drawing.cuts:
         above = placed[cut.after if cut.after in placed else "blocks"]

@@ -35,7 +35,9 @@ def test_few_tensors_are_named_in_module_order() -> None:
 
 
 def test_distance_is_the_place_on_a_logarithmic_axis() -> None:
-    fig = gradient_chart(with_gradients(wrong_gradient("far", 1.0), wrong_gradient("near", 1e-4), equal_gradient("same")))
+    fig = gradient_chart(
+        with_gradients(wrong_gradient("far", 1.0), wrong_gradient("near", 1e-4), equal_gradient("same"))
+    )
     place = {custom[0]: x for trace in fig.data for custom, x in zip(trace.customdata, trace.x)}
     assert place["far"] == 0 and place["near"] == pytest.approx(-4)
     assert place["same"] < place["near"]

@@ -11,7 +11,7 @@ from explorer.view.ledger import ledger_alt, ledger_chart, ledger_roles_table, l
 from tests.view.builders import MIB, Chain, measured, runs
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs())
 def test_all_bars_and_both_tables_add_up_to_the_peak(run: Measurement) -> None:
     at_peak = ledger(run)

@@ -26,7 +26,7 @@ def stack_of(run: Measurement, block: str | None = None) -> tuple[np.ndarray, np
     return np.array([band.y for band in bands]) * unit, np.array(total.y) * unit, [band.name for band in bands]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs())
 def test_bands_add_up_to_the_total(run: Measurement) -> None:
     bands, total, _ = stack_of(run)
@@ -34,7 +34,7 @@ def test_bands_add_up_to_the_total(run: Measurement) -> None:
     assert np.rint(total).max() == run.step_peak_bytes
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(logs())
 def test_bands_add_up_for_any_order_of_events(log: Allocations) -> None:
     if log.n_ticks and max(log.held_bytes):

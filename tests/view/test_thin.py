@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -28,6 +28,7 @@ def test_the_first_of_equal_peaks_is_drawn(line: np.ndarray, n_points: int) -> N
     assert int(line.argmax()) in set(minmax(line, n_points).tolist())
 
 
+@settings(max_examples=20, deadline=None)
 @given(st.integers(0, 999_999), st.integers(5, 2000))
 def test_one_tick_among_a_million_is_found(place: int, n_points: int) -> None:
     line = np.zeros(1_000_000, dtype=np.int64)

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from explorer.record import PHASES, Measurement, PhaseSpan
+from explorer.record import PHASES, Measurement
 from explorer.record.base import column
 from explorer.view.axis import positions
 from explorer.view.thin import MAX_POINTS
@@ -19,7 +19,7 @@ def line_of(fig: go.Figure, name: str) -> go.Scatter:
     return next(trace for trace in fig.data if trace.name == name and trace.mode == "lines+markers")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs(), runs())
 def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candidate: Measurement) -> None:
     fig = timeline(baseline, candidate)
@@ -61,22 +61,32 @@ def test_the_baseline_is_stretched_phase_onto_phase() -> None:
     assert (x[1:] > x[:-1]).all()
 
 
-def test_a_run_cut_short_keeps_what_it_had() -> None:
-    pair = compared()
-    stop = pair.candidate.forward_end_tick + 5
-    log = pair.candidate.allocations
-    short = msgspec.structs.replace(
-        pair.candidate,
-        phases=pair.candidate.phases[:1] + (PhaseSpan(phase="backward", block="", first_tick=stop - 4, end_tick=stop + 1),),
+def cut(run: Measurement, stop: int) -> Measurement:
+    """What is left of `run` when it ended at tick `stop`."""
+    log = run.allocations
+    n = sum(born <= stop for born in log.born)
+    names = ("n_bytes", "born", "role", "block", "op")
+    return msgspec.structs.replace(
+        run,
+        phases=tuple(
+            msgspec.structs.replace(span, end_tick=min(span.end_tick, stop + 1))
+            for span in run.phases
+            if span.first_tick <= stop
+        ),
         allocations=msgspec.structs.replace(
             log,
             n_ticks=stop,
             time_ns=log.time_ns[: stop + 1],
-            **{name: column(getattr(log, name)[: sum(t <= stop for t in log.born)]) for name in ("n_bytes", "role", "block", "op", "born")},
-            died=column(min(d, stop + 1) for d in log.died[: sum(t <= stop for t in log.born)]),
+            died=column(min(died, stop + 1) for died in log.died[:n]),
+            **{name: getattr(log, name)[:n] for name in names},
         ),
-    )  # fmt: skip
-    fig = timeline(pair.baseline, short)
+    )
+
+
+def test_a_run_cut_short_keeps_what_it_had() -> None:
+    pair = compared()
+    stop = pair.candidate.forward_end_tick + 5
+    fig = timeline(pair.baseline, cut(pair.candidate, stop))
     assert max(line_of(fig, "candidate").x) == stop
     assert max(line_of(fig, "baseline").x) > stop
 
@@ -142,3 +152,26 @@ def test_no_text_colour_is_set_except_on_marks() -> None:
     layout = timeline(measured()).layout
     assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
+
+
+def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
+    """Adam without foreach has most of the events of a step and one sixth of the picture."""
+    run = measured(Chain(n_blocks=3), [1])
+    last = run.phases[-1]
+    many = 10 * run.allocations.n_ticks
+    log = run.allocations
+    stretched = msgspec.structs.replace(
+        log,
+        n_ticks=many,
+        died=column(many + 1 if died == log.n_ticks + 1 else died for died in log.died),
+        time_ns=column(),
+    )
+    phases = (*run.phases[:-1], msgspec.structs.replace(last, end_tick=many + 1))
+    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases))
+    x = max(line_of(fig, "baseline").x)
+    before = last.first_tick - 1
+    assert (x - before) / x == pytest.approx(1 / 6)
+    assert fig.layout.xaxis.title.text == "allocator event, optimizer narrowed"
+    assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
+    assert all(float(text.replace(",", "")) == place for text, place in
+               zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip

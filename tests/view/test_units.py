@@ -60,7 +60,7 @@ def test_unknown_has_no_change() -> None:
 
 @given(st.integers(1, 10**16))
 def test_axes_never_need_powers_of_ten(largest: int) -> None:
-    assert 0 < largest / byte_axis(largest)[0]
+    assert largest / byte_axis(largest)[0] > 0
     assert 1 <= largest / flop_axis(largest)[0] < 1000 or largest >= 10**18
 
 

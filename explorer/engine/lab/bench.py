@@ -5,6 +5,7 @@ An exception is an outcome here, because half of the lab is about code that rais
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,12 +70,12 @@ T = TypeVar("T")
 
 
 def attempt(step: Callable[[], T]) -> T | Raised:
-    """What `step` returns, or what it raised: its class and its first line."""
+    """What `step` returns, or what it raised: its class and its first sentence."""
     try:
         return step()
     except Exception as error:
-        lines = str(error).strip().splitlines() or [""]
-        return Raised(type(error).__name__, lines[0])
+        first = re.split(r"(?<=[.!?])\s|\n", str(error).strip())[0]
+        return Raised(type(error).__name__, first.rstrip("."))
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,12 @@ class PipelineCheckpoint(torch.autograd.Function):
         return block(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         leaf = x.detach().requires_grad_()
         with torch.enable_grad():
             output = ctx.block(leaf)
-        torch.autograd.backward(output, *gradients)
+        torch.autograd.backward(output, gradient)
         return None, leaf.grad
 
 

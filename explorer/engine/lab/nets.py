@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+B = TypeVar("B", bound=nn.Module)
 
 WIDTH = 16
 BATCH = 32
@@ -76,6 +79,11 @@ def chain(make: Callable[[], nn.Module], n_blocks: int, *, seed: int = 0) -> nn.
     """`block0`, `block1`, ... from `make`, with weights that depend on `seed` alone."""
     torch.manual_seed(seed)
     return nn.Sequential(OrderedDict((f"block{i}", make()) for i in range(n_blocks)))
+
+
+def blocks_of(model: nn.Sequential, kind: type[B]) -> list[B]:
+    """The blocks of `model`, all of one kind."""
+    return [block for block in model if isinstance(block, kind)]
 
 
 def block_names(model: nn.Sequential) -> list[str]:

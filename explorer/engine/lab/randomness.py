@@ -14,25 +14,22 @@ from torch import Tensor, nn
 from explorer.engine.apply import apply_policy
 from explorer.engine.lab.bench import (
     COSINE,
-    DISTANCE,
     Bench,
     Gradients,
     Setting,
     Shown,
-    attempt,
     baseline_row,
     compared_row,
     gradients_of,
     mean_square,
     measured,
-    number,
     percent,
     size_of,
     step_gradients,
 )
-from explorer.engine.lab.nets import BATCH, WIDTH, Dropped, Router, block_names, chain, torch_mask
+from explorer.engine.lab.nets import BATCH, WIDTH, Dropped, block_names, blocks_of, chain, torch_mask
 from explorer.engine.rng import RngState, seed_everything
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.record.lab import LabChart, LabRow, LabSeries, RowOutcome
 from explorer.record.policy import KEEP_ALL, Policy
 
 N_BLOCKS = 4
@@ -80,12 +77,12 @@ def _step_and_loss(model: nn.Module, policy: Policy, x: Tensor) -> tuple[Gradien
 
 def _mismatches(model: nn.Sequential) -> list[float]:
     """Share of each block's mask that its rerun drew differently."""
-    pairs = [block.dropout.masks for block in model]
+    pairs = [block.dropout.masks for block in blocks_of(model, Dropped)]
     return [float((masks[0] != masks[1]).double().mean()) for masks in pairs]
 
 
 def _mask_row(label: str, share: float) -> LabRow:
-    outcome = "bitwise equal" if share == 0 else "different"
+    outcome: RowOutcome = "bitwise equal" if share == 0 else "different"
     return LabRow(label=label, outcome=outcome, figures=(measured(MISMATCH, share, "share"),))
 
 
@@ -114,14 +111,14 @@ class _Replayed(torch.autograd.Function):
         return block(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         leaf = x.detach().requires_grad_()
         if ctx.snapshot is not None:
             ctx.snapshot.restore()
         with torch.enable_grad():
             output = ctx.block(leaf)
-        torch.autograd.backward(output, *gradients)
+        torch.autograd.backward(output, gradient)
         return None, None, leaf.grad
 
 
@@ -137,7 +134,7 @@ def one_snapshot(setting: Setting, bench: Bench) -> Shown:
     for block in model:
         state = _Replayed.apply(block, _snapshot(setting["snapshot"], whole, block), state)
     mean_square(state).backward()
-    masks = [block.dropout.masks for block in model]
+    masks = [block.dropout.masks for block in blocks_of(model, Dropped)]
     own = [_agreement(rerun, forward) for forward, rerun in masks]
     first = [_agreement(rerun, masks[0][0]) for _, rerun in masks]
     rows = (
@@ -256,54 +253,3 @@ def _seeded_gradients(model: nn.Module, policy: Policy, bench: Bench) -> Gradien
     seed_everything(0)
     with apply_policy(model, policy):
         return step_gradients(model, bench.normal(BATCH, WIDTH).requires_grad_())
-
-
-ROUTERS: dict[str, dict[str, Any]] = {
-    "non-reentrant": {},
-    "non-reentrant, check off": {"determinism_check": "none"},
-    "reentrant": {"use_reentrant": True},
-}
-MOVED = "tokens sent to another expert"
-
-
-def router_noise(setting: Setting, bench: Bench) -> Shown:
-    """A noisy mixture of experts under each checkpoint: tokens that changed their expert, and the gradient."""
-    make = partial(Router, 1.0 if setting["noise"] == "strong" else 0.05)
-    preserve = setting["preserve_rng_state"] == "on"
-    x = bench.normal(4 * BATCH, WIDTH)
-    expected = step_gradients(chain(make, 2).to(bench.device), x.clone().requires_grad_())
-    rows = [baseline_row("kept")]
-    for done, (label, options) in enumerate(ROUTERS.items()):
-        bench.tell(label, done, len(ROUTERS))
-        model = chain(make, 2).to(bench.device)
-        with apply_policy(model, Policy.recompute(block_names(model), preserve_rng_state=preserve, **options)):
-            tried = attempt(partial(step_gradients, model, x.clone().requires_grad_()))
-        rows.append(compared_row(label, expected, tried, measured(MOVED, _moved(model), "share")))
-    chart = LabChart(
-        kind="bars",
-        title="How wrong is the gradient?",
-        x_title="checkpoint",
-        y_title=DISTANCE,
-        x=tuple(row.label for row in rows[1:]),
-        series=(LabSeries(name=DISTANCE, y=tuple(number(row, DISTANCE) for row in rows[1:]), part="candidate"),),
-    )
-    return Shown(tuple(rows), chart, tuple(_router_findings(rows[1:])))
-
-
-def _moved(model: nn.Sequential) -> float | None:
-    """Largest share of tokens that a rerun routed elsewhere; None: no block ran again."""
-    again = [block.choices for block in model if len(block.choices) > 1]
-    return max((float((first != second).double().mean()) for first, second, *_ in again), default=None)
-
-
-def _router_findings(rows: list[LabRow]) -> list[str]:
-    said = []
-    for row in rows:
-        moved = number(row, MOVED)
-        share = "no block ran again" if moved is None else f"{percent(moved)} of a block's tokens changed their expert"
-        if row.outcome == "raised":
-            said.append(f"{row.label.capitalize()} refused; {share}.")
-        else:
-            off = size_of(row)
-            said.append(f"{row.label.capitalize()}: {share}; gradients {row.outcome}, off by {off} of their size.")
-    return said

@@ -10,12 +10,14 @@ from contextlib import contextmanager
 import torch
 
 from explorer.engine.lab.bench import Bench, Setting, Shown
+from explorer.engine.lab.experts import router_noise
 from explorer.engine.lab.microbatches import microbatching, second_order
-from explorer.engine.lab.randomness import dropout, one_snapshot, own_generators, router_noise
+from explorer.engine.lab.randomness import dropout, one_snapshot, own_generators
 from explorer.engine.lab.segment_memory import segment_memory
+from explorer.engine.lab.skips import nested_skips
 from explorer.engine.lab.state import asking_layer, batchnorm, mode_flip
 from explorer.engine.lab.stores import gradient_stores, stepping
-from explorer.engine.lab.traps import early_stop, gradient_penalty, nested_skips, no_grad_input
+from explorer.engine.lab.traps import early_stop, gradient_penalty, no_grad_input
 from explorer.engine.lab.wrapping import extra_forward, pullback_twice, wrap_in_place
 from explorer.engine.rng import RngState
 from explorer.errors import NotOnThisDevice

@@ -115,8 +115,8 @@ def _findings(plain: int, counts: list[int], peaks: dict[str, list[int]]) -> lis
     return [
         f"{helps}: the least peak with one store is {least / MIB:.2f} MiB, at {n_best} "
         f"segment{'s' if n_best > 1 else ''}; the plain run's is {plain / MIB:.2f} MiB.",
-        f"Over all numbers of segments torch's own checkpoint is at most {percent(closest)} away from the one store: it "
-        f"holds the same things.",
+        f"Over all numbers of segments torch's own checkpoint is at most {percent(closest)} away from the one store: "
+        f"it holds the same things.",
         f"With {counts[-1]} segments a list of stores needs {extra / MIB:.2f} MiB more than one store "
         f"({percent(extra / one[-1])})"
         + (

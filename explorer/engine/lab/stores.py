@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -42,13 +41,14 @@ def _read_token(net: Recurrent, token: Tensor, state: Tensor) -> Tensor:
     return net.cell(state, token)
 
 
-def _case(net: str, bench: Bench) -> tuple[Chain, Tensor]:
-    """The chain and the tensor that enters it."""
+def _case(net: str, bench: Bench, dtype: torch.dtype = torch.float32) -> tuple[Chain, Tensor]:
+    """The chain and the tensor that enters it; weights and inputs are the same numbers in every dtype."""
     if net == "chain":
-        return Chain.of(chain(Residual, N_STEPS).to(bench.device), mean_square), bench.normal(8, WIDTH)
+        blocks = chain(Residual, N_STEPS).to(bench.device, dtype)
+        return Chain.of(blocks, mean_square), bench.normal(8, WIDTH).to(dtype)
     torch.manual_seed(0)
-    sequence = bench.normal(8, N_STEPS, WIDTH)
-    return recurrent_chain(Recurrent().to(bench.device), sequence), torch.zeros_like(sequence[:, 0])
+    sequence = bench.normal(8, N_STEPS, WIDTH).to(dtype)
+    return recurrent_chain(Recurrent().to(bench.device, dtype), sequence), torch.zeros_like(sequence[:, 0])
 
 
 def _plain_gradients(chained: Chain, x: Tensor) -> Gradients:
@@ -113,12 +113,7 @@ def _checkpoint_gradients(chained: Chain, x: Tensor, n_segments: int) -> Gradien
 
 def _reference(net: str, bench: Bench) -> Gradients:
     """The plain run's gradients in float64, from the same weights and inputs."""
-    chained, x = _case(net, bench)
-    exact = copy.deepcopy(chained.model).double()
-    if net == "chain":
-        return _plain_gradients(Chain.of(exact, mean_square), x.double())
-    sequence = bench.normal(8, N_STEPS, WIDTH).double()
-    return _plain_gradients(recurrent_chain(exact, sequence), x.double())
+    return _plain_gradients(*_case(net, bench, torch.float64))
 
 
 def _named(expected: Gradients, store: Store) -> Gradients:

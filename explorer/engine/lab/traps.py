@@ -30,7 +30,6 @@ from explorer.engine.lab.bench import (
 )
 from explorer.engine.lab.microbatches import Smooth
 from explorer.engine.lab.nets import BATCH, WIDTH, chain
-from explorer.engine.lab.risky import danger_rows
 from explorer.engine.lab.wrapping import ENGINES, engine_policy
 from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
 from explorer.record.policy import Policy
@@ -177,28 +176,6 @@ def _penalty_findings(rows: list[LabRow]) -> list[str]:
         ]
         said.append(f"{engine.capitalize()}: {'; '.join(parts)}.")
     return said
-
-
-def nested_skips(setting: Setting, bench: Bench) -> Shown:
-    """Both checkpoints on blocks that take skip connections, each in a process of its own."""
-    rows = (baseline_row("keep"), *danger_rows(setting["danger"], bench))
-    died = [row for row in rows if row.outcome == "crashed"]
-    words = {row.label: f"{row.outcome}{': ' + row.note if row.note else ''}" for row in rows[1:]}
-    chart = LabChart(
-        kind="bars",
-        title="How wrong is the gradient? (no bar: no gradient came back)",
-        x_title="checkpoint",
-        y_title=DISTANCE,
-        x=tuple(words),
-        series=(LabSeries(name=DISTANCE, y=tuple(number(row, DISTANCE) for row in rows[1:]), part="candidate"),),
-    )
-    findings = (
-        *(f"{label.capitalize()}: {word}." for label, word in words.items()),
-        f"{len(died)} of {len(words)} processes died; this one reports it and goes on."
-        if died
-        else "Both processes ended by themselves; had one died, this would say how.",
-    )
-    return Shown(rows, chart, findings)
 
 
 class Shift(nn.Module):

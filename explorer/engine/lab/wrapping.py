@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +29,7 @@ from explorer.engine.lab.bench import (
     percent,
     step_gradients,
 )
-from explorer.engine.lab.nets import BATCH, WIDTH, Dropped, Residual, block_names, chain
+from explorer.engine.lab.nets import BATCH, WIDTH, Dropped, Residual, block_names, blocks_of, chain
 from explorer.record.lab import LabChart, LabRow, LabSeries
 from explorer.record.policy import KEEP_ALL, Policy
 
@@ -61,7 +62,16 @@ def wrap(model: nn.Sequential, way: str) -> None:
             setattr(model, name, Wrapper(block))
     else:
         for block in model.children():
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+            block.forward = _remembering(block.forward)
+
+
+def _remembering(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    """A function that remembers `forward`; a copy of the block gets the same function, and with it the old block."""
+
+    def checkpointed(x: Tensor) -> Any:
+        return checkpoint(forward, x, use_reentrant=False)
+
+    return checkpointed
 
 
 def wrap_in_place(setting: Setting, bench: Bench) -> Shown:
@@ -132,7 +142,7 @@ def _wrap_findings(rows: list[LabRow]) -> list[str]:
     return said
 
 
-PARTS = ("forward", "recompute", "backward")
+PARTS: tuple[Literal["forward", "recompute", "backward"], ...] = ("forward", "recompute", "backward")
 
 
 def extra_forward(setting: Setting, bench: Bench) -> Shown:
@@ -217,7 +227,7 @@ def pullback_twice(setting: Setting, bench: Bench) -> Shown:
         bench.tell(engine, done, len(ENGINES))
         model = chain(partial(Dropped, p), 3).to(bench.device)
         calls = [0]
-        model[0].linear.register_forward_hook(partial(_count_call, calls))
+        blocks_of(model, Dropped)[0].linear.register_forward_hook(partial(_count_call, calls))
         with apply_policy(model, engine_policy(engine, block_names(model))):
             torch.manual_seed(0)
             loss = mean_square(model(bench.normal(BATCH, WIDTH).requires_grad_()))

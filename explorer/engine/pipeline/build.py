@@ -1,6 +1,6 @@
 """From a RunSpec with a plan to stages that can run: the model's own blocks, cut along its tape.
 
-Every process that builds the same spec gets the same stages: weights, boundary shapes and seeds depend on the spec alone.
+Every process that builds the same spec gets the same stages: weights, boundaries and seeds depend on the spec alone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.apply import apply_policy
 from explorer.engine.load import Loaded, load
 from explorer.engine.pipeline.keyed_rng import KeyedRng
+from explorer.engine.pipeline.segments import divided, segment_of
 from explorer.engine.pipeline.split import StageModule, StagePart, cut_tape, rebuild_output
 from explorer.engine.pipeline.tape import Tape, record
 from explorer.engine.step import AUTOCAST, Trainee, prepare, split
@@ -49,6 +50,7 @@ class Pipeline:
     """By full name: the stages that hold the parameter and what each of them holds; several are tied."""
     rng: KeyedRng
     policy: Policy
+    """What lies on the whole model; segments over several blocks lie on their stages."""
     initial: dict[str, Tensor]
     """Buffers before the first pass, by full name."""
     _handle: Any = field(default=None, repr=False)
@@ -67,11 +69,13 @@ class Pipeline:
 
     @contextmanager
     def forward_of(self, microbatch: int) -> Iterator[None]:
-        """Around one stage's forward: the policy is on for the microbatches that are checkpointed, off for the others."""
-        if is_checkpointed(self.plan.checkpoint, microbatch, self.n_microbatches):
-            if self._handle is None and self.policy != KEEP_ALL:
-                self._handle = apply_policy(self.trainee.model, self.policy)
-        elif self._handle is not None:
+        """Around one stage's forward: the policy is on for microbatches that are checkpointed, off for the others."""
+        checkpointing = is_checkpointed(self.plan.checkpoint, microbatch, self.n_microbatches)
+        for module in self.modules:
+            module.checkpointing = checkpointing
+        if checkpointing and self._handle is None and self.policy.units:
+            self._handle = apply_policy(self.trainee.model, self.policy)
+        elif not checkpointing and self._handle is not None:
             self._handle.undo()
             self._handle = None
         dtype = AUTOCAST.get(self.spec.autocast)
@@ -141,20 +145,30 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...]
         raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
     rows = rows_of(plan)
     loaded = loaded or load(spec.model, seed=spec.seed)
-    trainee = prepare(msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded)
+    trainee = prepare(
+        msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded
+    )
     batches = microbatches(trainee, plan.n_microbatches)
     spine = spine or tuple(fqn for blocks in plan.stages for fqn in blocks)
     _check_blocks(trainee.model, plan)
     tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), spine)
     parts = cut_tape(tape, plan.stages)
-    policy = KEEP_ALL if plan.checkpoint == "never" else spec.policy
-    _check_segments(policy, plan)
+    policy, segments = divided(policy_of(spec), plan)
     rng = KeyedRng(spec.seed, spine, plan.keyed_rng)
     modules = tuple(StageModule(trainee.model, part, rng) for part in parts)
+    for unit in segments:
+        module = next(module for module in modules if unit.blocks[0] in module.part.blocks)
+        segment = segment_of(trainee.model, unit, spec.policy, module.part.steps)
+        module.segments[segment.place] = segment
     leaves = [(tuple(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)), y) for x, y in batches]
     owners = _untie(trainee.model, modules)
     initial = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
     return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
+
+
+def policy_of(spec: RunSpec) -> Policy:
+    """The policy that runs: none where the plan checkpoints no microbatch."""
+    return KEEP_ALL if spec.plan is not None and spec.plan.checkpoint == "never" else spec.policy
 
 
 def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[Any, Any]]:
@@ -166,8 +180,8 @@ def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[Any, Any]]
         n_rows = tensors[0].shape[0] if tensors else 0
         fits = [str(n) for n in range(1, n_rows + 1) if n_rows % n == 0]
         raise InvalidPlan(
-            f"A batch of {n_rows} rows does not divide into {n_microbatches} microbatches: a smaller last one would weigh "
-            "as much as the others, and stages need one shape.",
+            f"A batch of {n_rows} rows does not divide into {n_microbatches} microbatches: a smaller last one would "
+            "weigh as much as the others, and stages need one shape.",
             hint=f"Use {', '.join(fits)} microbatches, or pad the batch." if fits else "Give the model a batch.",
         ) from error
 
@@ -201,23 +215,13 @@ def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
     faults += [f"{fqn!r} is named twice" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
     faults += [f"{a!r} lies inside {b!r}" for a in named for b in named if a.startswith(f"{b}.")]
     if faults:
-        raise InvalidPlan(f"The stages do not fit the model: {'; '.join(faults)}.", hint="Name blocks of the spine once.")
-
-
-def _check_segments(policy: Policy, plan: PipelinePlan) -> None:
-    """A unit lies within one block of one stage; wider units are refused by name."""
-    spine = [fqn for blocks in plan.stages for fqn in blocks]
-    wide = [unit for unit in policy.units if len(unit.blocks) > 1 or any(f.startswith(f"{unit.blocks[0]}.") for f in spine)]
-    if wide or any(unit.blocks == ("",) for unit in policy.units):
-        names = "; ".join("+".join(unit.blocks) or "the model" for unit in wide) or "the model"
         raise InvalidPlan(
-            f"The policy recomputes several stage blocks as one unit: {names}.",
-            hint="In a pipeline, recompute each block on its own.",
+            f"The stages do not fit the model: {'; '.join(faults)}.", hint="Name blocks of the spine once."
         )
 
 
 def _untie(model: nn.Module, modules: tuple[StageModule, ...]) -> dict[str, list[tuple[int, nn.Parameter]]]:
-    """Gives every stage but the first its own handle on a tied parameter (same bytes, gradient apart), as ranks have."""
+    """Every stage but the first gets its own handle on a tied parameter (same bytes, gradient apart), as ranks have."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     owners: dict[str, list[tuple[int, nn.Parameter]]] = {name: [] for name in names.values()}
     for stage, module in enumerate(modules):

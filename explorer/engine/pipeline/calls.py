@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from explorer.engine.recompute import observe_recompute
+from explorer.engine.recompute import is_recomputing, observe_recompute
 from explorer.record.pipeline import BlockCalls
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class CallCount:
         said = []
         for part in pipeline.parts:
             for fqn in part.blocks:
-                inner = [n for unit, n in self.recompute.items() if unit == fqn or unit.startswith(f"{fqn}.")]
+                mine = {fqn, *(unit.blocks[0] for unit in pipeline.spec.policy.units if fqn in unit.blocks)}
+                inner = [n for unit, n in self.recompute.items() if unit in mine or unit.startswith(f"{fqn}.")]
                 said.append(
                     BlockCalls(
                         fqn=fqn,
@@ -41,6 +43,11 @@ class CallCount:
                     )
                 )
         return tuple(said)
+
+
+def _called(count: CallCount, fqn: str, *_: Any) -> None:
+    if not is_recomputing():
+        count.forward[fqn] += 1
 
 
 @contextmanager
@@ -62,7 +69,7 @@ def counting_calls(pipeline: Pipeline, count: CallCount) -> Iterator[None]:
         for part in pipeline.parts:
             for fqn in part.blocks:
                 module = pipeline.trainee.model.get_submodule(fqn)
-                hook = module.register_forward_pre_hook(lambda m, args, fqn=fqn: count.forward.update((fqn,)))
+                hook = module.register_forward_pre_hook(partial(_called, count, fqn))
                 hooks.callback(hook.remove)
         hooks.enter_context(observe_recompute(scope))
         yield

@@ -1,8 +1,8 @@
 """Sent tensors that torch's schedules still hold: without them memory by rank would come out too low.
 
 Read in torch 2.13 (schedules.py) and confirmed against real ranks over gloo, to the byte (tests/engine/pipeline):
-GPipe and the runtime keep the handles of all sends to the end of the step; 1F1B keeps the gradient it sent last until the
-next one is sent, and the output of its last warm-up send but one until the drain begins.
+GPipe and the runtime keep the handles of all sends to the end of the step; 1F1B keeps the gradient it sent last until
+the next one is sent, and the output of its last warm-up send but one until the drain begins.
 """
 
 from __future__ import annotations

@@ -6,13 +6,9 @@ others were there. Time is read without the allocator's recording, memory with i
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-
-import torch
-from torch import Tensor
 
 from explorer.engine.device import Device, device_of
 from explorer.engine.pipeline.batch_norm import deferred_batch_norm
@@ -46,12 +42,20 @@ class Trace:
         """Bytes by rank, with `clock` as the axis. Empty where this pass recorded none."""
         if self.watch is None:
             return ()
-        static = {r: sum(static_bytes(pipeline.modules[j]) for j, home in pipeline.rank_of.items() if home == r) for r in ranks}
+        static = {
+            r: sum(static_bytes(pipeline.modules[j]) for j, home in pipeline.rank_of.items() if home == r)
+            for r in ranks
+        }
         return self.watch.ranks(static, {rank: receive_bytes(pipeline, rank) for rank in ranks}, clock)
 
 
 def run_pass(
-    pipeline: Pipeline, *, rank: int | None = None, mail: Mail | None = None, keep_mail: bool = False, memory: bool = False
+    pipeline: Pipeline,
+    *,
+    rank: int | None = None,
+    mail: Mail | None = None,
+    keep_mail: bool = False,
+    memory: bool = False,
 ) -> Trace:
     """All actions, or those of one `rank` with `mail` standing in for the others.
 

@@ -1,6 +1,6 @@
 """Bytes by rank from the allocator's own events: what is allocated while a rank acts is that rank's until it is freed.
 
-In one process ranks take turns, so the windows of their actions tell whose an allocation is; who frees it does not matter.
+In one process ranks take turns, so the windows of their actions tell whose an allocation is; who frees it is no matter.
 Parameters and buffers are older than the recording and are counted, not measured.
 """
 
@@ -65,7 +65,7 @@ class MemoryWatch:
     def ranks(
         self, parameter_bytes: Mapping[int, int], receive_bytes: Mapping[int, int], clock: tuple[ActionTime, ...]
     ) -> tuple[RankMemory, ...]:
-        """One series a rank of `parameter_bytes`; samples are moved from their window to the action's time on `clock`."""
+        """One series a rank of `parameter_bytes`; samples move from their window to the action's time on `clock`."""
         log = self._recorder.log
         skew = clock_skew_ns(log, tuple(self._probes))
         when = {(time.rank, time.name): (time.start_ms * 1e6, time.end_ms * 1e6) for time in clock}

@@ -57,7 +57,9 @@ def warm_context() -> ForkServerContext:
     return context
 
 
-def run_ranks(spec: RunSpec, n_ranks: int, out: Path, report: Report = silent, *, joined_only: bool = False) -> RanksEnded:
+def run_ranks(
+    spec: RunSpec, n_ranks: int, out: Path, report: Report = silent, *, joined_only: bool = False
+) -> RanksEnded:
     """Runs every rank of `spec` to its end, or to the first failure. Raises Cancelled, after all have stopped.
 
     `joined_only` stops where the process group stands: what starting costs. Results are files in `out`.
@@ -100,30 +102,30 @@ def rank_process(job: RankJob, pulses: Any, ear: connection.Connection) -> None:
     import torch
     import torch.distributed as dist
 
-    from explorer.engine.limits import failure_of
-    from explorer.engine.pipeline.rank_main import run_rank, write_report
+    from explorer.engine.pipeline.rank_main import failed, run_rank, write_report
 
     spec = from_json(job.spec_json, RunSpec)
     torch.set_num_threads(spec.n_threads)
-    if spec.device == "cuda":
-        torch.cuda.set_device(job.rank % torch.cuda.device_count())
-    dist.init_process_group(
-        "nccl" if spec.device == "cuda" else "gloo",
-        init_method=f"file://{job.rendezvous}",
-        rank=job.rank,
-        world_size=job.n_ranks,
-    )
-    pulses[job.n_ranks + job.rank] = 1
 
     def announce(name: str) -> None:
         """A pulse for the watcher: when the action began, in seconds; WAITING between actions."""
         pulses[job.rank] = int(time.monotonic()) if name else WAITING
 
     try:
+        if spec.device == "cuda":
+            torch.cuda.set_device(job.rank % torch.cuda.device_count())
+        dist.init_process_group(
+            "nccl" if spec.device == "cuda" else "gloo",
+            init_method=f"file://{job.rendezvous}",
+            rank=job.rank,
+            world_size=job.n_ranks,
+        )
+        dist.barrier()
+        pulses[job.n_ranks + job.rank] = 1
         if not job.joined_only:
             run_rank(spec, Path(job.out), announce)
     except BaseException as error:
-        write_report(RankReport(rank=job.rank, failure=failure_of(error)), Path(job.out))
+        write_report(failed(job.rank, error), Path(job.out))
         # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
         os._exit(1)
     dist.destroy_process_group()
@@ -156,7 +158,9 @@ def _watch(watched: _Watched, report: Report) -> RanksEnded:
             return RanksEnded(_reports(watched), started_s=watched.started_s)
         if time.monotonic() - watched.begun > watched.spec.time_limit_s:
             return _failed(watched, *_hanging(watched))
-        report(Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=len(ranks) - len(alive), total=len(ranks)))
+        report(
+            Progress(what=f"{len(alive)} of {len(ranks)} ranks at work", done=len(ranks) - len(alive), total=len(ranks))
+        )
         connection.wait([process.sentinel for process in alive], 0.01 if not watched.started_s else POLL_S)
 
 

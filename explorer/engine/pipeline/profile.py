@@ -1,7 +1,8 @@
 """The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
 
 The finest split there is, two microbatches, once with everything kept and once with everything recomputed. From the two
-come time, saved bytes and peaks of each stretch; sums of them are stages, played by the clock they are a step.
+come time, saved bytes and peaks of each stretch; sums of them are stages, played by the clock they are a step. Stretches
+alone take a little longer than in one piece, so their times are scaled to those of the model as a single stage.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import statistics
 
 import msgspec
-import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -83,9 +83,11 @@ def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
         inputs, targets = split(loaded.inputs, loaded.targets, n_parts)[0]
     except BadInput as error:
         raise InvalidPlan(error.sentence, hint=error.hint) from error
-    return Loaded(loaded.ref, loaded.model, inputs, targets, loaded.loss_function), (
-        batch_rows // n_parts // N_MICROBATCHES
-    ), batch_rows
+    return (
+        Loaded(loaded.ref, loaded.model, inputs, targets, loaded.loss_function),
+        (batch_rows // n_parts // N_MICROBATCHES),
+        batch_rows,
+    )
 
 
 def _costs(spec: RunSpec, loaded: Loaded) -> tuple[list[ActionCost], Pipeline]:
@@ -95,21 +97,39 @@ def _costs(spec: RunSpec, loaded: Loaded) -> tuple[list[ActionCost], Pipeline]:
     watched = run_pass(pipeline, memory=True)
     ranks = range(len(pipeline.rows))
     memory = watched.memory(pipeline, tuple(watched.actions), ranks)
-    with torch.no_grad():
-        return [_cost(stage, timed, memory[stage]) for stage in ranks], pipeline
+    costs = [_cost(stage, timed, memory[stage]) for stage in ranks]
+    assert spec.plan is not None
+    one_stage = PipelinePlan(stages=(sum(spec.plan.stages, ()),), n_microbatches=N_MICROBATCHES)
+    whole = build(msgspec.structs.replace(spec, plan=one_stage), loaded)
+    run_pass(whole)
+    in_one = [run_pass(whole) for _ in range(N_TIMED)]
+    scales = {
+        kind: _median(in_one, 0, kind) / max(sum(_median(timed, stage, kind) for stage in ranks), 1e-9) for kind in "FB"
+    }
+    return [_scaled(cost, scales["F"], scales["B"]) for cost in costs], pipeline
+
+
+def _median(timed: list[Trace], stage: int, kind: str, what: str = "duration_ms") -> float:
+    times = [time for trace in timed for time in trace.actions if time.stage == stage and time.kind == kind]
+    return statistics.median(getattr(time, what) for time in times)
+
+
+def _scaled(cost: ActionCost, forward: float, backward: float) -> ActionCost:
+    return msgspec.structs.replace(
+        cost,
+        forward_ms=cost.forward_ms * forward,
+        backward_ms=cost.backward_ms * backward,
+        recompute_ms=cost.recompute_ms * backward,
+    )
 
 
 def _cost(stage: int, timed: list[Trace], memory: RankMemory) -> ActionCost:
-    def median(kind: str, what: str = "duration_ms") -> float:
-        times = [t for trace in timed for t in trace.actions if t.stage == stage and t.kind == kind]
-        return statistics.median(getattr(time, what) for time in times)
-
     forward, first_back, back = (f"{stage}F0", f"{stage}B0", f"{stage}B1")
     entry, high, left = _levels(memory)
     return ActionCost(
-        forward_ms=median("F"),
-        backward_ms=median("B"),
-        recompute_ms=median("B", "recompute_ms"),
+        forward_ms=_median(timed, stage, "F"),
+        backward_ms=_median(timed, stage, "B"),
+        recompute_ms=_median(timed, stage, "B", "recompute_ms"),
         saved_bytes=left[forward] - entry[forward],
         forward_extra_bytes=high[forward] - entry[forward],
         first_backward_extra_bytes=high[first_back] - entry[first_back],

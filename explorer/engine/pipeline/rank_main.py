@@ -87,6 +87,7 @@ class MarkedStage(PipelineStage):
 
     marks: Marks
     pipeline: Pipeline
+    submod: TorchStage
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         with self.pipeline.forward_of(fwd_chunk_id):
@@ -137,6 +138,13 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     )
     write_report(report, out)
     return report
+
+
+def failed(rank: int, error: BaseException) -> RankReport:
+    """The failure at the bottom of `error`: torch wraps what a stage raises in a RuntimeError of its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return RankReport(rank=rank, failure=failure_of(error))
 
 
 def write_report(report: RankReport, out: Path) -> None:
@@ -241,7 +249,7 @@ def main() -> None:
     try:
         run_rank(spec, options.out)
     except Exception as error:
-        write_report(RankReport(rank=dist.get_rank(), failure=failure_of(error)), options.out)
+        write_report(failed(dist.get_rank(), error), options.out)
         raise
     finally:
         dist.destroy_process_group()

@@ -17,10 +17,11 @@ from explorer.engine.pipeline.inproc import Trace, run_pass
 from explorer.engine.pipeline.procs import RanksEnded, results_folder, run_ranks
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
 from explorer.engine.step import left_as_found
-from explorer.errors import Cancelled, ExplorerError, InvalidPlan
+from explorer.errors import Cancelled, InvalidPlan
 from explorer.plan.schedule_text import Action
 from explorer.plan.simulate import simulate
 from explorer.plan.stages import predict
+from explorer.record.base import from_msgpack
 from explorer.record.pipeline import (
     ActionTime,
     BlockCalls,
@@ -28,6 +29,7 @@ from explorer.record.pipeline import (
     PipelineProfile,
     PipelineRun,
     RankMemory,
+    RankReport,
 )
 from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress, Report, silent
@@ -111,7 +113,9 @@ class _Found:
         for rank in ranks:
             report(Progress(what="step with memory recorded", done=3, total=6))
             trace = run_pass(pipeline, rank=rank, mail=first.mail, memory=True)
-            memory += trace.memory(pipeline, composed.actions, [rank] if rank is not None else range(len(pipeline.rows)))
+            memory += trace.memory(
+                pipeline, composed.actions, [rank] if rank is not None else range(len(pipeline.rows))
+            )
         losses = {i: loss for trace in timed for i, loss in trace.losses.items()}
         self.values |= {
             "actions": actions,
@@ -207,8 +211,8 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
     worst = max(run.blocks, key=lambda block: block.multiplier, default=None)
     if worst is not None and worst.multiplier > 2:
         said.append(
-            f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward runs a "
-            "non-reentrant checkpoint again for every group of parameters."
+            f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward "
+            "runs a non-reentrant checkpoint again for every group of parameters."
         )
     if run.spec.plan is not None and not run.spec.plan.keyed_rng:
         said.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
@@ -223,13 +227,11 @@ def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ..
     return whole.blocks(pipeline)
 
 
-def _reports_in(folder: Path, n_ranks: int) -> dict[int, object]:
-    from explorer.record.base import from_msgpack
-    from explorer.record.pipeline import RankReport
-
+def _reports_in(folder: Path, n_ranks: int) -> dict[int, RankReport]:
     missing = [str(rank) for rank in range(n_ranks) if not (folder / f"rank-{rank}.msgpack").exists()]
     if missing:
         raise InvalidPlan(
-            f"{folder} lacks the results of ranks {', '.join(missing)}.", hint="Copy them from the machines they ran on."
+            f"{folder} lacks the results of ranks {', '.join(missing)}.",
+            hint="Copy them from the machines they ran on.",
         )
     return {rank: from_msgpack((folder / f"rank-{rank}.msgpack").read_bytes(), RankReport) for rank in range(n_ranks)}

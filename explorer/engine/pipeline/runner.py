@@ -1,10 +1,10 @@
-"""One stage doing its actions: forward and backward of one microbatch, split or whole, as torch's PipelineStage does them.
+"""One stage doing its actions: forward and backward of a microbatch, split or whole, as torch's PipelineStage does.
 
     received ─▶ [buffer, a leaf] ─▶ stage ─▶ outputs ─▶ sent          F
     sent back ◀─ [leaf.grad] ◀──── stage ◀─ [buffer] ◀─ received      B, or I now and W later
 
-Buffers for everything that a stage will receive are taken before the first action and kept to the end: torch 2.13 does so,
-and memory by rank would be wrong without them.
+Buffers for everything that a stage will receive are taken before the first action and kept to the end: torch 2.13
+does so, and memory by rank would be wrong without them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class StageRunner:
     stage: int
     losses: dict[int, Tensor] = field(default_factory=dict)
     _flying: dict[int, tuple[list[Tensor], list[Tensor], Tensors]] = field(default_factory=dict)
-    """By microbatch: roots of the backward (outputs, or the loss), leaves, and the outputs, which torch keeps as well."""
-    _owed: dict[int, tuple[list[Tensor], list[Tensor] | None, list[dict[str, Any]] | None]] = field(default_factory=dict)
+    """By microbatch: roots of the backward (outputs, or the loss), leaves, and outputs, which torch keeps as well."""
+    _owed: dict[int, tuple[list[Tensor], list[Tensor] | None, list[dict[str, Any]] | None]] = field(
+        default_factory=dict
+    )
     """By microbatch: what W still needs."""
     _buffers: dict[tuple[str, int], Tensors] = field(default_factory=dict)
 
@@ -52,7 +54,7 @@ class StageRunner:
                 )
 
     def receive(self, kind: str, microbatch: int, sent: Tensors, *, local: bool) -> None:
-        """Boundary tensors ("F") or their gradients ("B") arrive: from the same rank as they are, from another as a copy."""
+        """Boundary tensors ("F") or their gradients ("B") arrive: from the same rank as they are, else as a copy."""
         if local:
             self._buffers[kind, microbatch] = tuple(None if tensor is None else tensor.detach() for tensor in sent)
             return
@@ -65,6 +67,7 @@ class StageRunner:
     def do(self, action: Action) -> Tensors:
         """Runs `action`; returns what it sends: outputs for F, gradients of what it received for B and I."""
         i = action.microbatch
+        self.pipeline.modules[self.stage].microbatch = i
         if action.kind == "F":
             return self._forward(i)
         if action.kind == "W":
@@ -89,7 +92,6 @@ class StageRunner:
         else:
             leaves = list(pipeline.batches[i][0])
         module = pipeline.modules[self.stage]
-        module.microbatch = i
         with pipeline.forward_of(i):
             sent = module(*leaves)
             if self.is_last:
@@ -108,7 +110,9 @@ class StageRunner:
                 [roots[k] for k in wanted], None if gradients is None else [gradients[k] for k in wanted]
             )
 
-    def _input(self, i: int, roots: list[Tensor], gradients: list[Tensor | None] | None, leaves: list[Tensor]) -> Tensors:
+    def _input(
+        self, i: int, roots: list[Tensor], gradients: list[Tensor | None] | None, leaves: list[Tensor]
+    ) -> Tensors:
         known = None if gradients is None else [g for g in gradients if g is not None]
         useful = [root for root in roots if root.requires_grad]
         if not self.stage:

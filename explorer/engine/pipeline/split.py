@@ -1,7 +1,7 @@
 """A tape cut into stages, each a module of its own that runs its stretch of the model's forward.
 
 (1) A step belongs to the stage of the last block before it; what comes before the first block belongs to stage 0.
-(2) A value that a later stage reads crosses every boundary on the way: skips are carried, as stages talk to neighbours only.
+(2) A value that a later stage reads crosses every boundary on the way: stages talk to neighbours only.
 (3) Values made of nothing (positions, masks: no input, parameter or random number) are made again where they are read.
 (4) Boundary tensors are contiguous both ways, because torch's transport refuses or garbles others.
 (5) Blocks that the policy recomputes together (a segment) stay one checkpoint, and may not be cut.
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from explorer.engine.pipeline.keyed_rng import START, KeyedRng
+from explorer.engine.pipeline.segments import Segment, run_segment
 from explorer.engine.pipeline.tape import Meta, Path, Step, Tape, Value
 from explorer.errors import InvalidPlan
 
@@ -75,19 +77,26 @@ def cut_tape(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> tuple[StagePart
 class StageModule(nn.Module):
     """One stage: takes the tensors it receives (stage 0: the tensors of the inputs), returns those that it sends.
 
-    `microbatch` is to be set before every call: keyed random numbers depend on it.
+    `microbatch` is to be set before every forward and every backward: keyed random numbers depend on it.
+    `checkpointing` says whether the segments of the policy run as checkpoints.
     """
 
     def __init__(self, model: nn.Module, part: StagePart, rng: KeyedRng) -> None:
         super().__init__()
         self.part = part
         self.microbatch = 0
+        self.checkpointing = True
+        self.segments: dict[int, Segment] = {}
+        """By place of their first step."""
         self._rng = rng
         self._last_use = _last_uses(part)
         self._root = (model,)  # in a tuple: the stage holds its own blocks as children, not the whole model
         for step in part.steps:
             if isinstance(step.target, str):
-                self.add_module(step.target.replace(".", "/"), model.get_submodule(step.target))
+                block = model.get_submodule(step.target)
+                self.add_module(step.target.replace(".", "/"), block)
+                if step.target in part.blocks:
+                    block.register_forward_pre_hook(partial(self._enter, step.target))
             for dotted in sorted(step.paths):
                 self._adopt(dotted)
 
@@ -101,26 +110,30 @@ class StageModule(nn.Module):
 
     def forward(self, *received: Tensor) -> tuple[Tensor, ...]:
         part = self.part
-        entered = [
-            _Contiguous.apply(tensor) if part.stage and tensor.requires_grad else tensor for tensor in received
-        ]
+        entered = [_Contiguous.apply(tensor) if part.stage and tensor.requires_grad else tensor for tensor in received]
         values: dict[int, Tensor] = dict(zip(part.receives, entered, strict=True))
         del entered
         if part.stage == 0:
             self._rng.enter(START, self.microbatch)
-        for place, step in enumerate(part.steps):
-            self._run(place, step, values)
+        place = 0
+        while place < len(part.steps):
+            segment = self.segments.get(place) if self.checkpointing else None
+            if segment is None:
+                self._run(place, part.steps[place], values)
+            else:
+                run_segment(segment, values)
+            place += 1 if segment is None else segment.n_steps
         return tuple(values[index].contiguous() for index in part.sends)
+
+    def _enter(self, fqn: str, *_: Any) -> None:
+        self._rng.enter(fqn, self.microbatch)
 
     def _run(self, place: int, step: Step, values: dict[int, Tensor]) -> None:
         args, kwargs = tree_map(lambda leaf: self._tensor(leaf, values), (step.args, step.kwargs))
         for index in self._last_use[place]:
             values.pop(index, None)
-        if isinstance(step.target, str):
-            self._rng.enter(step.target, self.microbatch)
-            function: Any = self._root[0].get_submodule(step.target)
-        else:
-            function = step.target
+        target = step.target
+        function: Any = self._root[0].get_submodule(target) if isinstance(target, str) else target
         with torch.set_grad_enabled(step.grad and torch.is_grad_enabled()):
             output = function(*args, **kwargs)
         _match(step.output, output, values)
@@ -139,7 +152,9 @@ class _Contiguous(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         # A new tensor over the same bytes rather than a view, so that the stage's first operation may work in place.
-        return torch.empty(0, dtype=x.dtype, device=x.device).set_(x.untyped_storage(), x.storage_offset(), x.shape)
+        return torch.empty(0, dtype=x.dtype, device=x.device).set_(
+            x.untyped_storage(), x.storage_offset(), x.shape, x.stride()
+        )
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
@@ -204,7 +219,9 @@ def _last_uses(part: StagePart) -> list[tuple[int, ...]]:
 
 def _match(said: Any, output: Any, values: dict[int, Tensor]) -> None:
     """Files the tensors of `output` under the values of `said`, which has the same structure."""
-    tree_map(lambda leaf, tensor: values.__setitem__(leaf.index, tensor) if isinstance(leaf, Value) else None, said, output)
+    tree_map(
+        lambda leaf, tensor: values.__setitem__(leaf.index, tensor) if isinstance(leaf, Value) else None, said, output
+    )
 
 
 def _values(tree: Any) -> set[int]:

@@ -1,8 +1,8 @@
 """What a model's forward does between its blocks, written down once, so that any stretch of it can be run alone.
 
-A pipeline stage has to run "from block 3 to block 7" of a forward that is plain Python. The forward is therefore observed
-once, on one microbatch, and written down as steps: calls of modules (each whole, never looked into) and the tensor
-functions between them, with the values that flow from step to step.
+A pipeline stage has to run "from block 3 to block 7" of a forward that is plain Python. The forward is therefore
+observed once, on one microbatch, and written down as steps: calls of modules (each whole, never looked into) and the
+tensor functions between them, with the values that flow from step to step.
 
     ids ──▶ embed ──▶ (+) ──▶ blocks.0 ──▶ blocks.1 ──▶ norm ──▶ matmul ──▶ logits        modules and functions
      0        1        2         3            4          5         6                      values
@@ -185,10 +185,10 @@ class _Recorder(TorchFunctionMode):
         if name == "__setitem__":
             func, output = _set_item, args[0]
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
-            lifted = self.lift((args, kwargs), f"the arguments of {name}")
+            known, named = self.lift((args, kwargs), f"the arguments of {name}")
             random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
             said = self.new_values(output, name)
-            self.steps.append(Step(func, *lifted, said, grad=torch.is_grad_enabled(), random=random))
+            self.steps.append(Step(func, known, named, said, grad=torch.is_grad_enabled(), random=random))
         return output
 
     def where(self) -> str:

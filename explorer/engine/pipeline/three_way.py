@@ -17,7 +17,7 @@ from torch import Tensor
 from explorer.engine.diffs import Yardstick, difference
 from explorer.engine.load import Loaded, call
 from explorer.engine.pipeline.batch_norm import deferred_batch_norm
-from explorer.engine.pipeline.build import Pipeline, microbatches
+from explorer.engine.pipeline.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.keyed_rng import KeyedRng
 from explorer.engine.rng import seed_everything
 from explorer.engine.step import AUTOCAST, prepare
@@ -42,7 +42,7 @@ def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left
     for what, n, policy in (
         ("whole batch", 1, KEEP_ALL),
         ("microbatches", plan.n_microbatches, KEEP_ALL),
-        ("microbatches with the policy", plan.n_microbatches, pipeline.policy),
+        ("microbatches with the policy", plan.n_microbatches, policy_of(pipeline.spec)),
     ):
         report(Progress(what=f"unsplit model: {what}", done=len(runs), total=3))
         if len(runs) == 2 and policy == KEEP_ALL:

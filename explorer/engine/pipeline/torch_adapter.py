@@ -24,7 +24,7 @@ BACKWARD = "torch.distributed.pipelining._backward"
 def backward_input(
     roots: list[Tensor], gradients: list[Tensor] | None, inputs: list[Tensor], module: nn.Module
 ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
-    """The I action as torch does it: gradients of `inputs`, and what W needs later (one entry a group of parameters)."""
+    """The I action as torch does it: gradients of `inputs`, and what W needs later, one entry a parameter group."""
     return private(BACKWARD, "stage_backward_input")(roots, gradients, inputs, module.parameters())  # type: ignore[no-any-return]
 
 

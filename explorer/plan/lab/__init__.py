@@ -12,7 +12,7 @@ from explorer.plan.lab.segments import SEGMENTS
 from explorer.plan.lab.traps import TRAPS
 from explorer.record.lab import Story
 
-STORIES: tuple[Story, ...] = (*BLOCKS, *RANDOMNESS, *SEGMENTS, *MICROBATCHES, *TRAPS)
+STORIES: tuple[Story, ...] = (*RANDOMNESS, *BLOCKS, *SEGMENTS, *MICROBATCHES, *TRAPS)
 """In the order in which the page offers them: each theme stands together."""
 
 GLOSSARY: dict[str, str] = {

@@ -53,15 +53,16 @@ TRAPS: tuple[Story, ...] = (
     Story(
         name="nested-skips",
         theme=THEME,
-        title="Tensors inside tuples, and a process that dies",
+        title="Tensors inside tuples, and a process that may die",
         question="What can a checkpoint do to the program around it?",
         paragraphs=(
             "The reentrant checkpoint cuts tensors off from the graph only where they are direct arguments. A skip "
             "connection handed over inside a tuple stays connected, so the inner backward wanders out of its block and "
             "uses up parts of the graph that the outer backward still needs. Depending on the net that is an "
             "exception, a wrong gradient or a dead interpreter.",
-            "So this experiment runs in a process of its own, as every run of this explorer does. To show that a death "
-            "is survived, one choice makes the block end its own process the way a fault in compiled code would.",
+            "So each run of this experiment has a process of its own. The last choice is another way to endanger it: a "
+            "BatchNorm whose mode flips between forward and backward while torch's check is switched off, so that the "
+            "rerun hands backward other tensors than it expects and nobody looks.",
         ),
         switches=(
             switch(
@@ -69,7 +70,7 @@ TRAPS: tuple[Story, ...] = (
                 "What does the block do?",
                 tuple="Takes skip connections inside a tuple",
                 arguments="Takes the same skip connections as direct arguments",
-                fault="Ends its process with a memory fault, on purpose",
+                flip="BatchNorm changes to eval mode before the rerun, unchecked",
             ),
         ),
         words=("reentrant", "non-reentrant", "gradient"),

@@ -106,7 +106,13 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
 
 
 def block_graph(
-    drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str, height: int = 520, on_change: Callable[[], None]
+    drawing: Layout,
+    state: Mapping[str, Any],
+    paint: Paint,
+    *,
+    key: str,
+    height: int = 520,
+    on_change: Callable[[], None],
 ) -> None:
     """Draws the graph; what a person marks arrives in `st.session_state[key]` for `adopt`."""
     _component()(key=key, data=payload(drawing, state, paint, height=height), on_marks_change=on_change)
@@ -152,7 +158,14 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
             for row in drawing.rows
         ],
         "links": [
-            [link.kind, link.top, link.height, link.inset, link.width, f"{_size(link.n_bytes)} {link.source} → {link.target}"]
+            [
+                link.kind,
+                link.top,
+                link.height,
+                link.inset,
+                link.width,
+                f"{_size(link.n_bytes)} {link.source} → {link.target}",
+            ]
             for link in drawing.links
         ],
         "cuts": [

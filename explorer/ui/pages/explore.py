@@ -1,8 +1,8 @@
 """What does this policy buy, what does it cost, is it still the same gradient? One screen answers.
 
-    headline strip                                   redrawn with every toggle (a fragment with the graph)
-    model, options, graph   |   memory, cost, ...    redrawn when something was measured or selected
-    run bar                                          looks at the job twice a second while there is one
+headline strip                                   redrawn with every toggle (a fragment with the graph)
+model, options, graph   |   memory, cost, ...    redrawn when something was measured or selected
+run bar                                          looks at the job twice a second while there is one
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ def page() -> None:
     """The whole page, top to bottom."""
     samples = backend.samples()
     first = samples[0]
-    usual = next((sample for sample in samples if sample.name == "gpt"), first)
-    state = states.current(ModelRef(target=usual.target, size=next(iter(usual.sizes), None)))
+    state = states.current(ModelRef(target=first.target, size=next(iter(first.sizes), None)), samples)
     work.attach(state)
     work.settle(state)
     work.prepare(state)
@@ -107,9 +106,7 @@ def _desk(state: State, slot: Any, notice: Any) -> None:
         return
     states.absorb(state, graph)
     if state["redraw"]:  # another block was selected: the charts beside the graph show its bytes
-        state["redraw"] = False
-        if states.marks_of(state, graph)["selected"]:
-            st.session_state["memory_view"] = OF_CANDIDATE if state["shown"] else OF_BASELINE
+        state["redraw"], state["by_role"] = False, bool(states.marks_of(state, graph)["selected"])
         st.rerun()
     shown = _shown(state)
     spec = states.spec_of(state)
@@ -213,12 +210,13 @@ def _waiting(state: State) -> None:
         st.caption("Nothing was measured yet. Press **Run** at the bottom.")
 
 
-def _memory(
-    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph, block: str
-) -> None:
+def _memory(state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph, block: str) -> None:
     for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
+    if state["by_role"]:
+        st.session_state["memory_view"] = OF_CANDIDATE if comparison else OF_BASELINE
+        state["by_role"] = False
     picked = memory_panel(baseline, comparison, graph, block=block, picked=_picked(state))
     if picked != _picked(state):
         state["tick"] = list(picked) if picked else None

@@ -201,7 +201,7 @@ def _result(state: State, request: RunLab) -> None:
         return
     if not fresh:
         st.markdown(
-            ":orange-badge[:material/history: for other switches] The switches were changed since. Press **Run** to see."
+            ":orange-badge[:material/history: for other switches] Switches were changed since. Press **Run** to see."
         )
     with st.container(border=True, key="lab_findings"):
         st.markdown("**What to take away**")

@@ -9,8 +9,8 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
+from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.ui import backend
 from explorer.ui import state as states
@@ -95,7 +95,9 @@ def _one(run: StoredRun) -> None:
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             _do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.")
-        if st.button("Open", icon=":material/open_in_new:", key="open", type="primary", disabled=run.kind not in OPENABLE):
+        if st.button(
+            "Open", icon=":material/open_in_new:", key="open", type="primary", disabled=run.kind not in OPENABLE
+        ):
             _open(run)
         word = "Unpin" if run.pinned else "Pin as baseline"
         pin_help = "New runs of this model are compared with this policy instead of with everything kept."
@@ -149,7 +151,7 @@ def _open(run: StoredRun) -> None:
     spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
     state = states.fresh(spec)
     state["shown" if isinstance(record, Comparison) else "baseline"] = run.run_id
-    state["job"] = states.current(ModelRef(target=spec.model.target))["job"]
+    state["job"] = st.session_state.get("explore", state)["job"]
     st.session_state["explore"] = state
     st.switch_page(st.session_state["pages"]["explore"])
 
@@ -158,8 +160,7 @@ def _pin(run: StoredRun) -> None:
     def act() -> None:
         backend.store().pin(run.run_id, pinned=not run.pinned)
         record = _candidate(backend.record(run.run_id))
-        state = states.current(record.spec.model if record else ModelRef(target=run.model))
-        states.pin(state, record.spec if record and not run.pinned else None)
+        st.session_state["pinned"] = to_plain(record.spec) if record and not run.pinned else None
 
     _do(act, "Unpinned." if run.pinned else "Pinned: new runs are compared with this policy.")
 

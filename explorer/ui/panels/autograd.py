@@ -21,7 +21,9 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
     called = [known.fqn for known in graph.blocks if known.fqn and known.n_calls]
     choice, button = st.columns([5, 2], vertical_alignment="bottom")
     with choice:
-        usual = block if block in called else (pictures.block if pictures and pictures.block in called else _small(graph))
+        usual = (
+            block if block in called else (pictures.block if pictures and pictures.block in called else _small(graph))
+        )
         chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
     with button:
         asked = st.button(

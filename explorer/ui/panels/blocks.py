@@ -93,7 +93,7 @@ def graph_panel(state: State, facts: Facts) -> None:
     )
     drawing = layout(graph, marks["open"])
     block_graph.block_graph(
-        drawing, marks, paint, key=states.GRAPH_WIDGET, height=HEIGHT, on_change=lambda: states.absorb(state, graph)
+        drawing, marks, paint, key=state["widget"], height=HEIGHT, on_change=lambda: states.absorb(state, graph)
     )
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:

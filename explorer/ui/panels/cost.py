@@ -8,7 +8,14 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.ui import glossary
 from explorer.ui.panels.charts import chart, twin
-from explorer.view.cost import recompute_cost, recompute_cost_alt, recompute_cost_table, recompute_time, step_time, time_answer
+from explorer.view.cost import (
+    recompute_cost,
+    recompute_cost_alt,
+    recompute_cost_table,
+    recompute_time,
+    step_time,
+    time_answer,
+)
 from explorer.view.units import flops, milliseconds
 
 PARTS = ("step", "forward", "backward", "optimizer")
@@ -23,7 +30,12 @@ def cost_panel(comparison: Comparison) -> None:
         key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
     )  # fmt: skip
     view = st.segmented_control(
-        "View", [OPERATIONS, TIME, STEP], default=OPERATIONS, key="cost_view", required=True, label_visibility="collapsed"
+        "View",
+        [OPERATIONS, TIME, STEP],
+        default=OPERATIONS,
+        key="cost_view",
+        required=True,
+        label_visibility="collapsed",
     )
     draw = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
     chart(draw(comparison), key=f"cost_{draw.__name__}", alt=recompute_cost_alt(comparison))

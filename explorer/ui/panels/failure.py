@@ -1,4 +1,4 @@
-"""A run without a result, as a result: what was asked, what was found, what to do next, the traceback one click away."""
+"""A run without a result, as a result: what was asked and found, what to do next, the traceback one click away."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ def failure_panel(failure: Failure, *, key: str) -> bool:
     with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
         words, close = st.columns([12, 1], vertical_alignment="top")
         with words:
-            st.markdown(f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{TITLES[failure.kind]}**]")
+            st.markdown(
+                f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{TITLES[failure.kind]}**]"
+            )
             # st.text: sentences carry names from models, which must not become markup.
             st.text(failure.sentence)
             if failure.asked_bytes is not None:

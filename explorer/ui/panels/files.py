@@ -70,7 +70,9 @@ def _text(data: bytes) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"The policy file is not text: {error}.", hint="A policy file is YAML in UTF-8.") from error
+        raise UnreadableFile(
+            f"The policy file is not text: {error}.", hint="A policy file is YAML in UTF-8."
+        ) from error
 
 
 def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
@@ -103,14 +105,19 @@ def torch_text(state: State, graph: ModelGraph) -> str:
 
 def file_stem(state: State) -> str:
     """A file name that any system takes."""
-    return re.sub(r"\W+", "-", states.spec_of(state).model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model"
+    return (
+        re.sub(r"\W+", "-", states.spec_of(state).model.target.removesuffix(".py").rpartition("/")[2]).strip("-")
+        or "model"
+    )
 
 
 def run_menu(state: State) -> None:
     """Download of the run that is shown."""
     key = state["shown"] or state["baseline"]
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
-        st.caption("Everything that was measured, in one file: it opens on the Runs page of any machine, without torch.")
+        st.caption(
+            "Everything that was measured, in one file: it opens on the Runs page of any machine, without torch."
+        )
         if key is not None:
             st.download_button(
                 "This run",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import streamlit as st
 
-from explorer.record.comparison import Comparison
+from explorer.record.comparison import Comparison, Verdict
 from explorer.record.hazard import Hazard
 from explorer.ui import glossary
 from explorer.ui.panels.charts import chart, twin
@@ -18,13 +20,19 @@ from explorer.view.gradients import (
     verdict_sentence,
 )
 
-COLOURS = {"bitwise equal": "green", "rounding": "orange", "different": "red", "not comparable": "gray"}
+COLOURS: dict[Verdict, Literal["green", "orange", "red", "gray"]] = {
+    "bitwise equal": "green",
+    "rounding": "orange",
+    "different": "red",
+    "not comparable": "gray",
+}
 ICONS = {
     "bitwise equal": ":material/check_circle:",
     "rounding": ":material/approval:",
     "different": ":material/cancel:",
     "not comparable": ":material/help:",
 }
+SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}
 
 
 def gradients_panel(comparison: Comparison) -> None:
@@ -63,5 +71,5 @@ def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
         st.caption("No known hazard in this policy on this model.")
     for hazard in hazards:
         with st.container(border=True, gap="xsmall"):
-            st.badge(hazard.severity, color={"error": "red", "warning": "orange", "note": "gray"}[hazard.severity])
+            st.badge(hazard.severity, color=SEVERITIES[hazard.severity])
             st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")

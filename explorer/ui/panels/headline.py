@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import streamlit as st
 
 from explorer.ui import glossary
 from explorer.ui.figures import Cell
 
 NOTHING = "\N{NO-BREAK SPACE}"
-COLOURS = {"good": "green", "bad": "red", "neutral": "gray"}
+COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
 def headline_strip(cells: tuple[Cell, ...]) -> None:

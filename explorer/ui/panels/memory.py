@@ -13,6 +13,7 @@ from explorer.record.measurement import Measurement
 from explorer.ui import glossary
 from explorer.ui.bound import show
 from explorer.ui.panels.charts import chart, pickable_chart, twin
+from explorer.view.axis import Axis
 from explorer.view.ledger import ledger_alt, ledger_chart, ledger_table
 from explorer.view.roles import roles, roles_alt, roles_table
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
@@ -35,14 +36,24 @@ def memory_panel(
             "View", views, key=show("memory_view", views[0]), required=True, label_visibility="collapsed"
         )
     with right:
-        timed = st.toggle("Axis in time", key="memory_time", help="Milliseconds, recording included, instead of events.")
-    axis = "time" if timed else "tick"
+        timed = st.toggle(
+            "Axis in time", key="memory_time", help="Milliseconds, recording included, instead of events."
+        )
+    axis: Axis = "time" if timed else "tick"
     if view == TWO and candidate:
-        figure, alt, table = timeline(baseline, candidate, axis=axis), timeline_alt(baseline, candidate), timeline_table(baseline, candidate)
+        figure, alt, table = (
+            timeline(baseline, candidate, axis=axis),
+            timeline_alt(baseline, candidate),
+            timeline_table(baseline, candidate),
+        )
     else:
         run = candidate if view == OF_CANDIDATE and candidate else baseline
-        figure, alt, table = roles(run, block=block or None, axis=axis), roles_alt(run), roles_table(run, block=block or None)
-    custom = pickable_chart(figure, key=f"memory_{views.index(view)}_{axis}", alt=alt, height=340)
+        figure, alt, table = (
+            roles(run, block=block or None, axis=axis),
+            roles_alt(run),
+            roles_table(run, block=block or None),
+        )
+    custom = pickable_chart(figure, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt, height=340)
     if custom:
         name = "candidate" if view == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
         picked = (name, int(custom[1]))

@@ -96,7 +96,12 @@ def options_panel(spec: RunSpec, graph: ModelGraph | None) -> RunSpec:
             fields = {name: _choice(spec, name) for name in CHOICES}
             if fields["optimizer"] == "sgd":
                 fields["momentum"] = st.number_input(
-                    "momentum", 0.0, 0.999, step=0.1, key=show("option_momentum", spec.momentum), help=glossary.OPTIONS["momentum"]
+                    "momentum",
+                    0.0,
+                    0.999,
+                    step=0.1,
+                    key=show("option_momentum", spec.momentum),
+                    help=glossary.OPTIONS["momentum"],
                 )
             for name, (low, high) in NUMBERS.items():
                 fields[name] = int(
@@ -108,7 +113,11 @@ def options_panel(spec: RunSpec, graph: ModelGraph | None) -> RunSpec:
             st.markdown("**Recomputing**")
             policy = _policy_options(spec.policy)
             st.markdown("**Not trained**")
-            known = [block.fqn for block in graph.blocks if block.fqn and block.parameter_bytes] if graph else list(spec.frozen)
+            known = (
+                [block.fqn for block in graph.blocks if block.fqn and block.parameter_bytes]
+                if graph
+                else list(spec.frozen)
+            )
             fields["frozen"] = tuple(
                 st.multiselect(
                     "frozen",

@@ -1,0 +1,152 @@
+"""The whole path in a real browser: model, toggle, run, compare, export; refresh; and who may connect."""
+
+from __future__ import annotations
+
+import http.client
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+def build():
+    return Tiny(), torch.randn(512, 16)
+
+def broken():
+    raise ValueError("the factory says no")
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model") / "tiny.py"
+    path.write_text(TINY)
+    return f"{path}:build"
+
+
+@pytest.fixture
+def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
+    """The page once the baseline of the tiny model is measured."""
+    page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
+    page.get_by_role("treeitem").first.wait_for(timeout=120_000)
+    page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
+    return page
+
+
+def confirm_marks(page: Page, text: str) -> None:
+    page.get_by_test_id("stMetricValue").get_by_text(text, exact=True).wait_for()
+
+
+def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
+    page = explore
+    page.locator('[data-id="layers"]').get_by_role("button", name="all", exact=True).click()
+    confirm_marks(page, "4 blocks")
+    assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_role("button", name="Cancel").wait_for()
+    page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
+    confirm_marks(page, "4 of 4 blocks")
+    confirm_marks(page, "bitwise equal")
+    for tab in ("Cost", "Gradients", "Blocks", "Memory"):
+        page.get_by_role("tab", name=tab).click()
+        page.get_by_test_id("stPlotlyChart").first.wait_for()
+        assert page.get_by_test_id("stException").count() == 0
+
+    page.get_by_role("button", name="Policy file").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Policy with evidence").click()
+    saved = tmp_path / "policy.yaml"
+    download.value.save_as(saved)
+    from explorer import load_policy
+    from explorer.plan.policy_file import load
+
+    assert load_policy(saved).blocks == tuple(f"layers.{i}" for i in range(4))
+    evidence = load(saved).evidence
+    assert evidence is not None
+    assert evidence.verdict == "bitwise equal"
+    page.keyboard.press("Escape")
+
+    page.reload()
+    page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_text("Select a row to open").wait_for()
+
+
+def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
+    page = explore
+    page.locator('[data-id="head"]').click()
+    confirm_marks(page, "1 block")
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.wait_for_url("**job=**")
+    page.reload()
+    page.locator('[data-id="head"][aria-checked="true"]').wait_for()
+    page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
+    assert "job=" not in page.url
+
+
+def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(
+    page: Page, serve: Callable[..., object], tiny: str
+) -> None:
+    page.goto(serve(ROOT / "app.py", "--model", tiny.replace(":build", ":broken")).url)  # type: ignore[attr-defined]
+    page.get_by_text("the factory says no").first.wait_for(timeout=120_000)
+    page.get_by_text("Traceback").first.click()
+    assert page.get_by_test_id("stException").count() == 0
+
+
+def handshake(port: int, host: str, origin: str | None) -> int:
+    """Status of a WebSocket handshake as a page at `origin` would make it."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    headers = {
+        "Host": host,
+        "Upgrade": "websocket",
+        "Connection": "Upgrade",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+        "Sec-WebSocket-Version": "13",
+    }
+    if origin:
+        headers["Origin"] = origin
+    connection.request("GET", "/_stcore/stream", headers=headers)
+    status = connection.getresponse().status
+    connection.close()
+    return status
+
+
+def test_only_this_machine_may_connect(serve: Callable[..., object], tiny: str) -> None:
+    app = serve(ROOT / "app.py", "--model", tiny)
+    port: int = app.port  # type: ignore[attr-defined]
+    own = f"localhost:{port}"
+    assert handshake(port, own, f"http://{own}") == 101
+    assert handshake(port, own, "http://evil.example") == 403
+    assert handshake(port, f"evil.example:{port}", f"http://evil.example:{port}") == 403
+    outside = [info[4][0] for info in socket.getaddrinfo(socket.gethostname(), port, type=socket.SOCK_STREAM)]
+    for address in {address for address in outside if not str(address).startswith(("127.", "::1"))}:
+        with pytest.raises(OSError), socket.create_connection((address, port), timeout=5):
+            pass

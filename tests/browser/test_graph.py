@@ -1,0 +1,170 @@
+"""The block graph in a real browser: no click is lost at any speed, keys work, names stay names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+GRAPH_PAGE = Path(__file__).resolve().parent / "graph_page.py"
+
+
+@pytest.fixture
+def open_graph(page: Page, serve: Callable[..., object]) -> Callable[..., Page]:
+    def opened(kind: str, n: int = 12, *, scheme: str = "light") -> Page:
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.goto(serve(GRAPH_PAGE, kind, str(n)).url)  # type: ignore[attr-defined]
+        page.get_by_role("treeitem").first.wait_for()
+        return page
+
+    return opened
+
+
+def row(page: Page, name: str) -> Locator:
+    return page.locator(f'[data-id="{name}"]')
+
+
+def confirmed(page: Page, *names: str) -> None:
+    """Waits until the server says that exactly these blocks are marked."""
+    page.get_by_text(f"confirmed: {' '.join(sorted(names))}".strip(), exact=True).wait_for()
+
+
+def unfold(page: Page, name: str, first: str) -> None:
+    row(page, name).locator(".fold").click()
+    row(page, first).wait_for()
+
+
+CLICK = """([ids, gap]) => new Promise(async (done) => {
+    const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
+    for (const id of ids) {
+        host.shadowRoot.querySelector(`[data-id="${id}"]`).click()
+        await new Promise((next) => setTimeout(next, gap))
+    }
+    done()
+})"""
+
+
+@pytest.mark.parametrize("gap_ms", [0, 10, 50])
+def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page], gap_ms: int) -> None:
+    page = open_graph("gpt")
+    unfold(page, "blocks", "blocks.11")
+    ids = [f"blocks.{i}" for i in range(10)]
+    page.evaluate(CLICK, [ids, gap_ms])
+    confirmed(page, *ids)
+    assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 10
+    page.evaluate(CLICK, [ids[:5], gap_ms])
+    confirmed(page, *ids[5:])
+    page.wait_for_timeout(500)  # late answers must not bring old marks back
+    assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 5
+
+
+def test_a_preset_and_the_clicks_around_it_both_count(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 12)
+    unfold(page, "blocks", "blocks.11")
+    page.evaluate(CLICK, [["blocks.1"], 0])
+    page.get_by_role("button", name="Every second").click()
+    page.evaluate(CLICK, [["blocks.3"], 0])
+    confirmed(page, "blocks.3", *(f"blocks.{i}" for i in range(0, 12, 2)))
+
+
+def test_everything_works_by_keyboard(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 3)
+    row(page, "embedding").focus()
+    press = page.keyboard.press
+    press("Space")
+    confirmed(page, "embedding")
+    press("ArrowDown")
+    press("Enter")
+    confirmed(page, "embedding", "dropout")
+    press("ArrowDown")
+    press("ArrowRight")
+    row(page, "blocks.0").wait_for()
+    press("ArrowRight")
+    assert page.evaluate("() => document.activeElement.shadowRoot.activeElement.dataset.id") == "blocks.0"
+    press("Space")
+    confirmed(page, "blocks.0", "dropout", "embedding")
+    press("i")
+    page.get_by_text("selected: blocks.0").wait_for()
+    press("ArrowLeft")
+    press("ArrowLeft")
+    row(page, "blocks.0").wait_for(state="detached")
+    press("End")
+    press("Space")
+    confirmed(page, "blocks.0", "dropout", "embedding", "head")
+    press("Home")
+    press("Space")
+    confirmed(page, "blocks.0", "dropout", "head")
+
+
+def test_a_folded_run_toggles_all_one_or_none(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 4)
+    run = row(page, "blocks")
+    assert run.get_attribute("aria-expanded") == "false"
+    assert run.locator(".times").inner_text() == "×4"
+    run.get_by_role("button", name="all", exact=True).click()
+    confirmed(page, *(f"blocks.{i}" for i in range(4)))
+    assert run.get_attribute("aria-checked") == "true"
+    run.locator(".cell").nth(2).click()
+    confirmed(page, "blocks.0", "blocks.1", "blocks.3")
+    assert run.get_attribute("aria-checked") == "mixed"
+    run.get_by_role("button", name="none", exact=True).click()
+    confirmed(page)
+    assert run.get_attribute("aria-checked") == "false"
+
+
+def test_selecting_is_not_toggling(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 3)
+    row(page, "norm").locator(".pick").click()
+    page.get_by_text("selected: norm").wait_for()
+    assert row(page, "norm").get_attribute("aria-checked") == "false"
+    assert row(page, "norm").get_attribute("aria-selected") == "true"
+
+
+def test_cuts_toggle_by_click_and_key_and_refuse_with_a_reason(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("unet")
+    cut = page.locator('[data-cut="down1>down2"]')
+    cut.click()
+    page.get_by_text("cuts: down1>down2").wait_for()
+    cut.focus()
+    page.keyboard.press("Enter")
+    page.get_by_text("cuts: selected:", exact=False).wait_for()
+    refused = page.locator('[data-cut="down0>down1"]')
+    assert "skip from down0" in (refused.get_attribute("title") or "")
+    refused.click(force=True)
+    assert refused.get_attribute("aria-checked") == "false"
+
+
+def test_hostile_names_stay_names(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("hostile")
+    name = "<img src=x onerror=pwned=1>"
+    page.get_by_text(name).first.wait_for()
+    page.locator("[data-id]").first.click()
+    page.get_by_text(f"confirmed: {name}").wait_for()
+    page.wait_for_timeout(300)
+    assert page.evaluate("() => globalThis.pwned === undefined")
+    assert page.locator("[data-id] img").count() == 0
+
+
+def test_it_follows_light_and_dark(open_graph: Callable[..., Page]) -> None:
+    def grounds(scheme: str) -> tuple[str, str]:
+        page = open_graph("gpt", 3, scheme=scheme)
+        style = "(e, name) => getComputedStyle(e)[name]"
+        box = row(page, "norm")
+        return box.evaluate(style, "backgroundColor"), box.evaluate(style, "color")
+
+    light, dark = grounds("light"), grounds("dark")
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    assert light[0] == "rgb(255, 255, 255)"
+
+
+def test_a_thousand_blocks_answer(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("wide", 125)
+    assert page.get_by_role("treeitem").count() > 1000
+    page.evaluate(CLICK, [["blocks.3", "blocks.70"], 0])
+    confirmed(page, "blocks.3", "blocks.70")

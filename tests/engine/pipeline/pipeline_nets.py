@@ -1,0 +1,222 @@
+"""Small models for pipeline tests, each with one property that splitting could break. Ranks load them by file."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.dropout(self.narrow(F.gelu(self.wide(self.norm(x)))))
+
+
+class Language(nn.Module):
+    """Embedding, a parameter used between blocks, dropout outside blocks, an unlisted norm; tied on request."""
+
+    def __init__(self, width: int, n_blocks: int, length: int, *, tied: bool) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(50, width)
+        self.positions = nn.Parameter(torch.randn(length, width) * 0.02)
+        self.dropout = nn.Dropout(0.1)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(n_blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, 50, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.dropout(self.tokens(ids) + self.positions[: ids.shape[1]])
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
+
+
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def language(width: int = 16, n_blocks: int = 4, length: int = 8, batch: int = 8, tied: bool = False) -> Any:
+    ids = torch.randint(0, 50, (batch, length))
+    return Language(width, n_blocks, length, tied=tied), (ids, torch.randint(0, 50, (batch, length))), cross_entropy
+
+
+LANGUAGE = ("tokens", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")
+
+
+class UNet(nn.Module):
+    """Skips over several stages, BatchNorm, and an operation in place on what a stage receives."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.deep = nn.Sequential(nn.LeakyReLU(0.1, inplace=True), nn.Conv2d(width, 2 * width, 3, padding=1))
+        self.bottom = nn.Sequential(nn.BatchNorm2d(2 * width), nn.Dropout(0.1), nn.ReLU())
+        self.up = nn.Sequential(nn.Conv2d(3 * width, width, 3, padding=1), nn.ReLU())
+        self.head = nn.Conv2d(width, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x)
+        bottom = self.bottom(self.deep(F.max_pool2d(skip, 2)))
+        return self.head(self.up(torch.cat([F.interpolate(bottom, scale_factor=2.0), skip], 1)))
+
+
+def unet(batch: int = 8) -> Any:
+    return UNet(), (torch.randn(batch, 3, 8, 8), torch.randn(batch, 1, 8, 8)), F.mse_loss
+
+
+UNET = ("down", "deep", "bottom", "up", "head")
+
+
+class Transposed(nn.Module):
+    """A boundary that is not contiguous, and an integer mask that every block reads."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Conv1d(width, width, 1)
+        self.third = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        keep = (x.detach() > 0).long()
+        y = self.first(x).transpose(1, 2)
+        y = self.second(y).transpose(1, 2)
+        return self.third(y) * keep
+
+
+def transposed(batch: int = 4) -> Any:
+    return Transposed(), (torch.randn(batch, 5, 6), torch.randn(batch, 5, 6)), F.mse_loss
+
+
+TRANSPOSED = ("first", "second", "third")
+
+
+class Router(nn.Module):
+    """A loss term that leaves the block by an attribute."""
+
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.balance: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.balance = y.square().mean()
+        return y
+
+
+class Experts(nn.Module):
+    def __init__(self, width: int = 6) -> None:
+        super().__init__()
+        self.routers = nn.ModuleList(Router(width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        total = x.new_zeros(())
+        for router in self.routers:
+            x = router(x)
+            total = total + router.balance
+        return {"loss": x.square().mean() + 0.01 * total}
+
+
+def experts(batch: int = 4) -> Any:
+    return Experts(), torch.randn(batch, 6)
+
+
+EXPERTS = ("routers.0", "routers.1", "routers.2")
+
+
+class Deciding(nn.Module):
+    """Reads a tensor's value between its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if x.sum() > 0:
+            x = -x
+        return self.second(x)
+
+
+def deciding() -> Any:
+    return Deciding(), torch.randn(4, 4)
+
+
+class Repeating(nn.Module):
+    """Calls its first block again at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(self.second(self.first(x)))
+
+
+def repeating() -> Any:
+    return Repeating(), torch.randn(4, 4)
+
+
+class Trouble(nn.Module):
+    """A block that misbehaves in a rank's process only, never in the process that is being tested."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.how = how
+        self.home = os.getpid()
+        self.n_calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        # The first call in each process is the recorded one; in the ranks trouble begins with the schedule.
+        if self.n_calls > 1 and torch.distributed.is_initialized():
+            if self.how == "die":
+                os._exit(1)
+            if self.how == "sleep":
+                time.sleep(600)
+            if self.how == "memory":
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            if self.how == "raise":
+                raise ValueError("a bad day")
+        return self.linear(x)
+
+
+def trouble(how: str) -> Any:
+    return nn.Sequential(nn.Linear(4, 4), Trouble(how), nn.Linear(4, 4)), torch.randn(4, 4)
+
+
+TROUBLE = ("0", "1", "2")
+
+
+def chain(n_blocks: int = 6, batch: int = 8) -> Any:
+    """Blocks in a Sequential inside the model: what segments are made of."""
+
+    class Chain(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(*(Block(8) for _ in range(n_blocks)))
+            self.head = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.layers(x))
+
+    return Chain(), (torch.randn(batch, 8), torch.randn(batch, 8)), F.mse_loss
+
+
+CHAIN = (*(f"layers.{k}" for k in range(6)), "head")

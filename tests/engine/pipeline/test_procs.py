@@ -1,0 +1,143 @@
+"""Real ranks over gloo: the same bits, the same bytes, and an end that names the guilty one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
+from plans import spec
+
+from explorer.engine.pipeline.run import open_results, run_pipeline
+from explorer.errors import Cancelled
+from explorer.plan.export_pipeline import RESULTS, run_files, torchrun_command
+from explorer.plan.schedule_text import format_rows
+from explorer.plan.schedules import one_f_one_b
+from explorer.record.pipeline import PipelineRun
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.progress import Progress
+
+SOME = Policy.recompute(LANGUAGE[1:4])
+ROOMY = {"width": 128, "length": 64, "batch": 16}
+
+
+def assert_same(real: PipelineRun) -> None:
+    assert real.failure is None, real.failure
+    moved = {s.name: s.splitting.max_abs for s in real.gradients if not s.splitting.bitwise}
+    assert not moved, moved
+    assert all(s.splitting.bitwise for s in real.buffers)
+
+
+def children() -> set[int]:
+    """Processes of ours that are ranks: children of the fork server."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (path / "cmdline").read_bytes()
+            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
+            parent_command = Path(f"/proc/{parent}/cmdline").read_bytes()
+        except OSError:
+            continue
+        if b"multiprocessing.forkserver" in command and b"multiprocessing.forkserver" in parent_command:
+            found.add(int(path.name))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "n_stages", "policy"),
+    [
+        ("GPipe", 2, KEEP_ALL),
+        ("1F1B", 3, SOME),
+        ("Interleaved1F1B", 4, SOME),
+        ("ZBVZeroBubble", 4, SOME),
+        ("GPipe", 4, SOME),
+    ],
+)
+def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, policy: Policy) -> None:
+    plan = spec("language", LANGUAGE, n_stages, policy, schedule=schedule, arguments=ROOMY)
+    real, alone = run_pipeline(plan, "procs"), run_pipeline(plan, "replay")
+    assert_same(real)
+    assert real.losses == alone.losses
+    for one, other in zip(real.memory, alone.memory, strict=True):
+        assert one.peak_bytes is not None
+        assert other.peak_bytes is not None
+        assert abs(one.peak_bytes - other.peak_bytes) <= 0.01 * one.peak_bytes
+        assert one.peak_action == other.peak_action
+    assert {b.fqn: b.n_recompute for b in real.blocks} == {b.fqn: b.n_recompute for b in alone.blocks}
+    assert not children()
+
+
+@pytest.mark.slow
+def test_batch_norm_skips_and_integers_cross_processes() -> None:
+    assert_same(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
+    assert_same(run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs"))
+
+
+@pytest.mark.slow
+def test_an_own_action_list_runs_on_real_ranks() -> None:
+    rows = format_rows(one_f_one_b(3, 4))
+    own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2])
+    assert_same(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("die", "crash", "Rank 1 ended with exit code 1"),
+        ("raise", "model raised", "Rank 1 failed: The model raised"),
+        ("memory", "out of memory", "Rank 1 failed"),
+        ("sleep", "time-out", "Rank 1 was still at work"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: str, words: str) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2)
+    begun = time.monotonic()
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=6.0 if how == "sleep" else 60.0), "procs")
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == (kind, 1)
+    assert words in run.failure.sentence
+    assert time.monotonic() - begun < 30
+    assert not children()
+
+
+@pytest.mark.slow
+def test_cancel_leaves_nobody_behind() -> None:
+    seen: set[int] = set()
+
+    def report(progress: Progress) -> None:
+        seen.update(children())
+        if len(seen) == 3:
+            raise Cancelled("The run was cancelled.")
+
+    with pytest.raises(Cancelled):
+        run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2), "procs", report)
+    assert len(seen) == 3
+    assert not children()
+
+
+@pytest.mark.slow
+def test_torchrun_runs_the_files_we_write(tmp_path: Path, root: Path) -> None:
+    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
+    for name, text in run_files(plan, tmp_path).items():
+        (tmp_path / name).write_text(text)
+    command = shlex.split(torchrun_command(plan, tmp_path))
+    assert command[0] == "torchrun"
+    subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", *command[1:]],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=True,
+        timeout=200,
+        capture_output=True,
+    )
+    run = open_results(plan, tmp_path / RESULTS)
+    assert_same(run)
+    assert run.engine == "torchrun"

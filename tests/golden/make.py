@@ -1,0 +1,40 @@
+"""Records the golden run that view and plan tests read: a real comparison, small enough to keep.
+
+    python -m tests.golden.make cpu          # writes tests/golden/cpu.msgpack
+    python -m tests.golden.make cuda         # the same on a CUDA machine: tests/golden/cuda.msgpack
+
+Figures of time and bytes in it are those of the machine that made it; the tests check laws, not those figures.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from explorer.engine.compare import compare
+from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record.base import to_msgpack
+
+HERE = Path(__file__).parent
+TINY: dict[str, int | float | str | bool] = {
+    "n_layers": 4, "width": 32, "n_heads": 2, "length": 64, "batch": 4, "vocabulary": 64, "dropout": 0.1,
+}  # fmt: skip
+
+
+def main(device: str) -> None:
+    baseline = RunSpec(
+        model=ModelRef(target="sample_models/gpt.py", arguments=TINY),
+        device="cuda" if device == "cuda" else "cpu",
+        optimizer="sgd",
+        n_repeats=3,
+    )
+    candidate = msgspec.structs.replace(baseline, policy=Policy.recompute(["blocks.0", "blocks.2"]))
+    path = HERE / f"{device}.msgpack"
+    path.write_bytes(to_msgpack(compare(baseline, candidate)))
+    print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "cpu")

@@ -1,0 +1,99 @@
+"""Exceptions become failures and come back as the same errors."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.errors import (
+    BadInput,
+    Cancelled,
+    ExplorerError,
+    InvalidPolicy,
+    ModelFailed,
+    ModelNotLoaded,
+    NotOnThisDevice,
+    NotSaved,
+    OutOfMemory,
+    UnreadableFile,
+)
+from explorer.jobs.failures import crash, error_of, failure_of
+from explorer.record.measurement import Failure
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ModelFailed("a", hint="b"), "model raised"),
+        (ModelNotLoaded("a", hint="b"), "bad input"),
+        (InvalidPolicy("a", hint="b"), "bad input"),
+        (UnreadableFile("a", hint="b"), "bad input"),
+        (NotOnThisDevice("a", hint="b"), "not on this device"),
+        (Cancelled("a", hint="b"), "cancelled"),
+        (NotSaved("a", hint="b"), "internal"),
+    ],
+)
+def test_each_error_has_its_kind(error: ExplorerError, kind: str) -> None:
+    failure = failure_of(error)
+    assert (failure.kind, failure.sentence, failure.hint) == (kind, "a", "b")
+    back = error_of(failure)
+    assert str(back) == str(error)
+    assert isinstance(error, type(back)), (
+        "a caller that catches the error that was raised catches the one that comes back"
+    )
+
+
+def test_out_of_memory_keeps_its_bytes() -> None:
+    failure = failure_of(OutOfMemory("full", asked_bytes=7, free_bytes=5))
+    back = error_of(failure)
+    assert failure.kind == "out of memory" and isinstance(back, OutOfMemory)
+    assert (back.asked_bytes, back.free_bytes) == (7, 5)
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except BaseException as caught:
+        return caught
+
+
+class OutOfMemoryError(RuntimeError):
+    """Named as torch's, which is not imported here."""
+
+
+@pytest.mark.parametrize(
+    ("cause", "asked"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."), 4096),
+        (MemoryError(), None),
+        (OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), None),
+    ],
+)
+def test_memory_that_ran_out_is_told_through_wrappers(cause: BaseException, asked: int | None) -> None:
+    for error in (raised(cause), raised(ModelFailed("forward raised"), cause)):
+        failure = failure_of(error)
+        assert failure.kind == "out of memory" and failure.asked_bytes == asked and "Memory ran out" in failure.sentence
+
+
+def test_what_nobody_foresaw_is_internal_and_shows_its_traceback() -> None:
+    failure = failure_of(raised(KeyError("x")))
+    assert failure.kind == "internal" and "KeyError: 'x'" in failure.sentence and "raise error" in failure.traceback
+
+
+def test_a_time_out_is_told_from_a_cancel() -> None:
+    assert failure_of(Cancelled("late"), timed_out=True).kind == "time-out"
+    assert isinstance(error_of(Failure(kind="time-out", sentence="late")), Cancelled)
+    assert failure_of(BadInput("bad"), timed_out=True).kind == "bad input"
+    assert failure_of(KeyboardInterrupt()).kind == "cancelled"
+
+
+def test_endless_messages_are_cut() -> None:
+    assert len(failure_of(ValueError("x" * 10_000)).sentence) <= 500
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3")]
+)
+def test_a_crash_names_the_signal(code: int, words: str) -> None:
+    failure = crash(code, "measure a.py", "last words")
+    assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
+    assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)

@@ -1,0 +1,298 @@
+"""The command line as scripts rely on it: one document on stdout, one sentence on stderr, and exit codes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from explorer import cli, cli_run
+from explorer.cli_options import ModelOptions
+from explorer.errors import BadInput
+from explorer.jobs.client import Worker
+from explorer.jobs.store import Store
+from explorer.plan import policy_file
+from explorer.plan.presets import PRESETS
+from explorer.record.base import from_plain
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement
+
+TINY = '''"""Three blocks with dropout, and ways to go wrong."""
+import os, time
+import torch
+from torch import nn
+
+SIZES = {"small": {"width": 8}, "gpu": {"width": 16}}
+
+
+class Block(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.linear, self.dropout = nn.Linear(width, width), nn.Dropout(0.5)
+
+    def forward(self, x):
+        return x + self.dropout(torch.relu(self.linear(x)))
+
+
+class Tiny(nn.Module):
+    def __init__(self, width, trouble):
+        super().__init__()
+        self.trouble = trouble
+        self.blocks = nn.ModuleList([Block(width) for _ in range(3)])
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        if self.trouble == "raises":
+            x.view(3, 5)
+        if self.trouble == "hangs":
+            open(os.environ["STARTED"], "w").close()
+            time.sleep(60)
+        if self.trouble == "leaves":
+            os._exit(7)
+        return x
+
+
+def build(width, trouble=""):
+    print("a model may print")
+    return Tiny(width, trouble), torch.randn(4, width)
+'''
+TROUBLE = '''"""Goes wrong as it is told."""
+from tiny import build
+
+
+def trouble(kind="raises"):
+    return build(8, kind)
+'''
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One warm worker for all commands of this file: starting one takes seconds."""
+    worker = Worker(tmp_path_factory.mktemp("runs") / "runs.sqlite")
+    yield worker
+    worker.close()
+
+
+@pytest.fixture
+def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    @contextmanager
+    def borrowed() -> Iterator[Worker]:
+        yield engine
+
+    monkeypatch.setattr(cli, "worker", borrowed)
+    monkeypatch.setattr(cli_run, "worker", borrowed)
+    return engine
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    (tmp_path / "wrong.py").write_text(TROUBLE)
+    return str(path)
+
+
+def wrong(tiny: str) -> str:
+    """The file beside it, whose model fails."""
+    return tiny.replace("tiny.py", "wrong.py")
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli.app, list(arguments), terminal_width=120)
+    assert result.exit_code == code, (result.exit_code, result.stdout, result.stderr, result.exception)
+    return result
+
+
+def read(*arguments: str, code: int = 0) -> Any:
+    """The one document on stdout."""
+    return json.loads(run(*arguments, "--json", code=code).stdout)
+
+
+def as_record(document: dict[str, Any], kind: Any) -> Any:
+    """The record in a document of `--json`, without the headline figures beside its fields."""
+    fields = {name: document[name] for name in kind.__struct_fields__}
+    if kind is Comparison:
+        for name in ("baseline", "candidate"):
+            fields[name] = {key: fields[name][key] for key in Measurement.__struct_fields__}
+    return from_plain(fields, kind)
+
+
+def test_every_verb_explains_itself() -> None:
+    listed = run("--help").stdout
+    for name in ("models", "graph", "measure", "compare", "check", "export", "matrix", "lab", "pipeline"):
+        assert name in listed and "Usage" in run(name, "--help").stdout
+    assert run("--version").stdout.strip()
+
+
+def test_models(root: Path) -> None:
+    listed = {sample["target"] for sample in read("models")}
+    assert listed == {f"sample_models/{path.name}" for path in (root / "sample_models").glob("[!_]*.py")}
+    assert "sample_models/gpt.py" in run("models").stdout
+
+
+def test_graph_in_every_format(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    graph = read("graph", tiny)
+    assert [block["fqn"] for block in graph["blocks"]][:3] == ["", "blocks", "blocks.0"] and graph["fingerprint"]
+    assert json.loads(run("graph", tiny, "--format", "json").stdout) == graph
+    assert "×3" in run("graph", tiny).stdout
+    assert run("graph", tiny, "--format", "dot").stdout.startswith("digraph")
+    run("graph", tiny, "--format", "dot", "--out", str(tmp_path / "graph.dot"))
+    assert (tmp_path / "graph.dot").read_text().startswith("digraph")
+    assert "blocks" not in run("graph", tiny, "--format", "png", code=2).stdout
+
+
+def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    saved = tmp_path / "one.run"
+    document = read(
+        "measure", tiny, "--policy", "every-2", "--repeats", "2", "--optimizer", "sgd", "--save", str(saved)
+    )
+    record = as_record(document, Measurement)
+    assert record.headlines() == {name: document[name] for name in record.headlines()}
+    assert record.spec.policy.blocks == ("blocks.0", "blocks.2") and record.spec.optimizer == "sgd"
+    assert document["step_peak_bytes"] > document["saved_after_forward_bytes"] > 0
+    store = Store(shared.store_path)
+    assert store.load(store.list()[0].run_id) == record == store.load(store.import_file(saved.read_bytes()))
+    n_runs = len(store.list())
+    text = run("measure", tiny, "--repeats", "2", "--no-store").stdout
+    assert "Step peak" in text and "measured" in text and "keep all" in text and len(store.list()) == n_runs
+
+
+def test_compare_and_the_policy_file_that_comes_of_it(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "policy.yaml")
+    document = read("compare", tiny, "--policy", "all", "--repeats", "2", "--out", path)
+    record = as_record(document, Comparison)
+    assert document["verdict"] == record.verdict == "bitwise equal"
+    assert document["candidate"]["saved_after_forward_bytes"] < document["baseline"]["saved_after_forward_bytes"]
+    file = policy_file.load(path)
+    assert file.policy == record.candidate.spec.policy and file.evidence is not None
+    assert file.evidence.verdict == "bitwise equal"
+    assert file.evidence.step_peak_bytes == record.candidate.step_peak_bytes
+    text = run("compare", tiny, "--policy", path, "--repeats", "2", "--quick").stdout
+    assert "bitwise equal" in text and "blocks.0" in text
+
+    checked = read("check", path, tiny)
+    assert checked["fresh"] and checked["fingerprint"] == file.fingerprint
+    assert "Nothing known goes wrong" in run("check", path, tiny).stdout
+    assert not read("check", path, tiny, "--size", "gpu", code=1)["fresh"]
+    stale = run("compare", tiny, "--policy", path, "--size", "gpu", code=2)
+    assert file.fingerprint in stale.stderr and "--allow-stale" in stale.stderr
+    run("measure", tiny, "--policy", path, "--size", "gpu", "--allow-stale", "--repeats", "0")
+
+    exported = run("export", path, "--to", "torch").stdout
+    assert "def apply_checkpointing(model)" in exported and "blocks.2" in exported
+    run("export", path, "--to", "torch", "--out", str(tmp_path / "applied.py"))
+    assert (tmp_path / "applied.py").read_text() == exported
+
+
+def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("version: 1\npolicy: {units: [blocks.0, blocks.1], preserve_rng_state: false}\n")
+    document = read("compare", tiny, "--policy", str(path), "--repeats", "1", code=1)
+    assert document["verdict"] == "different" and document["worst"]["name"]
+    assert document["worst"]["name"] in run("compare", tiny, "--policy", str(path), "--repeats", "1", code=1).stdout
+    assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
+
+
+def test_a_matrix_of_derivatives(shared: Worker, tiny: str) -> None:
+    document = read("matrix", tiny, "--policy", "every-2")
+    assert {cell["outcome"] for cell in document["cells"]} >= {"bitwise equal"}
+    assert "backward" in run("matrix", tiny, "--policy", "every-2").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["measure", "nowhere.py"], ["nowhere.py"]),
+        (["measure", "TINY:biuld"], ["biuld", "Did you mean build"]),
+        (["measure", "WRONG:trouble"], ["invalid for input of size"]),
+        (["measure", "WRONG:trouble", "--set", "kind=leaves"], ["exit code 7", "measure"]),
+        (["measure", "TINY", "--size", "huge"], ["huge", "small, gpu"]),
+        (["measure", "TINY", "--set", "width"], ["--set takes NAME=VALUE and got width"]),
+        (["measure", "TINY", "--set", "witdh=3"], ["witdh", "width"]),
+        (["measure", "TINY", "--memory-limit", "1GB"], ["'1GB' is not a size", "1.5GiB"]),
+        (["measure", "TINY", "--policy", "sqr"], ["neither a preset nor a file", "sqrt"]),
+        (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
+        (["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"], ["/nowhere/at/all.run could not be"]),
+        (["measure", "TINY", "--time-limit", "1", "--set", "trouble=hangs"], ["time limit of 1 s"]),
+        (["graph", "WRONG:trouble"], ["invalid for input of size"]),
+        (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
+        (["check", "TINY", "TINY"], ["line 2"]),
+        (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    shared: Worker, tiny: str, arguments: list[str], words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STARTED", os.devnull)
+    arguments = [argument.replace("TINY", tiny).replace("WRONG", wrong(tiny)) for argument in arguments]
+    result = run(*arguments, code=2)
+    error = result.stderr[result.stderr.index("Error:") :]
+    for word in words:
+        assert word in error, error
+    assert "Traceback" not in result.stderr
+    assert "\n" not in error.partition("       ")[0].strip()
+
+
+def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -> None:
+    result = run("measure", f"{tiny}:biuld", "--traceback", "--json", code=2)
+    assert "Traceback" in result.stderr and "load.py" in result.stderr
+    assert json.loads(result.stdout)["failure"]["kind"] == "bad input"
+    failed = read("measure", f"{wrong(tiny)}:trouble", code=2)
+    assert failed["failure"]["kind"] == "model raised" and failed["spec"], "what was recorded until then is kept"
+
+
+def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
+    ref = ModelOptions(arguments=["a=6", "b=0.5", "c=true", "d=x=y", "e=-1e-3", "f="]).ref("m.py")
+    assert ref.arguments == {"a": 6, "b": 0.5, "c": True, "d": "x=y", "e": -1e-3, "f": ""}
+    with pytest.raises(BadInput, match="=3, x"):
+        ModelOptions(arguments=["=3", "x"]).ref("m.py")
+
+
+def test_presets_are_named_in_the_help() -> None:
+    said = run("compare", "--help").stdout
+    assert all(name in said for name in PRESETS)
+
+
+def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "explorer", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.mark.slow
+def test_a_real_process_prints_the_document_and_nothing_else(tiny: str) -> None:
+    process = spawn("measure", tiny, "--repeats", "1", "--json")
+    stdout, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert json.loads(stdout)["step_peak_bytes"] > 0
+    assert "timing step 1 of 1" in stderr and "a model may print" not in stdout
+
+
+@pytest.mark.slow
+def test_ctrl_c_cancels_and_leaves_nobody_behind(tiny: str, tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    process = spawn("graph", f"{wrong(tiny)}:trouble", "--set", "kind=hangs", STARTED=str(started))
+    while not started.exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Cancelled." in stderr and "Traceback" not in stderr
+    assert children and not any(Path(f"/proc/{child}").exists() for child in children)

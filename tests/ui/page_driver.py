@@ -1,0 +1,45 @@
+"""What a person does on the page, in the words that AppTest understands."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from streamlit.testing.v1 import AppTest
+
+
+def settle(at: AppTest) -> AppTest:
+    """Runs until what the worker has finished was taken over, as the page's timer does."""
+    for _ in range(8):
+        assert not at.exception, at.exception[0].message
+        if at.session_state["explore"]["job"] is None:
+            return at
+        at.run()
+    raise AssertionError("the worker has not finished")
+
+
+def graph_data(at: AppTest) -> dict[str, Any]:
+    """What the block graph was given."""
+    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
+    return data
+
+
+def say(at: AppTest, **marks: Any) -> AppTest:
+    """A click in the graph, as the browser tells it: the whole set of marks, and what it was based on."""
+    data = graph_data(at)
+    said = {"seq": data["seq"] + 1, "base": data["revision"]}
+    said |= {name: data[name] for name in ("on", "open", "cuts", "selected")}
+    at.session_state[at.session_state["explore"]["widget"]] = {"marks": {**said, **marks}}
+    at.run()
+    assert not at.exception, at.exception[0].message
+    return at
+
+
+def figures(at: AppTest) -> dict[str, str]:
+    """The headline strip: label and value."""
+    return {metric.label: metric.value for metric in at.metric}
+
+
+def texts(at: AppTest) -> str:
+    """Everything written on the page in words."""
+    return "\n".join(str(element.value) for element in (*at.text, *at.markdown, *at.caption, *at.warning, *at.error))

@@ -1,0 +1,321 @@
+"""The page as a person uses it: model, policy, run, compare, export; with a worker that knows the answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import graphs
+import msgspec
+import pytest
+from fake_worker import FakeWorker
+from page_driver import figures, graph_data, say, settle, texts
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.record import Failure, ModelRef, Policy, RunSpec
+from explorer.record.base import from_plain
+from explorer.ui import link
+from explorer.ui.panels.files import policy_text, take_policy
+
+App = Callable[..., AppTest]
+ROOT = Path(__file__).resolve().parent.parent.parent
+ALL = [f"blocks.{i}" for i in range(6)]
+
+
+def spec(at: AppTest) -> RunSpec:
+    return from_plain(at.session_state["explore"]["spec"], RunSpec)
+
+
+def start_only(**query: str) -> AppTest:
+    """A new visitor, while a run is under way."""
+    at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+    for name, value in query.items():
+        at.query_params[name] = value
+    return at.run()
+
+
+def press(at: AppTest, key: str) -> AppTest:
+    return settle(at.button(key=key).click().run())
+
+
+def test_the_first_visit_describes_and_measures_the_baseline_unasked(app: App, worker: FakeWorker) -> None:
+    at = app()
+    assert [type(job.request) for job in worker.jobs.values()] == [Describe, Measure]
+    assert figures(at)["Step peak"] == "104.5 MiB"
+    assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
+
+
+def test_a_second_visitor_finds_the_measured_baseline(app: App, worker: FakeWorker) -> None:
+    app()
+    other = app()
+    assert len(worker.jobs) == 2
+    assert figures(other)["Step peak"] == "104.5 MiB"
+
+
+def test_a_toggle_predicts_at_once_and_runs_nothing(app: App, worker: FakeWorker) -> None:
+    at = say(app(), on=ALL)
+    assert figures(at)["Step peak"] == "104.5 → ≈ 34.5 MiB"
+    assert figures(at)["FLOPs"].startswith("≈ +")
+    assert "predicted" in texts(at)
+    assert not worker.of(Compare)
+
+
+def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
+    at = press(say(app(), on=ALL), "run")
+    assert figures(at)["Step peak"] == "104.5 → 35.0 MiB"
+    assert figures(at)["Gradients"] == "bitwise equal"
+    assert figures(at)["Recomputed"] == "6 of 6 blocks"
+    (job,) = worker.of(Compare)
+    assert job.request.baseline.policy == Policy()
+    assert job.request.candidate.policy == Policy.recompute(ALL)
+    assert graph_data(at)["labels"]["blocks"][0] == "15.0 → 0.5 MiB each"
+
+
+def test_figures_of_an_older_policy_are_never_silently_wrong(app: App) -> None:
+    at = press(say(app(), on=ALL), "run")
+    at = say(at, on=ALL[:3])
+    assert "≈" in figures(at)["Step peak"]
+    assert "before: 104.5 → 35.0 MiB" in texts(at)
+    assert "for the previous policy" in texts(at)
+    assert figures(at)["Gradients"] == "not compared"
+    back = say(at, on=ALL)
+    assert figures(back)["Step peak"] == "104.5 → 35.0 MiB"
+    assert "previous policy" not in texts(back)
+
+
+def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
+    at = say(app(), on=["head"])
+    at.session_state["presets"] = "all"
+    graph = graphs.gpt(6)
+    from explorer.ui import state as states
+
+    states.set_policy(at.session_state["explore"], Policy.recompute(ALL), graph)
+    at.run()
+    assert spec(at).policy == Policy.recompute(ALL)
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == ["head"]
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == []
+    at = press(press(at, "redo"), "redo")
+    assert graph_data(at)["on"] == ALL
+    assert graph_data(at)["revision"] > 0
+
+
+def test_the_address_restores_model_policy_and_options(app: App) -> None:
+    at = say(app(), on=["blocks.1", "blocks.2"])
+    query = {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
+    again = app(**query)
+    assert spec(again) == spec(at)
+    assert graph_data(again)["on"] == ["blocks.1", "blocks.2"]
+
+
+def test_a_broken_link_says_so_and_the_page_works(app: App) -> None:
+    at = app(model="sample_models/gpt.py", run="YWJj")
+    assert "cannot be read" in texts(at)
+    assert figures(at)["Step peak"] == "104.5 MiB"
+
+
+def test_a_link_cannot_name_a_model_that_is_not_offered(app: App, worker: FakeWorker) -> None:
+    at = app(model="/etc/passwd.py:evil")
+    assert all(job.request.model.target == "sample_models/gpt.py" for job in worker.of(Describe))
+    assert "is not offered here" in texts(at)
+
+
+def test_a_refresh_finds_its_run_again(app: App, worker: FakeWorker) -> None:
+    worker.slow = True
+    at = say(app(), on=ALL)
+    at.button(key="run").click().run()
+    (job,) = worker.of(Compare)
+    query = link.to_query(spec(at)) | {"job": job.id}
+    assert at.query_params["job"] in (job.id, [job.id])
+    again = start_only(**query)
+    assert again.button(key="run").disabled
+    worker.answer(job)
+    settle(again)
+    assert figures(again)["Step peak"] == "104.5 → 35.0 MiB"
+    assert "job" not in again.query_params
+
+
+def test_cancel_is_a_result(app: App, worker: FakeWorker) -> None:
+    worker.slow = True
+    at = say(app(), on=ALL)
+    at.button(key="run").click().run()
+    at = press(at, "cancel")
+    assert worker.of(Compare)[0].cancelled
+    assert "Cancelled" in texts(at)
+    assert not at.button(key="run").disabled
+
+
+@pytest.mark.parametrize(
+    "kind", ["out of memory", "crash", "time-out", "model raised", "bad input", "not on this device", "internal"]
+)
+def test_a_failure_is_a_result_and_the_page_lives_on(app: App, worker: FakeWorker, kind: str) -> None:
+    worker.fail_with = Failure(
+        kind=kind,  # type: ignore[arg-type]
+        sentence="Asked for the moon in <b>**blocks.3**</b>.",
+        hint="Take less.",
+        traceback="Traceback: line 1",
+        asked_bytes=2**30,
+        free_bytes=2**20,
+    )
+    at = press(say(app(), on=ALL), "run")
+    assert "Asked for the moon in <b>**blocks.3**</b>." in [text.value for text in at.text]
+    assert "Take less." in texts(at)
+    assert at.code[0].value == "Traceback: line 1"
+    worker.fail_with = None
+    at = press(at, "run")
+    assert figures(at)["Gradients"] == "bitwise equal"
+    assert "Asked for the moon" not in texts(at)
+
+
+def test_a_worker_that_forgot_the_job_is_said(app: App, worker: FakeWorker) -> None:
+    worker.slow = True
+    at = say(app(), on=ALL)
+    at.button(key="run").click().run()
+    worker.jobs.clear()
+    assert "The app was restarted" in texts(settle(at))
+
+
+def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
+    at = press(say(app(), on=ALL), "run")
+    at.selectbox(key="option_optimizer").select("sgd").run()
+    at.toggle(key="option_early_stop").set_value(False).run()
+    at = settle(at)
+    assert spec(at).optimizer == "sgd"
+    assert spec(at).policy == Policy.recompute(ALL, early_stop=False)
+    assert "for the previous policy" in texts(at)
+
+
+def test_another_model_starts_afresh(app: App, worker: FakeWorker) -> None:
+    at = press(say(app(), on=ALL), "run")
+    worker.graph = graphs.unet()
+    at.selectbox(key="model").select("sample_models/unet.py").run()
+    at = settle(at)
+    assert spec(at).model == ModelRef(target="sample_models/unet.py", size="small")
+    assert not spec(at).policy.units
+    assert graph_data(at)["on"] == []
+    assert [row[0] for row in graph_data(at)["geometry"]["rows"]][:2] == ["down0", "down1"]
+
+
+def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
+    at = app()
+    at.selectbox(key="size").select("gpu").run()
+    at = settle(at)
+    assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu")
+    at.number_input(key="argument_n_layers").set_value(3)
+    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
+    at = settle(at)
+    assert spec(at).model.arguments == {"n_layers": 3}
+
+
+def test_the_policy_file_carries_evidence_of_exactly_this_policy(app: App) -> None:
+    at = press(say(app(), on=ALL), "run")
+    state, graph = at.session_state["explore"], graphs.gpt(6)
+    from explorer.plan import policy_file
+
+    said = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
+    assert said.policy == Policy.recompute(ALL)
+    assert said.evidence is not None
+    assert said.evidence.verdict == "bitwise equal"
+    at = say(at, on=ALL[:2])
+    said = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
+    assert said.policy == Policy.recompute(ALL[:2])
+    assert said.evidence is None
+
+
+def test_a_policy_file_comes_back_in(app: App) -> None:
+    at = app()
+    graph = graphs.gpt(6)
+    text = "version: 1\npolicy:\n  units: [blocks.0, blocks.4]\n"
+    at.file_uploader(key="upload_policy").upload("policy.yaml", text.encode())
+    at = settle(at.run())
+    assert graph_data(at)["on"] == ["blocks.0", "blocks.4"]
+    assert press(at, "undo") and graph_data(at)["on"] == []
+    assert graph.fingerprint
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff\xfe",
+        b"version: 9\npolicy: {}",
+        b"version: 1\npolicy: {unitz: []}",
+        b"version: 1\npolicy: {units: [nope]}",
+        b"a: !!python/object:os.system",
+    ],
+    ids=["empty", "no text", "future", "unknown field", "unknown block", "code"],
+)
+def test_a_policy_file_that_is_wrong_changes_nothing(app: App, data: bytes) -> None:
+    at = say(app(), on=["head"])
+    at.file_uploader(key="upload_policy").upload("policy.yaml", data)
+    at = settle(at.run())
+    assert graph_data(at)["on"] == ["head"]
+    assert "This cannot run" in texts(at)
+
+
+def test_a_stale_fingerprint_is_explained(app: App) -> None:
+    at = app()
+    state = at.session_state["explore"]
+    text = "version: 1\nmodel: {target: x, fingerprint: '0000000000000000'}\npolicy: {units: [blocks.0]}\n"
+    _in_session(at, lambda: take_policy(state, graphs.gpt(6), text.encode()))
+    assert "fingerprint" in state["failure"]["sentence"]
+
+
+def test_a_selected_block_and_search(app: App) -> None:
+    at = say(app(), selected="norm")
+    assert graph_data(at)["selected"] == "norm"
+    at.selectbox(key="search").select("blocks.3.mlp").run()
+    at = settle(at)
+    assert {"blocks", "blocks.3"} <= set(graph_data(at)["open"])
+    assert graph_data(at)["jump"]["id"] == "blocks.3.mlp"
+
+
+def test_an_autograd_graph_is_drawn_on_request(app: App, worker: FakeWorker) -> None:
+    at = app()
+    at.session_state["tabs"] = "Autograd"
+    at = settle(at.run())
+    at = press(at, "draw")
+    (job,) = worker.of(DrawAutograd)
+    assert job.request.block == "blocks.0"
+    assert at.get("graphviz_chart") or "blocks.0 kept" in texts(at)
+
+
+@pytest.mark.parametrize("tab", ["Memory", "Cost", "Gradients", "Blocks", "Autograd"])
+@pytest.mark.parametrize("measured", [False, True])
+def test_every_tab_stands_before_and_after_a_run(app: App, tab: str, measured: bool) -> None:
+    at = app()
+    if measured:
+        at = press(say(at, on=ALL), "run")
+    at.session_state["tabs"] = tab
+    settle(at.run())
+
+
+def test_names_from_a_model_never_become_markup(app: App, worker: FakeWorker) -> None:
+    worker.graph = graphs.hostile()
+    at = app()
+    assert "onerror" not in texts(at)
+    assert any("onerror" in row[0] for row in graph_data(at)["geometry"]["rows"])
+    at.session_state["tabs"] = "Gradients"
+    at = press(settle(at.run()), "run")
+    assert not any("<script>" in str(markdown.value) for markdown in at.markdown)
+
+
+def _in_session(at: AppTest, act: Callable[[], object]) -> object:
+    """Calls `act` as a callback of the page would be: the worker and store of this app are patched already."""
+    return act()
+
+
+def test_a_run_without_measurable_figures_says_not_measured(
+    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = graphs.measured
+
+    def bare(graph: object, spec: RunSpec) -> object:
+        return msgspec.structs.replace(whole(graph, spec), allocations=None, times=None, phases=())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(graphs, "measured", bare)
+    at = app()
+    assert figures(at)["Step peak"] == "not measured"
+    assert figures(at)["Step time"] == "not measured"

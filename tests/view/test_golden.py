@@ -1,0 +1,122 @@
+"""Every chart replays a run that was recorded on a real machine, without torch, and keeps its laws on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from explorer.plan.explain import explain
+from explorer.plan.ledger import ledger
+from explorer.plan.price import prices
+from explorer.plan.series import held, held_by_role, is_within
+from explorer.record import ROLES, Comparison, Measurement
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.view.blocks import saved_bytes_chart
+from explorer.view.cost import recompute_cost, recompute_time, step_time
+from explorer.view.gradients import gradient_chart
+from explorer.view.headline import headlines
+from explorer.view.ledger import ledger_chart
+from explorer.view.roles import roles
+from explorer.view.timeline import timeline
+
+GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("*.msgpack"))
+
+
+@pytest.fixture(params=GOLDEN, ids=lambda path: path.stem)
+def pair(request: pytest.FixtureRequest) -> Comparison:
+    return from_msgpack(request.param.read_bytes(), Comparison)
+
+
+@pytest.fixture(params=["baseline", "candidate"])
+def run(pair: Comparison, request: pytest.FixtureRequest) -> Measurement:
+    return getattr(pair, request.param)
+
+
+def test_there_is_a_golden_run() -> None:
+    assert GOLDEN
+
+
+def test_it_reads_as_it_was_written(pair: Comparison) -> None:
+    assert from_msgpack(to_msgpack(pair), Comparison) == pair
+
+
+def test_one_event_a_tick(run: Measurement) -> None:
+    log = run.allocations
+    ticks = [t for t in log.born if t > 0] + [t for t in log.died if t <= log.n_ticks]
+    assert len(ticks) == len(set(ticks)) == log.n_ticks
+    assert len(log.time_ns) == log.n_ticks + 1
+    assert all(a <= b for a, b in zip(log.time_ns, log.time_ns[1:]))
+
+
+def test_roles_add_up_at_every_tick(run: Measurement) -> None:
+    log = run.allocations
+    assert (held_by_role(log).sum(axis=0) == held(log)).all()
+    assert held(log).tolist() == log.held_bytes.tolist()
+    assert ledger(run).total_bytes == run.step_peak_bytes == run.allocations.held_bytes[run.allocations.peak_tick]
+
+
+def test_phases_follow_each_other_without_gaps(run: Measurement) -> None:
+    assert run.phases[0].first_tick <= 1
+    assert run.phases[-1].end_tick == run.allocations.n_ticks + 1
+    for one, other in zip(run.phases, run.phases[1:]):
+        assert one.end_tick == other.first_tick
+
+
+def test_recomputed_for_exactly_the_chosen_blocks(pair: Comparison) -> None:
+    again = ROLES.index("recomputed")
+    assert not held_by_role(pair.baseline.allocations)[again].any()
+    log = pair.candidate.allocations
+    chosen = pair.candidate.spec.policy.blocks
+    found = {log.blocks[block] for block, role in zip(log.block, log.role) if role == again}
+    assert found and all(any(is_within(fqn, block) for block in chosen) for fqn in found)
+    assert all(pair.candidate.by_fqn[block].n_recompute == 1 for block in chosen)
+
+
+def test_the_candidate_needs_less_and_computes_more(pair: Comparison) -> None:
+    assert pair.candidate.step_peak_bytes < pair.baseline.step_peak_bytes
+    assert pair.candidate.total_flops > pair.baseline.total_flops
+    assert pair.verdict == "bitwise equal"
+
+
+def test_every_chart_draws_it(pair: Comparison) -> None:
+    figures = [
+        timeline(pair.baseline, pair.candidate),
+        timeline(pair.baseline, pair.candidate, axis="time"),
+        roles(pair.candidate),
+        roles(pair.candidate, block="blocks.2"),
+        ledger_chart(ledger(pair.candidate)),
+        saved_bytes_chart(pair),
+        recompute_cost(pair),
+        recompute_time(pair),
+        step_time(pair),
+        gradient_chart(pair),
+    ]
+    for fig in figures:
+        assert len(fig.data) > 0, fig.layout.title.text
+        assert len(fig.to_json()) < 600_000
+    line = next(t for t in figures[0].data if t.name == "candidate" and t.mode == "lines+markers")
+    assert np.max(line.y) * 1024**2 == pytest.approx(pair.candidate.step_peak_bytes, rel=1e-12)
+
+
+def test_it_is_explained_and_priced(pair: Comparison) -> None:
+    assert explain(pair)[0].startswith("The policy lowered the peak from")
+    assert {head.key for head in headlines(pair)} >= {"step_peak_bytes", "verdict", "flop_ratio"}
+    priced = {price.blocks[0]: price for price in prices(pair.candidate, ["blocks.1"])}
+    assert priced["blocks.1"].peak_change_bytes < 0 < priced["blocks.0"].peak_change_bytes
+
+
+def test_a_price_comes_true(pair: Comparison) -> None:
+    """The candidate recomputes two blocks; both prices of the baseline together are the measured gain."""
+    alone = prices(pair.baseline, ["blocks.0", "blocks.2"])
+    gain = pair.candidate.step_peak_bytes - pair.baseline.step_peak_bytes
+    assert sum(price.peak_change_bytes for price in alone) == pytest.approx(gain, rel=0.01)
+
+
+def test_reading_needs_no_torch() -> None:
+    modules = "explorer.view.timeline, explorer.view.roles, explorer.plan.explain"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parent.parent.parent)
