@@ -1,4 +1,4 @@
-"""`python -m benchmarks [NAME ...]`: runs every benchmark, or those named, one process each, and prints what they print."""
+"""`python -m benchmarks [NAME ...]` runs every benchmark, or those named, one process each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ def main() -> None:
     codes = []
     for name in asked:
         print(f"== {name}", flush=True)
-        codes.append(subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False).returncode)
+        codes.append(
+            subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], cwd=HERE.parent, check=False).returncode
+        )
     sys.exit(max(codes, default=0))
 
 

@@ -1,16 +1,16 @@
 """One tree of errors, each a sentence for the person who reads it.
 
-    ExplorerError            what was asked, what was found; `hint` says what to do next
-    ├── BadInput             the caller can mend it: a model, a batch, a policy, a plan, a run file
-    │   ├── ModelNotLoaded   the reference does not import, or its factory raised
-    │   ├── ModelFailed      the model's own forward, loss or backward raised
-    │   ├── InvalidPolicy    a policy that names what is not there, or contradicts itself
-    │   ├── InvalidPlan      a pipeline plan that cannot run on this model
-    │   └── UnreadableFile   a policy or run file that is corrupt, foreign or too new
-    ├── NotOnThisDevice      the device or the torch version lacks what was asked
-    ├── OutOfMemory          the device or the process had no more
-    ├── Cancelled            a person or a time limit ended the run
-    └── NotSaved             the store or a file could not be written
+ExplorerError            what was asked, what was found; `hint` says what to do next
+├── BadInput             the caller can mend it: a model, a batch, a policy, a plan, a run file
+│   ├── ModelNotLoaded   the reference does not import, or its factory raised
+│   ├── ModelFailed      the model's own forward, loss or backward raised
+│   ├── InvalidPolicy    a policy that names what is not there, or contradicts itself
+│   ├── InvalidPlan      a pipeline plan that cannot run on this model
+│   └── UnreadableFile   a policy or run file that is corrupt, foreign or too new
+├── NotOnThisDevice      the device or the torch version lacks what was asked
+├── OutOfMemory          the device or the process had no more
+├── Cancelled            a person or a time limit ended the run
+└── NotSaved             the store or a file could not be written
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from torch.nn import functional as F
 SIZES = {
     "small": {"n_layers": 12, "width": 128, "n_heads": 4, "length": 128, "batch": 8, "vocabulary": 512, "dropout": 0.1},
     "gpu": {
-        "n_layers": 24,
+        "n_layers": 16,
         "width": 1024,
         "n_heads": 16,
         "length": 512,
-        "batch": 8,
+        "batch": 4,
         "vocabulary": 32000,
         "dropout": 0.1,
     },
@@ -112,8 +112,6 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 def build(
     *, n_layers: int, width: int, n_heads: int, length: int, batch: int, vocabulary: int, dropout: float
 ) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
-    model = GPT(
-        n_layers=n_layers, width=width, n_heads=n_heads, length=length, vocabulary=vocabulary, dropout=dropout
-    )
+    model = GPT(n_layers=n_layers, width=width, n_heads=n_heads, length=length, vocabulary=vocabulary, dropout=dropout)
     text = torch.randint(vocabulary, (batch, length + 1))
     return model, (text[:, :-1].contiguous(), text[:, 1:].contiguous()), next_token_loss

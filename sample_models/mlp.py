@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"n_layers": 16, "width": 128, "batch": 4096, "dropout": 0.1},
-    "gpu": {"n_layers": 64, "width": 1024, "batch": 32768, "dropout": 0.1},
+    "gpu": {"n_layers": 32, "width": 1024, "batch": 16384, "dropout": 0.1},
 }
 
 
@@ -24,9 +24,7 @@ class Layer(nn.Sequential):
         super().__init__(nn.Linear(width, width), nn.GELU(), nn.Dropout(dropout))
 
 
-def build(
-    *, n_layers: int, width: int, batch: int, dropout: float
-) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
+def build(*, n_layers: int, width: int, batch: int, dropout: float) -> tuple[nn.Module, tuple[Tensor, Tensor], object]:
     model = nn.Sequential(*(Layer(width, dropout) for _ in range(n_layers)), nn.Linear(width, 1))
     inputs = torch.randn(batch, width)
     return model, (inputs, inputs.mean(1, keepdim=True)), F.mse_loss

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"n_layers": 6, "width": 96, "n_experts": 4, "length": 128, "batch": 16, "vocabulary": 256},
-    "gpu": {"n_layers": 16, "width": 768, "n_experts": 8, "length": 1024, "batch": 16, "vocabulary": 32000},
+    "gpu": {"n_layers": 12, "width": 768, "n_experts": 4, "length": 1024, "batch": 8, "vocabulary": 32000},
 }
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"length": 32, "width": 128, "expansion": 4, "batch": 128, "vocabulary": 64},
-    "gpu": {"length": 256, "width": 1024, "expansion": 4, "batch": 512, "vocabulary": 1024},
+    "gpu": {"length": 256, "width": 1024, "expansion": 4, "batch": 384, "vocabulary": 1024},
 }
 
 

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"width": 16, "blocks_per_stage": 4, "n_stages": 3, "side": 32, "batch": 32, "n_classes": 10},
-    "gpu": {"width": 64, "blocks_per_stage": 6, "n_stages": 4, "side": 128, "batch": 64, "n_classes": 1000},
+    "gpu": {"width": 64, "blocks_per_stage": 6, "n_stages": 4, "side": 128, "batch": 32, "n_classes": 1000},
 }
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"n_layers": 8, "width": 128, "length": 128, "batch": 8, "vocabulary": 1024},
-    "gpu": {"n_layers": 24, "width": 1024, "length": 1024, "batch": 8, "vocabulary": 32000},
+    "gpu": {"n_layers": 24, "width": 1024, "length": 1024, "batch": 4, "vocabulary": 32000},
 }
 
 
@@ -38,7 +38,7 @@ class Mixer(nn.Module):
 class TiedHead(nn.Module):
     """Scores from the embedding's own matrix."""
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = weight
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"width": 16, "depth": 3, "side": 64, "batch": 8},
-    "gpu": {"width": 64, "depth": 4, "side": 256, "batch": 16},
+    "gpu": {"width": 64, "depth": 4, "side": 256, "batch": 12},
 }
 
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 SIZES = {
     "small": {"n_layers": 8, "width": 96, "n_heads": 4, "side": 64, "patch": 4, "batch": 8, "n_classes": 10},
-    "gpu": {"n_layers": 24, "width": 1024, "n_heads": 16, "side": 224, "patch": 14, "batch": 64, "n_classes": 1000},
+    "gpu": {"n_layers": 16, "width": 1024, "n_heads": 16, "side": 224, "patch": 14, "batch": 24, "n_classes": 1000},
 }
 
 

@@ -135,19 +135,20 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
         rows.append([block.parameter_bytes, 0, -1, 0, names.index(block.fqn), 0])
     phases, kept = [], {}
     for block in leaves:
-        kept[block.fqn] = alloc(MIB // 2 if block.fqn in on else block.saved_bytes, "saved activation", block.fqn)
+        output = min(MIB // 2, block.saved_bytes)
+        inner = [] if block.fqn in on else [alloc(block.saved_bytes - output, "saved activation", block.fqn)]
+        kept[block.fqn] = [*inner, alloc(output, "saved activation", block.fqn)]
     phases.append(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=tick + 1))
     for block in reversed(leaves):
+        again = []
         if block.fqn in on:
             first = tick + 1
-            again = alloc(block.saved_bytes, "recomputed", block.fqn)
+            again = [alloc(block.saved_bytes - MIB // 2, "recomputed", block.fqn)]
             phases.append(PhaseSpan(phase="recompute", block=block.fqn, first_tick=first, end_tick=tick + 1))
         first = tick + 1
-        rows_end = alloc(block.parameter_bytes, "gradient", block.fqn)
-        rows_end[2] = -1
-        if block.fqn in on:
-            free(again)
-        free(kept[block.fqn])
+        alloc(block.parameter_bytes, "gradient", block.fqn)[2] = -1
+        for row in (*again, *kept[block.fqn]):
+            free(row)
         phases.append(PhaseSpan(phase="backward", block="", first_tick=first, end_tick=tick + 1))
     first = tick + 1
     state = alloc(MIB, "optimizer state", leaves[0].fqn)

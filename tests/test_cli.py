@@ -227,7 +227,7 @@ def test_a_matrix_of_derivatives(shared: Worker, tiny: str) -> None:
         (["measure", "TINY", "--time-limit", "1", "--set", "trouble=hangs"], ["time limit of 1 s"]),
         (["graph", "WRONG:trouble"], ["invalid for input of size"]),
         (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
-        (["check", "TINY", "TINY"], ["line 2"]),
+        (["check", "TINY", "TINY"], ["not YAML: line 1"]),
         (["export", "gone.yaml", "--to", "torch"], ["gone.yaml cannot be read"]),
     ],
 )

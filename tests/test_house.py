@@ -18,21 +18,26 @@ STANDARD = sys.stdlib_module_names
 LAW: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
     "record": ({"errors"}, {"msgspec"}),
-    "plan": ({"record", "errors"}, {"numpy", "yaml"}),
-    "engine": ({"plan", "record", "errors"}, {"torch", "torchviz", "numpy", "transformers"}),
+    "plan": ({"record", "errors"}, {"msgspec", "numpy", "yaml"}),
+    "engine": ({"plan", "record", "errors"}, {"msgspec", "torch", "torchviz", "numpy"}),
     "jobs": ({"record", "errors"}, {"msgspec", "platformdirs"}),
-    "view": ({"plan", "record", "errors"}, {"plotly", "graphviz", "numpy"}),
-    "ui": ({"jobs", "view", "plan", "record", "errors"}, {"streamlit"}),
-    "cli": ({"jobs", "plan", "record", "errors", "cli"}, {"typer", "rich", "graphviz"}),
+    "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
+    "ui": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "streamlit"}),
+    "cli": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "typer", "rich"}),
     "app": ({"ui"}, {"streamlit"}),
     "sample_models": (set(), {"torch"}),
 }
+# msgspec is where records come from: whoever makes a changed copy of one may name it (`structs.replace`).
 LATE_ENGINE = {"explorer/jobs/worker.py", "explorer/__init__.py"}
 """The worker alone imports the engine, inside a function; the public face imports by name on first use."""
 
 
 def sources() -> list[Path]:
-    return [ROOT / "app.py", *sorted((ROOT / "explorer").rglob("*.py")), *sorted((ROOT / "sample_models").rglob("*.py"))]
+    return [
+        ROOT / "app.py",
+        *sorted((ROOT / "explorer").rglob("*.py")),
+        *sorted((ROOT / "sample_models").rglob("*.py")),
+    ]
 
 
 def ring_of(path: Path) -> str | None:
@@ -68,6 +73,8 @@ def test_imports_keep_the_law(path: Path) -> None:
             continue
         if top == "explorer":
             target = rest.partition(".")[0]
+            if target in ("", "__version__"):
+                continue
             target = "cli" if target.startswith("cli") else target
             late = target == "engine" and str(path.relative_to(ROOT)) in LATE_ENGINE
             if target != ring and target not in ours and not late:
@@ -108,7 +115,9 @@ def test_importing_the_package_is_cheap() -> None:
 
 
 def test_top_level_holds_what_was_agreed() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
+        "\n"
+    )
     top = {name.partition("/")[0] for name in listed if name and not name.startswith(".")}
     agreed = {"app.py", "explorer", "tests", "sample_models", "requirements.txt", "README.md"}
     assert top <= agreed | {"Makefile", "pyproject.toml", "LICENSE", "benchmarks"}
@@ -122,6 +131,8 @@ def test_readme_names_every_command_preset_and_sample_model() -> None:
 
     readme = (ROOT / "README.md").read_text()
     commands = [f"python -m explorer {name}" for name in getattr(get_command(app), "commands")]  # noqa: B009
-    samples = [f"sample_models/{path.name}" for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"]
+    samples = [
+        f"sample_models/{path.name}" for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"
+    ]
     missing = [name for name in (*commands, *PRESETS, *samples) if name not in readme]
     assert not missing, f"the README does not name {missing}"

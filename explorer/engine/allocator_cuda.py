@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -37,7 +37,7 @@ class CudaRecorder:
     def __enter__(self) -> Self:
         torch.cuda.synchronize(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
-        _record_history("all", context="alloc" if self.stacks else None)
+        _record_history(context="alloc" if self.stacks else None)
         self._base = torch.cuda.memory_stats(self.device)
         return self
 
@@ -92,7 +92,7 @@ def read_trace(trace: Iterable[dict[str, Any]], base: dict[str, int], stats: dic
     )
 
 
-def _record_history(enabled: str, context: str | None) -> None:
+def _record_history(context: Literal["alloc"] | None) -> None:
     """torch 2.11 to 2.13 take these by name; what a version does not know is left out."""
     wanted: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
     known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
@@ -101,7 +101,7 @@ def _record_history(enabled: str, context: str | None) -> None:
             f"torch {torch.__version__} keeps no allocator history that can be bounded.", hint="Use torch 2.11 to 2.13."
         )
     torch.cuda.memory._record_memory_history(
-        enabled, context=context, **{name: value for name, value in wanted.items() if name in known}
+        "all", context=context, **{name: value for name, value in wanted.items() if name in known}
     )
 
 

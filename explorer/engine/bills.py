@@ -62,7 +62,6 @@ class _Tree:
     def __init__(self, fqns: Sequence[str]) -> None:
         number = {fqn: i for i, fqn in enumerate(fqns)}
         self.parent = [number.get(fqn.rpartition(".")[0], 0) for fqn in fqns]
-        self.number = number
 
     def inclusive(self, own: Sequence[int]) -> list[int]:
         """Own values plus those of everything below."""
@@ -85,15 +84,14 @@ def _skipped(
 ) -> list[int]:
     """FLOPs of forward that should have run again with the innermost unit around each block, and did not."""
     scale: dict[int, float] = {}
+    number = tracker.scopes.index
     for unit in policy.units:
-        members = [
-            tree.number[fqn] for fqn in unit.blocks if fqn in tree.number and tracker.n_forward[tree.number[fqn]]
-        ]
+        members = [number[fqn] for fqn in unit.blocks if fqn in number and tracker.n_forward[number[fqn]]]
         runs = [tracker.n_recompute[i] / tracker.n_forward[i] for i in members]
         scale.update((i, max(runs)) for i in members)
     skipped = []
     for i in range(len(tracker.fqns)):
-        unit = next((block for block in tree.above(i) if block in scale), None)
-        expected = forward[i] * scale[unit] if unit is not None else 0
+        around = next((block for block in tree.above(i) if block in scale), None)
+        expected = forward[i] * scale[around] if around is not None else 0
         skipped.append(max(0, round(expected) - recompute[i]))
     return skipped

@@ -1,8 +1,8 @@
 """Is it still the same step? Baseline and candidate from one state, measured in turns, then compared bit by bit.
 
-    measure_pair ─▶ what it buys and costs
-    baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate, watched
-                └ noise floor     └ rounding             └ masks, state
+measure_pair ─▶ what it buys and costs
+baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate, watched
+            └ noise floor     └ rounding             └ masks, state
 """
 
 from __future__ import annotations

@@ -109,7 +109,9 @@ def _block(
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,
-        own_parameters=tuple(f"{fqn}.{name}".lstrip(".") for name in module._parameters if module._parameters[name] is not None),
+        own_parameters=tuple(
+            f"{fqn}.{name}".lstrip(".") for name in module._parameters if module._parameters[name] is not None
+        ),
     )
 
 

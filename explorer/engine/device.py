@@ -5,6 +5,7 @@ Nothing else in the step or the measurement asks which device it is on.
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 from contextlib import AbstractContextManager
@@ -32,6 +33,10 @@ class Device(Protocol):
 
     def environment(self, n_threads: int) -> Environment: ...
 
+    def release(self) -> None:
+        """Gives back what earlier runs left in caches, so that it is not charged to the next."""
+        ...
+
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         """No more than `limit_bytes` may be taken inside; None: what the machine has."""
         ...
@@ -50,6 +55,9 @@ class CpuDevice:
         total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         return _environment("cpu", _cpu_name(), n_threads, total_bytes)
 
+    def release(self) -> None:
+        gc.collect()
+
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return limited_process(limit_bytes)
 
@@ -67,6 +75,10 @@ class CudaDevice:
     def environment(self, n_threads: int) -> Environment:
         properties = torch.cuda.get_device_properties(self.torch)
         return _environment("cuda", properties.name, n_threads, properties.total_memory)
+
+    def release(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return limited_cuda(limit_bytes, self.torch)

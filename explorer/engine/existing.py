@@ -33,7 +33,7 @@ def optimizer_tensors(trainee: Trainee) -> list[Existing]:
     """The optimizer's state, each tensor with the block of its parameter."""
     if trainee.optimizer is None:
         return []
-    owners = {parameter: owner(name) for name, parameter in trainee.model.named_parameters()}
+    owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in trainee.model.named_parameters()}
     return [
         Existing(value, "optimizer state", owners.get(parameter, ""))
         for parameter, state in trainee.optimizer.state.items()

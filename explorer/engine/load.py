@@ -254,7 +254,7 @@ def _unpack(ref: ModelRef, built: Any) -> Loaded:
     if batch is None:
         raise ModelNotLoaded(
             f"The factory of {ref.target} returned a model without an example batch.",
-            hint="Return (model, inputs) or (model, (inputs, targets), loss_function): a run needs something to run on.",
+            hint="Return (model, inputs) or (model, (inputs, targets), loss_function): a run needs inputs.",
         )
     if loss is None:
         return Loaded(ref, model, batch, None, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,15 +67,15 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
     try:
         with torch.device("meta"):
             empty = _model(transformers, settings)
-        free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except ModelNotLoaded:
         raise
     except Exception:
         return  # some models compute in their constructor: those have to be tried
+    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     n_bytes = sum(parameter.nbytes for parameter in empty.parameters())
     if n_bytes > free_bytes:
         raise ModelNotLoaded(
-            f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB of memory are free.",
+            f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB are free.",
             hint="Make it smaller by arguments of the configuration, such as num_hidden_layers=2 hidden_size=256.",
         )
 

@@ -157,10 +157,7 @@ def _with(spec: RunSpec, variant: Variant) -> RunSpec:
     if variant == "keep":
         policy = KEEP_ALL
     elif variant == "selective":
-        units = tuple(
-            replace(unit, action="save_ops", save_ops=unit.save_ops or KEPT_OPS)
-            for unit in policy.units
-        )
+        units = tuple(replace(unit, action="save_ops", save_ops=unit.save_ops or KEPT_OPS) for unit in policy.units)
         policy = replace(policy, units=units, use_reentrant=False)
     else:
         units = tuple(replace(unit, action="recompute", save_ops=()) for unit in policy.units)

@@ -10,7 +10,8 @@ time blocks    n steps with light hooks                      by block
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -18,13 +19,15 @@ from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.apply import apply_policy
 from explorer.engine.bills import bills
+from explorer.engine.clocks import ClockName
 from explorer.engine.device import Device, device_of
+from explorer.engine.limits import failure_of, is_out_of_memory
 from explorer.engine.load import Loaded, load
 from explorer.engine.recording import Recorded, record
-from explorer.engine.step import left_as_found, prepare, run_step, torch_device
+from explorer.engine.step import Trainee, left_as_found, prepare, run_step, torch_device
 from explorer.engine.stopwatch import BlockSamples, block_ms, step_ms
-from explorer.errors import BadInput
-from explorer.record.measurement import Environment, Measurement, Samples, Times
+from explorer.errors import BadInput, ExplorerError
+from explorer.record.measurement import BlockBill, Environment, Failure, Measurement, Samples, Times
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -40,7 +43,7 @@ def measure(spec: RunSpec, report: Report = silent) -> Measurement:
 
 
 def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
-    """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput where more than the policy differs."""
+    """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if more than that differs."""
     differing = [
         name
         for name in RunSpec.__struct_fields__
@@ -67,8 +70,8 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
         timed = [_Timed() for _ in specs]
         ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
         _time(ready, loaded, device, meter)
-        environment = device.environment(torch.get_num_threads())
-    return tuple(_measurement(*parts, environment) for parts in zip(specs, recorded, timed))
+        environment = device.environment(specs[0].n_threads)
+    return tuple(_measurement(*parts, device, environment) for parts in zip(specs, recorded, timed))
 
 
 @dataclass
@@ -77,8 +80,9 @@ class _Timed:
 
     steps: list[dict[str, float]] = field(default_factory=list)
     blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
+    failure: Failure | None = None
 
-    def times(self, device: str) -> Times | None:
+    def times(self, clock: ClockName) -> Times | None:
         if not self.steps:
             return None
         by_phase: dict[str, list[float]] = defaultdict(list)
@@ -86,7 +90,7 @@ class _Timed:
             for phase, ms in step.items():
                 by_phase[phase].append(ms)
         return Times(
-            clock="CUDA events" if device == "cuda" else "process CPU time",
+            clock=clock,
             **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
         )
 
@@ -115,7 +119,9 @@ def _time(ready: Sequence[tuple[RunSpec, _Timed]], loaded: Loaded, device: Devic
     for round_ in range(-1, first.n_repeats):
         for spec, timed in ready:
             meter("warming up the clock" if round_ < 0 else f"timing step {round_ + 1} of {first.n_repeats}")
-            with apply_policy(trainee.model, spec.policy), device.limited(spec.memory_limit_bytes):
+            with _ready(timed, trainee, spec, device) as go:
+                if not go:
+                    continue
                 if round_ < 0:
                     run_step(trainee)
                 else:
@@ -123,13 +129,29 @@ def _time(ready: Sequence[tuple[RunSpec, _Timed]], loaded: Loaded, device: Devic
     for i in range(first.n_repeats):
         for spec, timed in ready:
             meter(f"timing blocks, step {i + 1} of {first.n_repeats}")
-            with apply_policy(trainee.model, spec.policy), device.limited(spec.memory_limit_bytes):
-                timed.blocks.append(block_ms(trainee, spec.policy, clock))
+            with _ready(timed, trainee, spec, device) as go:
+                if go:
+                    timed.blocks.append(block_ms(trainee, spec.policy, clock))
 
 
-def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, environment: Environment) -> Measurement:
+@contextmanager
+def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Iterator[bool]:
+    """The policy in force for one step; False for a run that has failed. A failure here is the run's result."""
+    if timed.failure is not None:
+        yield False
+        return
+    try:
+        with apply_policy(trainee.model, spec.policy), device.limited(spec.memory_limit_bytes):
+            yield True
+    except Exception as error:
+        if isinstance(error, ExplorerError) and not is_out_of_memory(error):
+            raise
+        timed.failure = failure_of(error)
+
+
+def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
     found, tracker = run.attribution, run.tracker
-    bill = ()
+    bill: tuple[BlockBill, ...] = ()
     if found is not None and tracker is not None:
         bill = bills(tracker, found.allocations, found.phases, spec.policy, timed.block_samples())
     return Measurement(
@@ -139,10 +161,10 @@ def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, environment: Envir
         phases=found.phases if found else (),
         peaks=run.peaks,
         blocks=bill,
-        times=timed.times(spec.device),
+        times=timed.times(device.clock().name),
         loss=run.loss,
         warnings=tuple(run.said),
-        failure=run.failure,
+        failure=run.failure or timed.failure,
     )
 
 

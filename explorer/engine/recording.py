@@ -6,7 +6,6 @@ is repeated unwatched, and a difference between the two peaks is said in words.
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -59,6 +58,7 @@ class Recorded:
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
     """Warm-up, the step under both instruments, the step under the allocator alone."""
     run = Recorded()
+    device.release()
     with _heard(run), _failures_kept(run):
         trainee = prepare(spec, loaded)
         with _failures_kept(run):
@@ -68,13 +68,12 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
             meter("warming up under the tracker")
             with tracker_of(trainee), device.limited(spec.memory_limit_bytes):
                 run_step(trainee)
-        gc.collect()
+        device.release()
         meter("recording the step")
         watched_step(run, trainee, device)
         if run.failure is None:
             meter("recording the step without the tracker")
             _step_alone(run, trainee, device)
-    gc.collect()
     return run
 
 

@@ -71,10 +71,6 @@ def answer(request: Request, report: Report) -> Record:
             from explorer.engine.pipeline.profile import profile_blocks
 
             return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
-        case DeriveMatrix():
-            from explorer.engine.matrix import derivative_matrix
-
-            return derivative_matrix(request.spec, report)
 
 
 def warm_up() -> list[Callable[[], object]]:

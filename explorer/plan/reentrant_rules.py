@@ -88,4 +88,3 @@ def warm_autocast(case: Case) -> Iterator[Hazard]:
 REENTRANT_RULES: tuple[Rule, ...] = (
     no_gradient_enters, nested_outputs, keyword_tensors, shared_blocks, second_order, warm_autocast,
 )  # fmt: skip
-

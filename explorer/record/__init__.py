@@ -17,8 +17,8 @@ from explorer.record.hazard import Hazard
 from explorer.record.measurement import (
     PHASES,
     ROLES,
-    AllocatorPeaks,
     Allocations,
+    AllocatorPeaks,
     BlockBill,
     Environment,
     Failure,

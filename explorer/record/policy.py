@@ -17,7 +17,7 @@ class Unit(Record):
 
     blocks: tuple[str, ...]
     action: Action = "recompute"
-    """recompute: keep only the input. save_ops: recompute all but `save_ops`. offload: keep saved tensors on the CPU."""
+    """recompute: keep the input. save_ops: recompute all but `save_ops`. offload: what is saved waits on the CPU."""
     save_ops: tuple[str, ...] = ()
     """Operators whose results are kept, such as `aten.mm.default`; only with the action `save_ops`."""
 

@@ -1,4 +1,4 @@
-"""How far long work has come. An engine verb calls its `Report`; where a person cancelled, that call raises Cancelled."""
+"""How far long work has come. An engine verb calls its `Report`; that call raises Cancelled where a person did."""
 
 from __future__ import annotations
 

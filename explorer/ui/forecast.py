@@ -39,4 +39,4 @@ def _words(price: Price) -> str:
     moved = price.peak_change_bytes
     peak = "peak stays" if not moved else f"peak {MINUS if moved < 0 else '+'}{mib(abs(moved))}"
     share = price.share_of_step_flops
-    return peak if share is None else f"{peak} for {percent(share, signed=True)} FLOPs"
+    return peak if not share or share < 0.0005 else f"{peak} for {percent(share, signed=True)} FLOPs"

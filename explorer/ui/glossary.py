@@ -72,6 +72,10 @@ OPTIONS = {
     ),
 }
 
+SEGMENT = (
+    "A segment keeps only the input of its first block: less memory than its blocks one by one, but all of it is "
+    "recomputed at once."
+)
 EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",

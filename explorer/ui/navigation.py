@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.ui.pages import explore, runs
+from explorer.ui.pages import explore, lab, pipeline, runs
 
 
 def main() -> None:
@@ -14,6 +14,8 @@ def main() -> None:
         "explore": st.Page(
             explore.page, title="Explore", icon=":material/account_tree:", url_path="explore", default=True
         ),
+        "pipeline": st.Page(pipeline.page, title="Pipeline", icon=":material/view_timeline:", url_path="pipeline"),
+        "lab": st.Page(lab.page, title="Lab", icon=":material/science:", url_path="lab"),
         "runs": st.Page(runs.page, title="Runs", icon=":material/database:", url_path="runs"),
     }
     st.session_state["pages"] = pages

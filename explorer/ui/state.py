@@ -23,6 +23,8 @@ from explorer.record.run import RunSpec
 from explorer.ui import block_graph, decision, link
 from explorer.view.nesting import ancestors, default_open
 
+USUAL_ROOM = 800
+"""Height of a laptop's window: the page fits it without scrolling."""
 KEPT_STEPS = 100
 """Undo goes back this far."""
 State = dict[str, Any]
@@ -72,6 +74,7 @@ def fresh(spec: RunSpec) -> State:
         "baseline": None,
         "shown": None,
         "pictures": None,
+        "matrix": None,
         "job": None,
         "failure": None,
         "tick": None,
@@ -110,6 +113,12 @@ def choose(state: State, spec: RunSpec) -> None:
     to_address(state)
 
 
+def extra_height() -> int:
+    """Pixels by which this visitor's window is higher than USUAL_ROOM, in steps of 20."""
+    room: int = st.session_state.get("room", USUAL_ROOM)
+    return max(0, min(room, 1600) - USUAL_ROOM) // 20 * 20
+
+
 def marks_of(state: State, graph: ModelGraph) -> State:
     """The state of the drawn graph, made on first use from the policy."""
     found: State | None = state["marks"]
@@ -122,8 +131,11 @@ def marks_of(state: State, graph: ModelGraph) -> State:
 def absorb(state: State, graph: ModelGraph) -> None:
     """Takes over what was clicked since the last look; a changed policy goes on the undo list."""
     marks = marks_of(state, graph)
+    said = st.session_state.get(state["widget"])
+    if (room := (said or {}).get("room")) and room != st.session_state.get("room"):
+        st.session_state["room"], state["redraw"] = room, True
     selected = marks["selected"]
-    if not block_graph.adopt(marks, st.session_state.get(state["widget"])):
+    if not block_graph.adopt(marks, said):
         return
     state["redraw"] = state["redraw"] or marks["selected"] != selected
     policy = spec_of(state).policy

@@ -8,7 +8,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, Request
+from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, Request
 from explorer.record.base import to_plain
 from explorer.record.measurement import Failure
 from explorer.ui import backend
@@ -71,6 +71,8 @@ def settle(state: State) -> bool:
             state["shown"], state["tick"] = key, None
         case DrawAutograd():
             state["pictures"] = key
+        case DeriveMatrix():
+            state["matrix"] = key
     return True
 
 

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import BlockBill, Measurement
 from explorer.view.colours import RUN_COLOURS
-from explorer.view.figure import bars, empty, figure
+from explorer.view.figure import bars, empty, figure, hatch
 from explorer.view.rows import Row, rows_of
 from explorer.view.units import byte_axis, flops, mib
 
@@ -36,7 +36,7 @@ def saved_bytes_chart(run: Comparison | Measurement) -> go.Figure:
                 y=[row.label for row in rows], x=[size / unit for size in line], name=name, orientation="h",
                 customdata=[[" ".join(row.fqns), mib(size), n] for row, size, n in zip(rows, line, again)],
                 # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
-                marker={"color": RUN_COLOURS[name], "pattern": {"shape": ["/" if n else "" for n in again], "size": 6}},
+                marker={"color": RUN_COLOURS[name], "pattern": hatch(["/" if n else "" for n in again])},
                 hovertemplate=f"<b>%{{y}}</b>, {name}<br>%{{customdata[1]}} saved for backward"
                 "<br>forward ran again %{customdata[2]} times<extra></extra>",
             )

@@ -10,7 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.blocks import NO_BILL, block_names, chart_rows, row_sum
 from explorer.view.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
-from explorer.view.figure import bars, empty, figure
+from explorer.view.figure import bars, empty, figure, hatch
 from explorer.view.rows import Row
 from explorer.view.units import NOT_MEASURED, change, flop_axis, flops, milliseconds, percent
 
@@ -29,7 +29,7 @@ def recompute_cost(comparison: Comparison) -> go.Figure:
     unit, unit_name = flop_axis(max(max(sum(column) for column in zip(*lines.values())), 1))
     marks = {
         "forward": {"color": KEEP},
-        "recompute": {"color": RECOMPUTE, "pattern": {"shape": "/", "size": 6}},
+        "recompute": {"color": RECOMPUTE, "pattern": hatch("/")},
         "skipped by early stop": {"color": translucent(RECOMPUTE, 0.2), "line": {"color": RECOMPUTE, "width": 1}},
     }
     fig = figure(QUESTION, _answer(comparison), height=150 + 24 * max(len(rows), 4))
@@ -62,7 +62,7 @@ def recompute_time(comparison: Comparison) -> go.Figure:
                     error_x={"type": "data", "array": [one.spread_ms for one in samples], "thickness": 1.5,
                              "color": GRID.replace("0.25", "1")},
                     customdata=[[row.fqns[0], milliseconds(one)] for row, one in zip(timed, samples)],
-                    marker={"color": colour, "pattern": {"shape": shape, "size": 6}},
+                    marker={"color": colour, "pattern": hatch(shape)},
                     hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata[1]}}<extra></extra>",
                 )
             )  # fmt: skip

@@ -22,6 +22,11 @@ PICKABLE: dict[str, Any] = {
 """A line whose points answer a click: Plotly selects markers only, so they are there and show once selected."""
 
 
+def hatch(shape: str | list[str]) -> dict[str, Any]:
+    """A bar's pattern, drawn over its colour whatever the page's theme says: Plotly's own default drops the colour."""
+    return {"shape": shape, "size": 6, "fillmode": "overlay", "fgcolor": "rgba(255,255,255,0.6)", "fgopacity": 1}
+
+
 def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
     """An empty figure titled with its question, the answer in figures below it."""
     title: dict[str, Any] = {"text": question, "x": 0, "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top"}

@@ -1,4 +1,4 @@
-"""What flows between the boxes that are in view, and in which order they stand: edges lifted to siblings, then ranked."""
+"""What flows between the boxes in view, and in which order they stand: edges lifted to siblings, then ranked."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from explorer.plan.series import is_within
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import ROLES, Role
 from explorer.view.colours import ROLE_COLOURS, ROLE_PATTERNS
-from explorer.view.figure import bars, figure
+from explorer.view.figure import bars, figure, hatch
 from explorer.view.rows import ROOT_LABEL, rows_of
 from explorer.view.units import byte_axis, mib, percent
 
@@ -34,7 +34,7 @@ def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> go.Figure:
             fig.add_trace(
                 go.Bar(
                     y=labels, x=[size / unit for size in line], name=role, orientation="h", customdata=custom,
-                    marker={"color": ROLE_COLOURS[role], "pattern": {"shape": ROLE_PATTERNS[role], "size": 6}},
+                    marker={"color": ROLE_COLOURS[role], "pattern": hatch(ROLE_PATTERNS[role])},
                     hovertemplate=f"<b>%{{y}}</b><br>{role}: %{{customdata[1]}}, %{{customdata[2]}} of all"
                     "<extra></extra>",
                 )

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.chromium import find
+from tests.browser.served import Served, launch, start
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-START_S = 90.0
 TIMEOUT_MS = 60_000
 """Of every wait: a loaded machine with one core takes that long."""
-sys.path.insert(0, str(HERE))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -35,15 +29,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """One Chromium for all tests."""
-    from chromium import find
     from playwright.sync_api import sync_playwright
 
     path = find()
     if path is None:
         pytest.skip("no Chromium or Chrome was found; `make browser` installs one")
-    arguments = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=arguments)
+        started = launch(playwright, path)
         yield started
         started.close()
 
@@ -59,38 +51,6 @@ def page(browser: Browser) -> Iterator[Page]:
     yield visited
     context.close()
     assert not errors, errors
-
-
-class Served:
-    """A Streamlit app that is running."""
-
-    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
-        self.process, self.port = process, port
-        self.url = f"http://localhost:{port}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def start(script: Path, *arguments: str, home: Path) -> Served:
-    """Starts `streamlit run script -- arguments` and waits until it answers."""
-    port = free_port()
-    command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--", *arguments]
-    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://localhost:{port}/_stcore/health", timeout=2):
-                return Served(process, port)
-        except OSError:
-            time.sleep(0.2)
-    process.kill()
-    raise RuntimeError(f"{script.name} did not answer on port {port} within {START_S:g} s")
 
 
 @pytest.fixture(scope="module")

@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(ROOT))
 
-import graphs  # noqa: E402
 import streamlit as st  # noqa: E402
 
 from explorer.ui import block_graph as bg  # noqa: E402
 from explorer.view.colours import RECOMPUTE  # noqa: E402
 from explorer.view.geometry import layout  # noqa: E402
 from explorer.view.nesting import default_open, nest  # noqa: E402
+from tests import graphs  # noqa: E402
 
 kind, n = sys.argv[1], int(sys.argv[2])
 st.set_page_config(layout="wide")
@@ -42,10 +42,10 @@ def panel() -> None:
         )
         for block in graph.blocks
     }
-    paint = bg.Paint(labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
+    paint = bg.Paint(height=600, labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
     drawing = layout(graph, S.state["open"], cuts=kind == "unet")
-    bg.block_graph(drawing, S.state, paint, key="graph", height=600, on_change=lambda: None)
-    st.text("confirmed: " + " ".join(sorted(S.state["on"])))
+    bg.block_graph(drawing, S.state, paint, key="graph", on_change=lambda: None)
+    st.text("confirmed: " + (" ".join(sorted(S.state["on"])) or "none"))
     st.text("cuts: " + " ".join(sorted(S.state["cuts"])) + " selected: " + S.state["selected"])
 
 

@@ -31,7 +31,7 @@ def row(page: Page, name: str) -> Locator:
 
 def confirmed(page: Page, *names: str) -> None:
     """Waits until the server says that exactly these blocks are marked."""
-    page.get_by_text(f"confirmed: {' '.join(sorted(names))}".strip(), exact=True).wait_for()
+    page.get_by_text(f"confirmed: {' '.join(sorted(names)) or 'none'}", exact=True).wait_for()
 
 
 def unfold(page: Page, name: str, first: str) -> None:

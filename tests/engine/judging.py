@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import trap_nets
 
 from explorer.engine.compare import Meter, equivalence
 from explorer.engine.determinism import deterministic_kernels
@@ -17,10 +16,9 @@ from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
 from explorer.record.progress import silent
 from explorer.record.run import RunSpec
+from tests.engine import trap_nets
 
-WHERE = Environment(
-    device="cpu", device_name="cpu", torch_version="", python_version="", platform="", n_threads=1
-)
+WHERE = Environment(device="cpu", device_name="cpu", torch_version="", python_version="", platform="", n_threads=1)
 
 
 def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | None = None, **options: Any) -> Any:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import pytest
-from tiny_nets import ref
 
 from explorer.engine.clocks import CpuClock
 from explorer.engine.step import left_as_found, prepare, run_step
 from explorer.engine.stopwatch import block_ms, step_ms
 from explorer.record import Policy, RunSpec, Unit
+from tests.engine.tiny_nets import ref
 
 
 class Ticking:

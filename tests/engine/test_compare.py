@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from judging import judged, pair
 
 from explorer.engine.compare import compare
 from explorer.engine.load import load
@@ -15,6 +14,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.policy import Policy, Unit
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
+from tests.engine.judging import judged, pair
 
 KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_nets import ref
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +14,7 @@ from explorer.engine.flops import formula
 from explorer.engine.recording import tracker_of
 from explorer.engine.step import left_as_found, prepare, run_step
 from explorer.record import Policy, RunSpec
+from tests.engine.tiny_nets import ref
 
 
 class Count(TorchDispatchMode):

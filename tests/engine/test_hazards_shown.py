@@ -9,8 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-import trap_nets
-from judging import judged, pair
 
 from explorer.engine.derivatives import DERIVATIVES
 from explorer.engine.describe import describe
@@ -26,6 +24,8 @@ from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
+from tests.engine import trap_nets
+from tests.engine.judging import judged, pair
 
 
 def foreseen(spec: RunSpec) -> set[str]:

@@ -26,7 +26,8 @@ def build(width, depth=1):
     return nn.Sequential(*(Own(width, width) for _ in range(depth))), torch.randn(2, width)
 
 def with_loss(width):
-    return Own(width, width), (torch.randn(2, width), torch.randn(2, width)), lambda output, target: (output - target).abs().mean()
+    batch = torch.randn(2, width), torch.randn(2, width)
+    return Own(width, width), batch, lambda output, target: (output - target).abs().mean()
 
 def bare(width):
     return Own(width, width)

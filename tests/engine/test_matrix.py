@@ -8,7 +8,6 @@ import os
 import msgspec
 import pytest
 import torch
-import trap_nets
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +21,7 @@ from explorer.record.matrix import DerivativeCell
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress, silent
 from explorer.record.run import RunSpec
+from tests.engine import trap_nets
 
 
 def spec(net: str, blocks: tuple[str, ...] = ("1", "2"), **arguments: str) -> RunSpec:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
-from tiny_nets import ref
 
 from explorer.engine.allocator import Refusal
 from explorer.engine.limits import failure_of, limited_process, out_of_memory
 from explorer.engine.measure import measure, measure_pair
-from explorer.errors import BadInput, Cancelled, InvalidPolicy
+from explorer.engine.snapshot import save_snapshot
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice
 from explorer.record import Measurement, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.progress import Progress
+from tests.engine.tiny_nets import ref
 
 BLOCKS = [f"blocks.{i}" for i in range(4)]
 GPT = ref("gpt", width=64, length=64)
@@ -144,6 +147,17 @@ def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
     assert run.by_fqn["first"].n_forward == 1
 
 
+def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("explorer.engine.measure.step_ms", refuse)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=1))
+    assert run.failure is not None and run.failure.kind == "out of memory"
+    assert run.times is None
+    assert run.step_peak_bytes and run.by_fqn["0.0"].n_forward == 1
+
+
 def test_a_memory_limit_is_met_and_taken_back() -> None:
     import resource
 
@@ -208,3 +222,9 @@ def test_unknown_bytes_are_not_zero() -> None:
     assert (failure.asked_bytes, failure.free_bytes) == (None, None)
     assert "0 bytes" not in failure.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
+
+
+def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
+    with pytest.raises(NotOnThisDevice, match="asked of cpu"):
+        save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
+    assert not list(tmp_path.iterdir())

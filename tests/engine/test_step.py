@@ -6,13 +6,13 @@ import random
 
 import pytest
 import torch
-from tiny_nets import ref
 from torch import nn
 
 from explorer.engine.load import load
 from explorer.engine.step import forward_backward, left_as_found, prepare, run_step, split
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import Policy, RunSpec
+from tests.engine.tiny_nets import ref
 
 BLOCKS = [f"blocks.{i}" for i in range(4)]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_nets import ref
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.recording import tracker_of
 from explorer.engine.step import Trainee, left_as_found, prepare, run_step
 from explorer.engine.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
 from explorer.record import Policy, RunSpec, Unit
+from tests.engine.tiny_nets import ref
 
 BLOCKS = [f"blocks.{i}" for i in range(4)]
 MODES = {

@@ -453,6 +453,35 @@ def no_second_order() -> Built:
     return built([Wrapped(Squared())])
 
 
+class InPlaceInside(nn.Module):
+    """Changes in place what it made itself: no harm, unless the result is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        x.mul_(2)
+        return torch.sin(x) * torch.cos(x)
+
+
+def in_place_inside() -> Built:
+    return built([InPlaceInside()])
+
+
+class TwoDropouts(nn.Module):
+    """Two masks in one block: keeping the first shifts the random numbers of the second."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = torch.bernoulli(torch.full_like(x, 0.7))
+        return torch.tanh(functional.dropout(x * first, 0.3))
+
+
+def two_dropouts() -> Built:
+    return built([Wrapped(TwoDropouts())])
+
+
 class Flipping(nn.Module):
     """Saves a wide tensor the first time it runs in a step, and a narrow one when it runs again."""
 

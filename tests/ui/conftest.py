@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,15 +9,12 @@ import pytest
 import streamlit as st
 from streamlit.testing.v1 import AppTest
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import graphs  # noqa: E402
-from fake_worker import FakeWorker  # noqa: E402
-from page_driver import settle  # noqa: E402
-
-from explorer.jobs.store import Store  # noqa: E402
-from explorer.plan.catalogue import Sample  # noqa: E402
-from explorer.ui import backend  # noqa: E402
+from explorer.jobs.store import Store
+from explorer.plan.catalogue import Sample
+from explorer.ui import backend
+from tests import graphs
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import settle
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAMPLES = (

@@ -5,12 +5,11 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import graphs
-
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
 from explorer.record import Failure, ModelGraph
 from explorer.record.picture import AutogradPicture, AutogradPictures
 from explorer.record.progress import Progress
+from tests import graphs
 
 
 class FakeJob:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.ui import block_graph as bg
 from explorer.view.geometry import layout
 from explorer.view.nesting import default_open, nest
+from tests import graphs
 
 IDS = ("a", "b", "c", "d")
 

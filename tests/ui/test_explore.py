@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import graphs
 import msgspec
 import pytest
-from fake_worker import FakeWorker
-from page_driver import figures, graph_data, say, settle, texts
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
@@ -17,6 +14,9 @@ from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import from_plain
 from explorer.ui import link
 from explorer.ui.panels.files import policy_text, take_policy
+from tests import graphs
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import figures, graph_data, say, settle, texts
 
 App = Callable[..., AppTest]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -63,7 +63,7 @@ def test_a_toggle_predicts_at_once_and_runs_nothing(app: App, worker: FakeWorker
 
 def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
     at = press(say(app(), on=ALL), "run")
-    assert figures(at)["Step peak"] == "104.5 → 35.0 MiB"
+    assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"
     assert figures(at)["Gradients"] == "bitwise equal"
     assert figures(at)["Recomputed"] == "6 of 6 blocks"
     (job,) = worker.of(Compare)
@@ -76,11 +76,11 @@ def test_figures_of_an_older_policy_are_never_silently_wrong(app: App) -> None:
     at = press(say(app(), on=ALL), "run")
     at = say(at, on=ALL[:3])
     assert "≈" in figures(at)["Step peak"]
-    assert "before: 104.5 → 35.0 MiB" in texts(at)
+    assert "before: 104.5 → 34.5 MiB" in texts(at)
     assert "for the previous policy" in texts(at)
     assert figures(at)["Gradients"] == "not compared"
     back = say(at, on=ALL)
-    assert figures(back)["Step peak"] == "104.5 → 35.0 MiB"
+    assert figures(back)["Step peak"] == "104.5 → 34.5 MiB"
     assert "previous policy" not in texts(back)
 
 
@@ -120,6 +120,7 @@ def test_a_link_cannot_name_a_model_that_is_not_offered(app: App, worker: FakeWo
     at = app(model="/etc/passwd.py:evil")
     assert all(job.request.model.target == "sample_models/gpt.py" for job in worker.of(Describe))
     assert "is not offered here" in texts(at)
+    assert r"/etc/passwd\.py\:evil" in texts(at)  # as it is, not as markup
 
 
 def test_a_refresh_finds_its_run_again(app: App, worker: FakeWorker) -> None:
@@ -133,7 +134,7 @@ def test_a_refresh_finds_its_run_again(app: App, worker: FakeWorker) -> None:
     assert again.button(key="run").disabled
     worker.answer(job)
     settle(again)
-    assert figures(again)["Step peak"] == "104.5 → 35.0 MiB"
+    assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
     assert "job" not in again.query_params
 
 

@@ -105,3 +105,9 @@ def test_not_measured_is_said(chart: object) -> None:
     assert "not measured" in chart(pair).layout.annotations[0].text  # type: ignore[operator]
     assert "not measured" in recompute_cost(pair).layout.annotations[0].text
     assert "step time not measured" in recompute_cost_alt(pair)
+
+
+def test_hatching_keeps_the_colour_below_it() -> None:
+    """Plotly's default draws lines on nothing, and a theme may set it; then the recompute bars look empty."""
+    recompute = next(trace for trace in recompute_cost(compared()).data if trace.name == "recompute")
+    assert recompute.marker.pattern.fillmode == "overlay"

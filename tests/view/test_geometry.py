@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import graphs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
 from explorer.view.flow import ranked
 from explorer.view.geometry import GUTTER, Layout, Link, Row, _lanes, layout
 from explorer.view.nesting import RUN, ancestors, default_open, nest
+from tests import graphs
 
 
 def everything(graph: ModelGraph) -> list[str]:

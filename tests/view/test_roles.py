@@ -107,3 +107,12 @@ def test_not_measured() -> None:
     blind = msgspec.structs.replace(measured(), allocations=None)
     assert roles(blind).layout.annotations[0].text == roles_alt(blind) == NO_TIMELINE
     assert roles_table(blind) == [{"role": NO_TIMELINE}]
+
+
+def test_bands_add_up_when_thinned() -> None:
+    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    assert run.allocations.n_ticks > MAX_POINTS
+    bands, total, _ = stack_of(run)
+    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+    assert np.rint(total).max() == run.step_peak_bytes

@@ -175,3 +175,8 @@ def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
     assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
     assert all(float(text.replace(",", "")) == place for text, place in
                zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip
+
+
+def test_hatched_phases_keep_their_colour() -> None:
+    strip = next(trace for trace in timeline(measured(recompute=[1])).data if trace.name == "recompute")
+    assert strip.fillpattern.bgcolor == strip.fillcolor

@@ -173,7 +173,7 @@ def _order_findings(rows: list[LabRow], n: int) -> list[str]:
             second = f"the Hessian-vector product is right ({product.outcome})"
         else:
             second = f"the Hessian-vector product is silently wrong by {size_of(product)} of its size"
-        said.append(f"{mode}: {n_again} of {n} microbatches checkpointed, gradient {gradient.outcome}, {second}.")
+        said.append(f"{mode}: {n_again} of {n} microbatches checkpointed; gradient: {gradient.outcome}; {second}.")
     if any(row.outcome in ("different", "missing") for row in rows[2::2]):
         said.append(
             "The silent error: checkpointed microbatches add plain numbers to a gradient that has a graph from the "

@@ -96,7 +96,7 @@ def _mask_chart(shares: list[float], chance: float, chance_name: str) -> LabChar
         x=tuple(f"block{i}" for i in range(len(shares))),
         series=(
             LabSeries(name="rerun against forward", y=tuple(100 * share for share in shares), part="recompute"),
-            LabSeries(name=chance_name, y=tuple(100 * chance for _ in shares)),
+            LabSeries(name=chance_name, y=tuple(100 * chance for _ in shares), part="baseline"),
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from functools import partial
 
 import torch
@@ -25,6 +26,9 @@ from explorer.engine.lab.bench import (
 from explorer.engine.lab.nets import BATCH, WIDTH
 from explorer.engine.lab.state import CHECK_OFF, flip_row
 from explorer.record.lab import LabChart, LabRow, LabSeries
+
+eager_checkpoint = inspect.unwrap(checkpoint)
+"""torch's checkpoint without the decorator that imports the compiler: a second for each process, of no use here."""
 
 
 def nested_skips(setting: Setting, bench: Bench) -> Shown:
@@ -93,7 +97,7 @@ def _gradients(bench: Bench, engine: str, danger: str, dtype: torch.dtype) -> Gr
         if engine == "keep":
             x = block(x, *arguments)
         else:
-            x = checkpoint(block, x, *arguments, use_reentrant=engine == "reentrant")
+            x = eager_checkpoint(block, x, *arguments, use_reentrant=engine == "reentrant")
         skips.append(x)
     mean_square(x).backward()
     return gradients_of(blocks)

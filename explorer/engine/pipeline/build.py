@@ -24,7 +24,7 @@ from explorer.engine.pipeline.split import StageModule, StagePart, cut_tape, reb
 from explorer.engine.pipeline.tape import Tape, record
 from explorer.engine.step import AUTOCAST, Trainee, prepare, split
 from explorer.errors import BadInput, InvalidPlan
-from explorer.plan.schedule_text import Rows, format_rows, stage_ranks
+from explorer.plan.schedule_text import Action, Rows, format_rows, stage_ranks
 from explorer.plan.schedules import rows_of
 from explorer.plan.simulate import is_checkpointed
 from explorer.record.pipeline import Stage
@@ -53,6 +53,8 @@ class Pipeline:
     """What lies on the whole model; segments over several blocks lie on their stages."""
     initial: dict[str, Tensor]
     """Buffers before the first pass, by full name."""
+    under_way: Action | None = None
+    """The action that runs, or in which a pass ended by an exception."""
     _handle: Any = field(default=None, repr=False)
 
     @property

@@ -21,6 +21,7 @@ from explorer.engine.rng import seed_everything
 from explorer.plan.schedule_check import play
 from explorer.plan.schedule_text import Action
 from explorer.record.pipeline import ActionTime, RankMemory
+from explorer.record.progress import Progress, Report, silent
 
 Mail = dict[tuple[int, str, int], Tensors]
 """By receiving stage, kind ("F" or "B") and microbatch: boundary tensors, or their gradients."""
@@ -52,16 +53,17 @@ class Trace:
 def run_pass(
     pipeline: Pipeline,
     *,
-    rank: int | None = None,
-    mail: Mail | None = None,
+    alone: tuple[int, Mail] | None = None,
     keep_mail: bool = False,
     memory: bool = False,
+    report: Report = silent,
 ) -> Trace:
-    """All actions, or those of one `rank` with `mail` standing in for the others.
+    """All actions, or those of one rank alone, with recorded mail standing in for the others.
 
     Parameters' gradients start as None and hold the sums over microbatches afterwards. What the model raises passes
-    through.
+    through; `pipeline.under_way` then says in which action. `report` hears of every action.
     """
+    rank, mail = alone or (None, None)
     device = device_of(pipeline.trainee.device)
     order = play(pipeline.rows) if rank is None else list(pipeline.rows[rank])
     runners = {action.stage: StageRunner(pipeline, action.stage) for action in order}
@@ -73,7 +75,7 @@ def run_pass(
         stack.enter_context(trace.watch or nullcontext())
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
         stack.enter_context(counting_calls(pipeline, trace.calls))
-        _Pass(pipeline, runners, trace, device, mail, keep_mail).run(order)
+        _Pass(pipeline, runners, trace, device, mail, keep_mail).run(order, report)
     trace.losses = {i: float(loss.detach()) for runner in runners.values() for i, loss in sorted(runner.losses.items())}
     return trace
 
@@ -99,7 +101,7 @@ class _Pass:
     keep_mail: bool
     marks: list[tuple[Action, object, object, float]] = field(default_factory=list)
 
-    def run(self, order: list[Action]) -> None:
+    def run(self, order: list[Action], report: Report) -> None:
         plan = self.pipeline.plan
         held = HeldSends(plan.schedule == "1F1B" and not plan.actions, len(plan.stages), plan.n_microbatches)
         for stage, runner in self.runners.items():
@@ -107,7 +109,9 @@ class _Pass:
                 runner.take_buffers()
         clock = self.device.clock()
         start = clock.mark()
-        for action in order:
+        for n_done, action in enumerate(order):
+            report(Progress(what=f"action {action}", done=n_done, total=len(order)))
+            self.pipeline.under_way = action
             runner = self.runners[action.stage]
             self._play_back(action, runner)
             with self._doing(self.pipeline.rank_of[action.stage], str(action)):
@@ -118,6 +122,7 @@ class _Pass:
                 held.after(action, sent)
             del sent
         clock.settle()
+        self.pipeline.under_way = None
         self.trace.actions = [
             ActionTime(
                 rank=self.pipeline.rank_of[action.stage],

@@ -99,28 +99,18 @@ class RankJob:
 def rank_process(job: RankJob, pulses: Any, ear: connection.Connection) -> None:
     """Body of one rank's process."""
     threading.Thread(target=_end_with_worker, args=(ear,), daemon=True).start()
-    import torch
     import torch.distributed as dist
 
-    from explorer.engine.pipeline.rank_main import failed, run_rank, write_report
+    from explorer.engine.pipeline.rank_main import failed, join, run_rank, write_report
 
     spec = from_json(job.spec_json, RunSpec)
-    torch.set_num_threads(spec.n_threads)
 
     def announce(name: str) -> None:
         """A pulse for the watcher: when the action began, in seconds; WAITING between actions."""
         pulses[job.rank] = int(time.monotonic()) if name else WAITING
 
     try:
-        if spec.device == "cuda":
-            torch.cuda.set_device(job.rank % torch.cuda.device_count())
-        dist.init_process_group(
-            "nccl" if spec.device == "cuda" else "gloo",
-            init_method=f"file://{job.rendezvous}",
-            rank=job.rank,
-            world_size=job.n_ranks,
-        )
-        dist.barrier()
+        join(spec, job.rank, init_method=f"file://{job.rendezvous}", rank=job.rank, world_size=job.n_ranks)
         pulses[job.n_ranks + job.rank] = 1
         if not job.joined_only:
             run_rank(spec, Path(job.out), announce)

@@ -1,7 +1,7 @@
 """The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
 
 The finest split there is, two microbatches, once with everything kept and once with everything recomputed. From the two
-come time, saved bytes and peaks of each stretch; sums of them are stages, played by the clock they are a step. Stretches
+come time, saved bytes and peaks of each stretch; sums of them are stages, and played by the clock a step. Stretches
 alone take a little longer than in one piece, so their times are scaled to those of the model as a single stage.
 """
 

@@ -32,7 +32,7 @@ from explorer.engine.pipeline.calls import CallCount, counting_calls
 from explorer.engine.pipeline.inproc import receive_bytes
 from explorer.engine.pipeline.memory import MemoryWatch
 from explorer.engine.pipeline.split import StageModule, StagePart
-from explorer.engine.pipeline.torch_adapter import schedule_for, step_schedule
+from explorer.engine.pipeline.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.rng import seed_everything
 from explorer.record.base import from_json, to_msgpack
 from explorer.record.pipeline import ActionTime, RankMemory, RankReport
@@ -117,16 +117,15 @@ class MarkedStage(PipelineStage):
 def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -> RankReport:
     """This process's rank, its process group already standing. Writes its report and tensors into `out`."""
     rank = dist.get_rank()
-    if spec.device == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
-    _one_pass(pipeline, rank, Marks(rank, announce, None))
-    timed = Marks(rank, announce, None)
-    zero_ns, losses = _one_pass(pipeline, rank, timed)
-    _save_tensors(pipeline, rank, out)
-    watched = Marks(rank, announce, MemoryWatch(device))
-    _one_pass(pipeline, rank, watched)
+    with device.limited(spec.memory_limit_bytes):
+        _one_pass(pipeline, rank, Marks(rank, announce, None))
+        timed = Marks(rank, announce, None)
+        zero_ns, losses = _one_pass(pipeline, rank, timed)
+        _save_tensors(pipeline, rank, out)
+        watched = Marks(rank, announce, MemoryWatch(device))
+        _one_pass(pipeline, rank, watched)
     times = timed.times(zero_ns)
     report = RankReport(
         rank=rank,
@@ -141,10 +140,20 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
 
 
 def failed(rank: int, error: BaseException) -> RankReport:
-    """The failure at the bottom of `error`: torch wraps what a stage raises in a RuntimeError of its own."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return RankReport(rank=rank, failure=failure_of(error))
+    """The last word of a rank that ends early."""
+    return RankReport(rank=rank, failure=failure_of(cause_of(error)))
+
+
+def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
+    """Takes this process's device and its place in the process group; returns when all ranks are there."""
+    torch.set_num_threads(spec.n_threads)
+    if spec.device == "cuda":
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, **rendezvous)
+    else:
+        dist.init_process_group("gloo", **rendezvous)
+    dist.barrier()
 
 
 def write_report(report: RankReport, out: Path) -> None:
@@ -179,6 +188,7 @@ def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[f
 def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedStage:
     """Static metadata both ways: torch's own inference would run the model once more, on uninitialised memory."""
     device = pipeline.trainee.device
+    check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])
 
     def examples(metas: tuple[Any, ...]) -> tuple[Tensor, ...]:
         return tuple(torch.zeros(m.shape, dtype=m.dtype, device=device).requires_grad_(m.requires_grad) for m in metas)
@@ -242,10 +252,7 @@ def main() -> None:
     options = parser.parse_args()
     spec = from_json(options.spec.read_bytes(), RunSpec)
     options.out.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(spec.n_threads)
-    if spec.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if spec.device == "cuda" else "gloo")
+    join(spec, int(os.environ["LOCAL_RANK"]))
     try:
         run_rank(spec, options.out)
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,12 +15,12 @@ from explorer.engine.limits import failure_of
 from explorer.engine.load import Loaded, load
 from explorer.engine.pipeline.build import Pipeline, build, row_texts
 from explorer.engine.pipeline.calls import CallCount
-from explorer.engine.pipeline.inproc import Trace, run_pass
+from explorer.engine.pipeline.inproc import Mail, run_pass
 from explorer.engine.pipeline.procs import RanksEnded, results_folder, run_ranks
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
+from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.step import left_as_found
-from explorer.errors import Cancelled, InvalidPlan
-from explorer.plan.schedule_text import Action
+from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.simulate import simulate
 from explorer.plan.stages import predict
 from explorer.record.base import from_msgpack
@@ -34,6 +36,9 @@ from explorer.record.pipeline import (
 from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
+
+MOST_REPEATS = 3
+"""Timed passes, where RunSpec.n_repeats asks for more: each is a whole step of every rank."""
 
 
 def run_pipeline(
@@ -63,12 +68,13 @@ def run_pipeline(
             if engine == "procs":
                 found.by_processes(report)
             else:
-                found.in_one_process(report)
+                with device_of(pipeline.trainee.device).limited(spec.memory_limit_bytes):
+                    found.in_one_process(report)
             found.compare(loaded, report)
-        except (Cancelled, InvalidPlan):
+        except (Cancelled, InvalidPlan, NotOnThisDevice):
             raise
         except Exception as error:
-            found.values["failure"] = failure_of(error)
+            found.fail(error)
         return found.run()
 
 
@@ -96,39 +102,53 @@ class _Found:
             self.values["predicted"] = predict(profile, pipeline.plan, pipeline.spec.policy)
 
     def in_one_process(self, report: Report) -> None:
-        """Warm-up, a pass for time, a pass for memory; with `replay` the last two rank by rank, on recorded mail."""
+        """Warm-up, passes for time, one for memory; with `replay` all but the first rank by rank, on recorded mail."""
         pipeline, replay = self.pipeline, self.engine == "replay"
-        report(Progress(what="warm-up", done=1, total=6))
-        first = run_pass(pipeline, keep_mail=replay)
-        ranks = range(len(pipeline.rows)) if replay else [None]
-        timed: list[Trace] = []
-        for rank in ranks:
-            report(Progress(what="timed step" if rank is None else f"rank {rank} alone", done=2, total=6))
-            timed.append(run_pass(pipeline, rank=rank, mail=first.mail))
+        first = run_pass(pipeline, keep_mail=replay, report=report)
+        every = range(len(pipeline.rows))
+        turns: list[tuple[int, Mail] | None] = [(rank, first.mail) for rank in every] if replay else [None]
+        readings: list[ActionTime] = []
+        for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
+            report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
+            timed = [run_pass(pipeline, alone=alone) for alone in turns]
+            readings += [time for trace in timed for time in trace.actions]
         self.gradients = pipeline.gradients()
         self.buffers = {name: b.detach().cpu().clone() for name, b in pipeline.trainee.model.named_buffers()}
-        actions = tuple(time for trace in timed for time in trace.actions)
-        composed = compose(pipeline, actions)
+        composed = compose(pipeline, readings)
         memory: list[RankMemory] = []
-        for rank in ranks:
-            report(Progress(what="step with memory recorded", done=3, total=6))
-            trace = run_pass(pipeline, rank=rank, mail=first.mail, memory=True)
-            memory += trace.memory(
-                pipeline, composed.actions, [rank] if rank is not None else range(len(pipeline.rows))
-            )
+        report(Progress(what="step with memory recorded", done=3, total=6))
+        for alone in turns:
+            trace = run_pass(pipeline, alone=alone, memory=True)
+            memory += trace.memory(pipeline, composed.actions, [alone[0]] if alone else every)
         losses = {i: loss for trace in timed for i, loss in trace.losses.items()}
         self.values |= {
-            "actions": actions,
+            "actions": tuple(time for trace in timed for time in trace.actions),
             "memory": tuple(memory),
             "blocks": _merged(pipeline, [trace.calls for trace in timed]),
             "losses": tuple(losses[i] for i in sorted(losses)),
             "composed": with_memory(composed, tuple(memory)),
         }
 
+    def fail(self, error: Exception) -> None:
+        """A run that ended early, and whose action it was."""
+        failure, action = failure_of(cause_of(error)), self.pipeline.under_way
+        if action is not None:
+            rank = self.pipeline.rank_of[action.stage]
+            sentence = f"Rank {rank} failed in {action}: {failure.sentence}"
+            self.values |= {"failure": msgspec.structs.replace(failure, sentence=sentence), "failed_rank": rank}
+        else:
+            self.values["failure"] = failure
+
     def by_processes(self, report: Report) -> None:
-        """One process a rank."""
+        """One process a rank. Raises NotOnThisDevice where a rank would have no GPU of its own."""
+        n_ranks, n_devices = len(self.pipeline.rows), torch.cuda.device_count()
+        if self.pipeline.spec.device == "cuda" and n_ranks > n_devices:
+            raise NotOnThisDevice(
+                f"{n_ranks} ranks need a GPU each; this machine has {n_devices}.",
+                hint="Use the engine inproc or replay, which measure every rank on one GPU.",
+            )
         with results_folder() as folder:
-            ended = run_ranks(self.pipeline.spec, len(self.pipeline.rows), folder, report)
+            ended = run_ranks(self.pipeline.spec, n_ranks, folder, report)
             if ended.failure is not None:
                 self.values |= {"failure": ended.failure, "failed_rank": ended.failed_rank}
             else:
@@ -177,16 +197,16 @@ class _Found:
         return msgspec.structs.replace(run, notes=notes(run))
 
 
-def compose(pipeline: Pipeline, actions: tuple[ActionTime, ...]) -> Forecast:
-    """The measured durations played as if every rank had a machine of its own."""
-    taken = {Action(time.stage, time.kind, time.microbatch): time for time in actions}
-    played = simulate(pipeline.rows, lambda action: taken[action].duration_ms, origin="measured")
-    again = {Action(time.stage, time.kind, time.microbatch): time.recompute_ms for time in actions}
-    times = tuple(
-        msgspec.structs.replace(time, recompute_ms=again[Action(time.stage, time.kind, time.microbatch)])
-        for time in played.actions
-    )
-    return msgspec.structs.replace(played, actions=times)
+def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> Forecast:
+    """The measured durations played as if every rank had a machine of its own; several readings give their median."""
+    by_name: dict[str, list[ActionTime]] = {}
+    for time in readings:
+        by_name.setdefault(time.name, []).append(time)
+    taken = {name: statistics.median(time.duration_ms for time in times) for name, times in by_name.items()}
+    again = {name: statistics.median(time.recompute_ms for time in times) for name, times in by_name.items()}
+    played = simulate(pipeline.rows, lambda action: taken[str(action)], origin="measured")
+    actions = tuple(msgspec.structs.replace(time, recompute_ms=again[time.name]) for time in played.actions)
+    return msgspec.structs.replace(played, actions=actions)
 
 
 def with_memory(forecast: Forecast, memory: tuple[RankMemory, ...]) -> Forecast:

@@ -7,7 +7,8 @@ tensor functions between them, with the values that flow from step to step.
     ids ──▶ embed ──▶ (+) ──▶ blocks.0 ──▶ blocks.1 ──▶ norm ──▶ matmul ──▶ logits        modules and functions
      0        1        2         3            4          5         6                      values
 
-(1) Python's own decisions are frozen as they were; a forward that decides by a tensor's value is refused.
+(1) Python's own decisions are frozen as they were; a forward that decides by a tensor's value is refused, unless that
+    value is made of nothing (positions, masks) and therefore always the same.
 (2) A tensor that leaves a block by an attribute instead of by return is found there and is a value like any other.
 (3) Parameters, buffers and tensor attributes are named by path, so the tape plays on any copy of the model.
 
@@ -124,6 +125,8 @@ class _Recorder(TorchFunctionMode):
         self.metas: list[Meta] = []
         self.numbers: dict[int, int] = {}
         """id of a tensor -> number of the value it holds now (functions in place give it a new one)."""
+        self.free: set[int] = set()
+        """Values that depend on no input, parameter or random number."""
         self.alive: list[Any] = []
         """Everything seen, kept so that no id is used twice."""
         self.entry: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -175,7 +178,7 @@ class _Recorder(TorchFunctionMode):
         if self.depth:
             return func(*args, **kwargs)
         name = _function_name(func)
-        if name in READS_VALUES and any(id(leaf) in self.numbers for leaf in tree_leaves((args, kwargs))):
+        if name in READS_VALUES and not self.constant(args):
             raise InvalidPlan(
                 f"The model reads a tensor's value ({name}) {self.where()}: which operations follow may depend on it.",
                 hint="Move the decision into a block, or run this model unsplit.",
@@ -188,8 +191,16 @@ class _Recorder(TorchFunctionMode):
             known, named = self.lift((args, kwargs), f"the arguments of {name}")
             random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
             said = self.new_values(output, name)
-            self.steps.append(Step(func, known, named, said, grad=torch.is_grad_enabled(), random=random))
+            step = Step(func, known, named, said, grad=torch.is_grad_enabled(), random=random)
+            if not step.paths and not step.random and step.reads <= self.free:
+                self.free |= step.writes
+            self.steps.append(step)
         return output
+
+    def constant(self, args: tuple[Any, ...]) -> bool:
+        """Whether the tensors of `args` are the same in every forward."""
+        numbers = [self.numbers.get(id(leaf)) for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
+        return all(number is None or number in self.free for number in numbers)
 
     def where(self) -> str:
         return f"after {self.last_module}" if self.last_module else "before its first block"

@@ -7,7 +7,7 @@ NotOnThisDevice here, in a sentence, and nowhere else as an AttributeError.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -50,11 +50,32 @@ def schedule_for(
     return kind(stages[0] if issubclass(kind, PipelineScheduleSingle) else stages, **settings)
 
 
+def check_boundary(without_gradient: Sequence[str]) -> None:
+    """Raises NotOnThisDevice where this torch sends a gradient for every boundary tensor, and some have none.
+
+    Told by a method that came with boundary tensors without gradients (torch 2.13 has it, older torch has not).
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    if without_gradient and not hasattr(PipelineStage, "_get_grad_send_meta"):
+        raise NotOnThisDevice(
+            f"torch {torch.__version__} cannot send {', '.join(without_gradient)} to another rank: it has no gradient.",
+            hint="Cut elsewhere, use the engine inproc or replay, or use torch 2.13.",
+        )
+
+
 def step_schedule(schedule: Any, args: tuple[Any, ...], target: Any, losses: list[Tensor]) -> None:
     """One step; outputs are not gathered where this torch can leave that out."""
     step = schedule.step
     options = {"return_outputs": False} if "return_outputs" in inspect.signature(step).parameters else {}
     step(*args, target=target, losses=losses, **options)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What the model raised: torch's pipelining wraps it in a RuntimeError of its own, or in several."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def private(module: str, name: str) -> Any:

@@ -40,9 +40,8 @@ BLOCKS: tuple[Story, ...] = (
         paragraphs=(
             "A linear layer costs one matrix product forward and two backward (one for its input, one for its weight). "
             "A recomputed block pays its forward again. So recomputing everything should cost about a third more.",
-            "Here every operation is counted, not timed. The count shows that the last matrix product of a block need "
-            "not run again: backward never asks for a block's own output. torch ends the recompute early for that "
-            "reason, unless told otherwise.",
+            "Here every operation is counted, not timed. Watch where a rerun ends: backward never asks for a block's "
+            "own output, so torch stops as soon as it has what backward needs, unless told otherwise.",
         ),
         switches=(
             switch(

@@ -18,7 +18,7 @@ RANDOMNESS: tuple[Story, ...] = (
             "backward believes that this is the mask forward used. If it is another mask, the gradient belongs to a "
             "net that never ran.",
             "torch therefore takes a snapshot of the random generator before each block and puts it back for the rerun "
-            "(preserve_rng_state). Switch it off and compare masks, gradients and loss.",
+            "(preserve_rng_state). Run without it first, then with it, and compare masks, gradients and loss.",
         ),
         switches=(
             switch("preserve_rng_state", "Is the snapshot taken?", off="No", on="Yes (torch's default)"),

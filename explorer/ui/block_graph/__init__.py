@@ -49,6 +49,10 @@ class Paint(Record):
     """Blocks that are recomputed together."""
     actions: Mapping[str, str] = {}
     """The word on a block whose action is not plain recompute."""
+    height: int = 520
+    """Pixels from which the graph scrolls."""
+    room: int = 0
+    """Height of the window that the page is laid out for; 0: it does not matter."""
     jump: tuple[str, int] | None = None
     """Node to scroll to, and how many jumps there were: a new number scrolls."""
 
@@ -106,19 +110,16 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
 
 
 def block_graph(
-    drawing: Layout,
-    state: Mapping[str, Any],
-    paint: Paint,
-    *,
-    key: str,
-    height: int = 520,
-    on_change: Callable[[], None],
+    drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str, on_change: Callable[[], None]
 ) -> None:
-    """Draws the graph; what a person marks arrives in `st.session_state[key]` for `adopt`."""
-    _component()(key=key, data=payload(drawing, state, paint, height=height), on_marks_change=on_change)
+    """Draws the graph; what a person marks arrives in `st.session_state[key]["marks"]` for `adopt`.
+
+    A window much higher or lower than `paint.room` arrives as "room".
+    """
+    _component()(key=key, data=payload(drawing, state, paint), on_marks_change=on_change, on_room_change=on_change)
 
 
-def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, height: int = 520) -> dict[str, Any]:
+def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str, Any]:
     """What travels to the browser: short rows, and labels only for what is in view."""
     in_view = {row.id for row in drawing.rows}
     return {
@@ -135,7 +136,8 @@ def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, height: 
         "segments": [list(segment) for segment in paint.segments],
         "actions": dict(paint.actions),
         "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,
-        "height": height,
+        "height": paint.height,
+        "room": paint.room,
     }
 
 

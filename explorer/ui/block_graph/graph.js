@@ -305,6 +305,9 @@ export default function ({ data, parentElement, setStateValue }) {
   }
   v.emit = setStateValue
   v.root.style.maxHeight = `${data.height}px`
+  // The server cannot see the window; it is told once, and when the window was made much higher or lower.
+  const room = window.innerHeight
+  if (data.room && Math.abs(room - (v.room ?? data.room)) > 80) setStateValue("room", (v.room = room))
   const older = data.seq < v.seq && v.revision === data.revision
   if (v.shape !== data.shape) {
     draw(v, data.geometry)

@@ -12,14 +12,13 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.jobs.protocol import DrawAutograd
+from explorer.jobs.protocol import DeriveMatrix, DrawAutograd
 from explorer.plan.hazards import hazards
 from explorer.record.base import from_plain
 from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure, Measurement
-from explorer.record.policy import KEEP_ALL
 from explorer.ui import backend, glossary, work
 from explorer.ui import state as states
 from explorer.ui.figures import strip
@@ -30,14 +29,16 @@ from explorer.ui.panels.blocks import graph_panel, tools
 from explorer.ui.panels.cost import cost_panel
 from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.files import policy_menu, run_menu
-from explorer.ui.panels.gradients import gradients_panel, hazards_panel
+from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_panel
 from explorer.ui.panels.headline import headline_strip
 from explorer.ui.panels.memory import OF_BASELINE, OF_CANDIDATE, ledger_of, memory_panel
 from explorer.ui.panels.model import arguments_panel, model_panel, options_panel
 from explorer.ui.panels.run_bar import run_bar
 from explorer.ui.panels.table import table_panel
+from explorer.ui.plain import plain
 from explorer.ui.state import State
 from explorer.view.nesting import RUN
+from explorer.view.units import count
 
 TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
 RIGHT_HEIGHT = 520
@@ -55,7 +56,7 @@ def page() -> None:
 
     slot = st.empty()
     left, right = st.columns([6, 8], gap="medium")
-    with right, st.container(height=RIGHT_HEIGHT, border=False, key="results"):
+    with right, st.container(height=RIGHT_HEIGHT + states.extra_height(), border=False, key="results"):
         notice = st.empty()
         _trouble(state)
         _results(state)
@@ -69,7 +70,7 @@ def page() -> None:
 def _trouble(state: State) -> None:
     """Links that cannot be read and runs without a result."""
     if state["message"]:
-        st.warning(state["message"], icon=":material/link_off:")
+        st.warning(plain(state["message"]), icon=":material/link_off:")
     if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="last"):
         state["failure"] = None
         st.rerun()
@@ -98,24 +99,26 @@ def _choices(state: State, samples: tuple[Any, ...]) -> None:
 
 def _desk(state: State, slot: Any, notice: Any) -> None:
     """Graph and headline strip: the part that answers a click."""
-    graph = backend.graph_of(states.spec_of(state).model)
-    if graph is None:
-        with slot.container():
-            headline_strip(strip(None, None, Forecast(), KEEP_ALL, stale=True))
-        st.skeleton(height=400) if state["job"] else st.caption("The model could not be read; the reason is above.")
-        return
-    states.absorb(state, graph)
-    if state["redraw"]:  # another block was selected: the charts beside the graph show its bytes
-        state["redraw"], state["by_role"] = False, bool(states.marks_of(state, graph)["selected"])
-        st.rerun()
-    shown = _shown(state)
     spec = states.spec_of(state)
+    graph = backend.graph_of(spec.model)
+    if graph is not None:
+        states.absorb(state, graph)
+        spec = states.spec_of(state)
+        if state["redraw"]:  # another block was selected: the charts beside the graph show its bytes
+            state["redraw"], state["by_role"] = False, bool(states.marks_of(state, graph)["selected"])
+            st.rerun()
+    shown = _shown(state)
     predicted = forecast(shown.baseline, spec.policy, key=shown.baseline_key)
     with slot.container():
         headline_strip(strip(shown.comparison, shown.baseline, predicted, spec.policy, stale=shown.stale))
     notice.caption(glossary.FRESHNESS[shown.freshness])
-    tools(state, graph)
-    graph_panel(state, _facts(state, graph, shown, predicted))
+    if graph is not None:
+        tools(state, graph)
+        graph_panel(state, _facts(state, graph, shown, predicted))
+    elif state["job"]:
+        st.skeleton(height=400)
+    else:
+        st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +179,11 @@ def _results(state: State) -> None:
     comparison: Comparison | None = work.result(state, "shown")
     baseline = comparison.baseline if comparison is not None else work.result(state, "baseline")
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
-    if graph is None or baseline is None:
+    if baseline is None:
         with tabs[0]:
             _waiting(state)
         return
-    block = states.marks_of(state, graph)["selected"].removeprefix(RUN)
+    block = states.marks_of(state, graph)["selected"].removeprefix(RUN) if graph is not None else ""
     memory, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
@@ -194,7 +197,7 @@ def _results(state: State) -> None:
     if blocks.open:
         with blocks:
             table_panel(comparison or baseline)
-    if autograd.open:
+    if autograd.open and graph is not None:
         with autograd:
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state["job"] is not None)
             if asked is not None:
@@ -210,7 +213,9 @@ def _waiting(state: State) -> None:
         st.caption("Nothing was measured yet. Press **Run** at the bottom.")
 
 
-def _memory(state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph, block: str) -> None:
+def _memory(
+    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
+) -> None:
     for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
@@ -223,17 +228,23 @@ def _memory(state: State, baseline: Measurement, comparison: Comparison | None, 
         st.rerun()
 
 
-def _gradients(state: State, graph: ModelGraph, comparison: Comparison | None) -> None:
+def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | None) -> None:
     spec = states.spec_of(state)
-    found = hazards(graph, spec.policy, spec.plan, spec)
-    with st.expander(f"Known before any run: {len(found)} hazards", icon=":material/warning:", key="hazards"):
-        hazards_panel(found)
+    if graph is not None:
+        found = hazards(graph, spec.policy, spec.plan, spec)
+        with st.expander(
+            f"Known before any run: {count(len(found), 'hazard')}", icon=":material/warning:", key="hazards"
+        ):
+            hazards_panel(found)
     if comparison is None:
         st.caption(glossary.EMPTY)
         return
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
+    if matrix_panel(work.result(state, "matrix"), busy=state["job"] is not None):
+        work.start(state, DeriveMatrix(spec=spec))
+        st.rerun()
 
 
 def _bar(state: State) -> None:

@@ -15,6 +15,7 @@ from explorer.record.measurement import Measurement
 from explorer.ui import backend
 from explorer.ui import state as states
 from explorer.ui.panels.charts import chart, twin
+from explorer.ui.plain import plain
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import NOT_MEASURED, mib
 
@@ -27,11 +28,11 @@ def page() -> None:
     st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
     for kind in ("error", "done"):
         if said := st.session_state.pop(f"runs_{kind}", None):
-            (st.error if kind == "error" else st.success)(said)
+            (st.error if kind == "error" else st.success)(plain(said))
     try:
         runs = backend.store().list()
     except ExplorerError as error:
-        st.error(str(error))
+        st.error(plain(str(error)))
         return
     _take_file()
     if not runs:
@@ -116,7 +117,7 @@ def _two(one: StoredRun, other: StoredRun) -> None:
     try:
         first, second = _candidate(backend.record(one.run_id)), _candidate(backend.record(other.run_id))
     except ExplorerError as error:
-        st.error(str(error))
+        st.error(plain(str(error)))
         return
     if first is None or second is None:
         st.caption("Only measurements and comparisons have a timeline.")

@@ -11,6 +11,7 @@ from explorer.ui import block_graph, decision, glossary
 from explorer.ui import state as states
 from explorer.ui.block_graph import Paint
 from explorer.ui.labels import Facts, labels
+from explorer.ui.plain import plain
 from explorer.ui.state import State
 from explorer.view.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.geometry import layout
@@ -89,15 +90,35 @@ def graph_panel(state: State, facts: Facts) -> None:
         stage_colours=STAGE_COLOURS,
         segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
+        height=HEIGHT + states.extra_height(),
+        room=states.USUAL_ROOM + states.extra_height(),
         jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
     )
     drawing = layout(graph, marks["open"])
-    block_graph.block_graph(
-        drawing, marks, paint, key=state["widget"], height=HEIGHT, on_change=lambda: states.absorb(state, graph)
-    )
+    block_graph.block_graph(drawing, marks, paint, key=state["widget"], on_change=lambda: states.absorb(state, graph))
+    _segment_button(state, facts)
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
         st.warning(
-            f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}.",
+            plain(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
+
+
+def _segment_button(state: State, facts: Facts) -> None:
+    """For a selected block of a Sequential: recompute it together with the one behind it, as one segment."""
+    first = states.marks_of(state, facts.graph)["selected"]
+    second = decision.next_in_sequence(first, facts.graph)
+    if second is None or not {first, second} <= set(facts.policy.blocks):
+        return
+    merged = decision.joined(facts.policy, first, second)
+    if merged == facts.policy:
+        return
+    st.button(
+        f"Recompute {plain(first)} and {plain(second)} as one segment",
+        icon=":material/join:",
+        key="join",
+        help=glossary.SEGMENT,
+        on_click=states.set_policy,
+        args=(state, merged, facts.graph),
+    )

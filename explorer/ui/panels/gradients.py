@@ -8,6 +8,7 @@ import streamlit as st
 
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.hazard import Hazard
+from explorer.record.matrix import DerivativeMatrix
 from explorer.ui import glossary
 from explorer.ui.panels.charts import chart, twin
 from explorer.view.audit import mask_table, recompute_count_table, rng_table, state_change_table
@@ -19,6 +20,7 @@ from explorer.view.gradients import (
     parameter_table,
     verdict_sentence,
 )
+from explorer.view.matrix import matrix_figure, matrix_table
 
 COLOURS: dict[Verdict, Literal["green", "orange", "red", "gray"]] = {
     "bitwise equal": "green",
@@ -73,3 +75,21 @@ def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
         with st.container(border=True, gap="xsmall"):
             st.badge(hazard.severity, color=SEVERITIES[hazard.severity])
             st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")
+
+
+def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
+    """Which kinds of derivative survive which kind of checkpointing; returns whether a person asked for it."""
+    with st.expander("Other derivatives", icon=":material/grid_on:", key="derivatives"):
+        st.caption(
+            "Second backward, autograd.grad, Hessian-vector products and gradient penalties, each kept, recomputed, "
+            "reentrant and selective. Real runs; they take about half a minute."
+        )
+        asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
+        if matrix is not None:
+            chart(
+                matrix_figure(matrix),
+                key="matrix",
+                alt="Grid of outcomes: rows are derivatives, columns are kinds of checkpointing",
+            )
+            twin(matrix_table(matrix), key="matrix", what="derivatives and checkpointing")
+    return asked

@@ -9,7 +9,6 @@ import streamlit as st
 from explorer.ui import glossary
 from explorer.ui.figures import Cell
 
-NOTHING = "\N{NO-BREAK SPACE}"
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
@@ -27,7 +26,7 @@ def _cell(cell: Cell) -> None:
     st.metric(
         headline.label,
         headline.value,
-        f"{headline.delta} · {origin}" if cell.was else headline.delta or NOTHING,
+        f"{headline.delta} · {origin}" if cell.was else headline.delta or None,
         delta_color=COLOURS[headline.tone],
         delta_arrow="off",
         help=f"{headline.tooltip} {origins}",

@@ -25,7 +25,7 @@ Picked = tuple[str, int] | None
 
 
 def memory_panel(
-    baseline: Measurement, comparison: Comparison | None, graph: ModelGraph, *, block: str, picked: Picked
+    baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str, picked: Picked
 ) -> Picked:
     """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons. Returns the pick."""
     candidate = comparison.candidate if comparison else None
@@ -57,8 +57,7 @@ def memory_panel(
     if custom:
         name = "candidate" if view == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
         picked = (name, int(custom[1]))
-    st.caption("Click the line to see what is alive at that moment; ◎ on a block shows its share here.")
-    if comparison:
+    if comparison and graph:
         _why(comparison, graph)
     _alive(baseline, candidate, picked)
     twin(table, key="timeline", what="the memory timeline")
@@ -83,6 +82,7 @@ def _alive(baseline: Measurement, candidate: Measurement | None, picked: Picked)
     at = ledger(run, picked[1] if picked and picked[0] == name and picked[1] <= run.allocations.n_ticks else None)
     where = "at the peak" if at.is_peak else f"at event {at.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
+    st.caption("Click the line above to see another moment; ◎ on a block shows its share.")
     chart(ledger_chart(at), key="ledger", alt=ledger_alt(at))
     twin(ledger_table(at), key="ledger", what="what is alive")
 

@@ -14,6 +14,7 @@ DOING = {
     "Measure": "Measuring the baseline: everything kept",
     "Compare": "Running baseline and candidate",
     "DrawAutograd": "Drawing the autograd graph",
+    "DeriveMatrix": "Taking derivatives of every kind",
 }
 LOOK_EVERY_S = 0.5
 

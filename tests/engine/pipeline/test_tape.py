@@ -97,6 +97,22 @@ def test_an_unsupported_split_says_why(net: str, stages: tuple[tuple[str, ...], 
     assert words in str(caught.value)
 
 
+def test_a_value_made_of_nothing_may_be_read() -> None:
+    class Masked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            positions = torch.arange(x.shape[1])
+            return self.block(x) * 2 if bool((positions < 9).all()) else self.block(x)
+
+    model, x = Masked(), torch.randn(2, 3)
+    (part,) = cut_tape(record(copy.deepcopy(model), x, ("block",)), (("block",),))
+    (out,) = StageModule(model, part, KeyedRng(0, ("block",), enabled=False))(x)
+    assert torch.equal(out, model(x))
+
+
 def test_an_object_in_which_tensors_may_hide_is_refused() -> None:
     class Cache:
         pass

@@ -1,0 +1,58 @@
+"""A Streamlit app on a free port of the loopback, and a Chromium to visit it: for the tests and for the figures."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Playwright
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+GRAPH_PAGE = HERE / "graph_page.py"
+START_S = 90.0
+
+
+def launch(playwright: Playwright, path: str) -> Browser:
+    """Chromium; root has to leave its sandbox out."""
+    root = hasattr(os, "geteuid") and os.geteuid() == 0
+    return playwright.chromium.launch(executable_path=path, args=["--no-sandbox"] if root else [])
+
+
+class Served:
+    """A Streamlit app that is running."""
+
+    def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
+        self.process, self.port = process, port
+        self.url = f"http://localhost:{port}"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def start(script: Path, *arguments: str, home: Path) -> Served:
+    """Starts `streamlit run script -- arguments` and waits until it answers."""
+    port = free_port()
+    command = [sys.executable, "-m", "streamlit", "run", str(script), f"--server.port={port}", "--", *arguments]
+    environment = {**os.environ, "CHECKPOINT_EXPLORER_HOME": str(home)}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://localhost:{port}/_stcore/health", timeout=2):
+                return Served(process, port)
+        except OSError:
+            time.sleep(0.2)
+    process.kill()
+    raise RuntimeError(f"{script.name} did not answer on port {port} within {START_S:g} s")

@@ -1,0 +1,98 @@
+"""Words and figures beside the graph: units, origins, unknowns, and nothing that becomes markup or a formula."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.plan.forecast import Forecaster, outermost
+from explorer.record import Hazard, Policy, RunSpec
+from explorer.record.forecast import Forecast
+from explorer.ui import backend, glossary
+from explorer.ui.figures import strip
+from explorer.ui.labels import Facts, labels
+from explorer.ui.panels.charts import as_csv
+from explorer.ui.plain import plain
+from tests import graphs
+
+GRAPH = graphs.gpt(6)
+ALL = [f"blocks.{i}" for i in range(6)]
+SPEC = RunSpec(model=GRAPH.model, policy=Policy.recompute(ALL))
+
+
+def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
+    base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
+    states = [(None, None), (None, base), (both, base)]
+    for comparison, baseline in states:
+        for stale in (False, True):
+            cells = strip(comparison, baseline, Forecast(), SPEC.policy, stale=stale)
+            assert [cell.headline.key for cell in cells] == list(glossary.HEADLINES)
+
+
+def test_an_unknown_forecast_is_not_a_number() -> None:
+    cells = strip(None, None, Forecast(), SPEC.policy, stale=False)
+    assert cells[0].headline.value == "not measured"
+    assert not any(character.isdigit() for character in cells[0].headline.value)
+
+
+def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
+    base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
+    cells = strip(both, base, Forecast(step_peak_bytes=50 * graphs.MIB), Policy.recompute(ALL[:1]), stale=True)
+    assert cells[0].headline.origin == ("predicted",)
+    assert cells[0].was == "104.5 → 34.5 MiB"
+
+
+def test_the_forecast_follows_the_replayed_baseline() -> None:
+    forecaster = Forecaster(graphs.measured(GRAPH, RunSpec(model=GRAPH.model)))
+    nothing, all_of_them = forecaster.forecast(Policy()), forecaster.forecast(SPEC.policy)
+    truth = graphs.measured(GRAPH, SPEC)
+    assert nothing.step_peak_bytes == graphs.measured(GRAPH, RunSpec(model=GRAPH.model)).step_peak_bytes
+    assert all_of_them.step_peak_bytes is not None and truth.step_peak_bytes is not None
+    # The made-up run keeps half a MiB of input that a forecast cannot see.
+    assert truth.step_peak_bytes - graphs.MIB <= all_of_them.step_peak_bytes <= truth.step_peak_bytes
+    assert all_of_them.flop_ratio == pytest.approx(1.2)
+    assert nothing.flop_ratio == 1.0
+
+
+def test_a_block_inside_a_recomputed_one_counts_once() -> None:
+    assert outermost(Policy.recompute(["blocks.0", "blocks.0.mlp", "blocks.01"])) == ("blocks.0", "blocks.01")
+
+
+def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    hazard = Hazard(rule="r", severity="error", blocks=("head",), sentence="It breaks.", remedy="Do not.")
+    facts = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate, hazards=(hazard,))
+    said = labels(facts)
+    assert said["blocks.0"].bytes == "15.0 → 0.5 MiB"
+    assert said["blocks.0"].note == "ran 2×"
+    assert said["norm"].bytes == "0.5 MiB"
+    assert said["head"].badges[0].text == "It breaks. Do not."
+    unmeasured = labels(Facts(graph=GRAPH, policy=SPEC.policy))
+    assert unmeasured["blocks.0"].bytes.endswith("?")
+
+
+@pytest.mark.parametrize("text", ["**b** [x](http://e)", "<img src=x>", ":red[x] $y$", "`code` a_b_c", "\\"])
+def test_no_markup_survives(text: str) -> None:
+    escaped = plain(text)
+    for i, character in enumerate(escaped):
+        if character in "*[]<>$`_":
+            assert escaped[i - 1] == "\\"
+
+
+def test_a_spreadsheet_takes_no_cell_for_a_formula() -> None:
+    lines = as_csv([{"name": "=cmd()", "n": -1}, {"name": "plain", "more": 2}]).splitlines()
+    assert lines == ["name,n,more", "'=cmd(),-1,", "plain,,2"]
+
+
+def test_models_come_from_the_command_line() -> None:
+    assert backend.models_from(["--model", "a.py:f", "--model=b.py", "x"]) == ("a.py:f", "b.py")
+    assert backend.models_from([]) == ()
+
+
+def test_the_oldest_record_makes_room() -> None:
+    kept = backend.Records(limit=2)
+    for key in ("a", "b"):
+        kept.keep(key, key)
+    assert kept.get("a") == "a"
+    kept.keep("c", "c")
+    assert kept.get("b") is None
+    assert kept.get("a") == "a"

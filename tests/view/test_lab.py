@@ -1,0 +1,74 @@
+"""The lab's pictures and tables, by their data."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
+from explorer.view.colours import RECOMPUTE
+from explorer.view.lab import NO_RESULT, figure_text, lab_alt, lab_chart, lab_origins, lab_table
+
+
+def outcome(kind: str = "bars", unit: str = "") -> LabOutcome:
+    rows = (
+        LabRow(label="kept", outcome="baseline", figures=(LabFigure(name="loss", value=0.5, origin="measured"),)),
+        LabRow(label="reentrant", outcome="raised", note="RuntimeError: no"),
+    )
+    chart = LabChart(
+        kind=kind,  # type: ignore[arg-type]
+        title="How wrong?",
+        x_title="checkpoint",
+        y_title="distance",
+        unit=unit,
+        x=("kept", "reentrant"),
+        series=(LabSeries(name="distance", y=(1024.0**2, None), part="recompute"),),
+    )
+    return LabOutcome(
+        experiment="x", switches={}, device="cpu", rows=rows, chart=chart, findings=("It raised.",), seconds=1.0
+    )
+
+
+def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
+    bar = lab_chart(outcome()).data[0]
+    assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
+    line = lab_chart(outcome("lines")).data[0]
+    assert line.y == (1024.0**2, None)
+
+
+def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:
+    fig = lab_chart(outcome())
+    assert fig.layout.title.text == "How wrong?" and fig.data[0].marker.color == RECOMPUTE
+    assert fig.data[0].marker.pattern.shape == "/"
+
+
+def test_bytes_get_an_axis_that_fits() -> None:
+    fig = lab_chart(outcome("lines", "bytes"))
+    assert fig.data[0].y[0] == 1.0 and fig.layout.yaxis.title.text == "distance, MiB"
+
+
+def test_the_table_holds_every_figure_and_the_exceptions_words() -> None:
+    shown = outcome()
+    assert lab_table(shown) == [
+        {"run": "kept", "outcome": "baseline", "loss": "0.5", "in its own words": ""},
+        {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
+    ]
+    assert lab_origins(shown) == {"loss": "measured"}
+    assert lab_alt(shown) == "How wrong? It raised."
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (12, "of 12", "12 of 12"),
+        (0.5, "share", "50.0 %"),
+        (0.0, "", "0"),
+        (2.3e-8, "", "2.3e-08"),
+        (3 * 2**20, "bytes", "3.0 MiB"),
+        (None, "bytes", "not measured"),
+        (True, "", "yes"),
+        ("eval", "", "eval"),
+        (1048576, "FLOPs", "1.05 MFLOP"),
+    ],
+)
+def test_figures_read_like_words(value: bool | int | float | str | None, unit: str, text: str) -> None:
+    assert figure_text(LabFigure(name="x", value=value, unit=unit)) == text
