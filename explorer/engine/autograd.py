@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -93,9 +94,12 @@ def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved
     outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
     if not outputs:
         raise BadInput(f"The block {block!r} makes nothing that backward could pass through.")
-    names = {f"{block}.{name}".lstrip("."): parameter for name, parameter in module.named_parameters()}
+    names: dict[str, Tensor] = {
+        f"{block}.{name}".lstrip("."): parameter for name, parameter in module.named_parameters()
+    }
     names |= {f"input {i}": leaf for i, leaf in enumerate(tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)}
-    dot = torchviz.make_dot(outputs, params=names, show_saved=show_saved)
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # torchviz 0.0.3 asks distutils
+        dot = torchviz.make_dot(outputs, params=names, show_saved=show_saved)
     return AutogradPicture(
         dot=dot.source, n_nodes=_n_nodes(outputs), n_saved_tensors=len(saved), saved_bytes=sum(saved.values())
     )

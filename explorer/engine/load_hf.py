@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def factory(config: str) -> Callable[..., Any]:
         settings.use_cache = False
         if getattr(settings, "is_encoder_decoder", False) and getattr(settings, "decoder_start_token_id", None) is None:
             settings.decoder_start_token_id = 0
+        _refuse_too_big(transformers, config, settings)
         model = _model(transformers, settings)
         model.train()
         return model, _batch(model, settings, **shape)
@@ -65,7 +67,7 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
 def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
     """A class's own defaults can mean seven billion parameters: built without memory first, then compared with it."""
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             empty = _model(transformers, settings)
     except ModelNotLoaded:
         raise

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.flops import formula
-from explorer.engine.rng import _image, _numpy, own_generators
+from explorer.engine.rng import _image, _numpy
 from explorer.record.graph import Trait
 
 INPUT = "<input>"
@@ -167,6 +167,15 @@ class Observation(TorchDispatchMode):
                 if datum is not None and datum.writer != block:
                     self._born(block, storage)
 
+    def _handed_on(self, fqn: str, tensors: list[Tensor]) -> None:
+        """A leaf that returns its input or a view of it (Identity, Flatten) still stands in the flow."""
+        for tensor in tensors:
+            datum = self._datum(tensor)
+            if datum is not None and datum.writer not in (fqn, INPUT):
+                self._reads(fqn, tensor)
+                self._born(fqn, tensor.untyped_storage())
+                self.n_ops += 1
+
     def _born(self, writer: str, storage: Any) -> Datum:
         datum = Datum(writer, self.n_ops, storage.nbytes())
         self.data.append(datum)
@@ -213,6 +222,8 @@ class Observation(TorchDispatchMode):
             if any(tensor._version != version for tensor, version in before["versions"]):
                 seen.traits.add("changes_inputs")
             tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and _dense(leaf)]
+            if self._stack and not module._modules:
+                self._handed_on(fqn, tensors)
             unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
             seen.output_bytes += sum(unique.values())
             if not _is_flat(output):
@@ -267,11 +278,6 @@ def moved_traits(model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]
         if not statistics:
             moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
     return moved
-
-
-def own_generator_paths(model: nn.Module) -> tuple[str, ...]:
-    """Dotted paths of the generators that the model holds."""
-    return tuple(own_generators(model))
 
 
 def _torch_position(args: Any) -> bytes:

@@ -18,6 +18,8 @@ SPEC_FILE = "run_spec.json"
 SCRIPT_FILE = "run.sh"
 CSV_FILE = "schedule.csv"
 RESULTS = "results"
+CHECKOUT = Path(__file__).resolve().parents[2]
+"""Where the explorer is imported from, also where nobody installed it."""
 
 
 def to_stages(file: PolicyFile) -> str:
@@ -47,6 +49,8 @@ def run_files(spec: RunSpec, folder: Path) -> dict[str, str]:
         "# torchrun: --nnodes N --node-rank R --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400\n"
         "# and the number of ranks of one machine to --nproc-per-node. Copy the results to one place afterwards.\n"
         "set -e\n"
+        f"cd {shlex.quote(str(Path.cwd()))}\n"
+        f'export PYTHONPATH={shlex.quote(str(CHECKOUT))}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
         f"{command}\n"
     )
     return {

@@ -14,7 +14,7 @@ from explorer.record.policy import Policy
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
     """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
 
-    Blocks that the policy recomputes count as recomputed whole, each on its own.
+    Blocks that the policy recomputes count as recomputed whole; a segment keeps its input only.
     """
     return forecast(plan, stage_costs(profile, plan, policy))
 
@@ -22,7 +22,7 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> For
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
     """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
     scale = profile.batch_rows / plan.n_microbatches / profile.n_rows
-    parts = _parts(profile, plan)
+    parts = [_with_segments(part, policy) for part in _parts(profile, plan)]
     recomputed = set(policy.blocks)
     costs = []
     for stage, blocks in enumerate(parts):
@@ -58,6 +58,39 @@ def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]
     if empty := [stage for stage, part in enumerate(parts) if not part]:
         raise InvalidPlan(f"Stages {empty} hold no block of the profiled model.", hint="Every stage needs a block.")
     return parts
+
+
+def _with_segments(blocks: list[BlockCost], policy: Policy) -> list[BlockCost]:
+    """Blocks of a segment as one entry, in its place."""
+    for unit in policy.units:
+        places = [k for k, block in enumerate(blocks) if set(block.blocks) & set(unit.blocks)]
+        if len(places) > 1:
+            first, end = places[0], places[-1] + 1
+            blocks = [*blocks[:first], _segment(blocks[first:end]), *blocks[end:]]
+    return blocks
+
+
+def _segment(blocks: list[BlockCost]) -> BlockCost:
+    """One checkpoint over several blocks: all but the last run again in full, the last as a checkpoint of its own."""
+    *inner, last = blocks
+    again = sum(block.kept.saved_bytes for block in inner)
+    before = [0, *(block.recomputed.saved_bytes for block in inner)]
+    return BlockCost(
+        blocks=tuple(fqn for block in blocks for fqn in block.blocks),
+        kept=_add_up(blocks, [block.kept for block in blocks], 1.0),
+        recomputed=ActionCost(
+            forward_ms=sum(block.recomputed.forward_ms for block in blocks),
+            backward_ms=sum(b.kept.forward_ms + b.kept.backward_ms for b in inner) + last.recomputed.backward_ms,
+            recompute_ms=sum(block.kept.forward_ms for block in inner) + last.recomputed.recompute_ms,
+            saved_bytes=last.recomputed.saved_bytes,
+            forward_extra_bytes=max(a + b.recomputed.forward_extra_bytes for a, b in zip(before, blocks, strict=True)),
+            backward_extra_bytes=again + last.recomputed.backward_extra_bytes,
+            first_backward_extra_bytes=again + last.recomputed.first_backward_extra_bytes,
+        ),
+        parameter_bytes=sum(block.parameter_bytes for block in blocks),
+        gradient_bytes=sum(block.gradient_bytes for block in blocks),
+        output_bytes=last.output_bytes,
+    )
 
 
 def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:

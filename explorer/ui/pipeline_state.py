@@ -1,4 +1,8 @@
-"""What one visitor has decided on the Pipeline page: plain values, so a reload of the code harms nothing."""
+"""What one visitor has decided on the Pipeline page: plain values, so a reload of the code harms nothing.
+
+The recompute marks of the graph are the policy of the Explore page. `absorb` keeps the two the same: what changed
+elsewhere is laid under the clicks first, then the clicks become the policy.
+"""
 
 from __future__ import annotations
 
@@ -8,53 +12,80 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.record.base import to_plain
+from explorer.record.base import from_plain, to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Failure
 from explorer.record.policy import Policy
-from explorer.ui import block_graph
-from explorer.ui.state import State
-from explorer.view.nesting import default_open
+from explorer.ui import block_graph, decision, link, plan_link
+from explorer.ui import state as states
+from explorer.ui.state import KEPT_STEPS, State
+from explorer.view.nesting import ancestors, default_open
 
 WIDGET = "pipeline_graph"
 
 
 def current() -> State:
-    """This visitor's state, made on the first visit."""
+    """This visitor's state; on the first visit what the address bar says."""
     if "pipeline" not in st.session_state:
-        st.session_state["pipeline"] = {
+        fresh: State = {
+            **plan_link.USUAL,
             "marks": None,
             "model": "",
-            "n_microbatches": 4,
-            "schedule": "1F1B",
-            "checkpoint": "always",
-            "keyed_rng": True,
-            "deferred_batch_norm": False,
+            "places": None,
+            "undo": [],
+            "redo": [],
+            "jump": None,
             "engine": "inproc",
             "job": None,
             "failure": None,
             "shown": None,
+            "message": "",
         }
+        try:
+            fresh |= plan_link.from_query(st.query_params.to_dict())
+        except ExplorerError as error:
+            fresh["message"] = str(error)
+        st.session_state["pipeline"] = fresh
     found: State = st.session_state["pipeline"]
     return found
 
 
-def forget() -> None:
+def forget(split: State) -> None:
     """Another model: its cuts and results are not this one's; schedule and microbatches stay."""
-    current().update(marks=None, failure=None, shown=None)
+    split.update(marks=None, failure=None, shown=None, undo=[], redo=[], jump=None, places=None)
 
 
 def marks_of(split: State, graph: ModelGraph) -> State:
-    """The state of the drawn graph, made anew for every model."""
+    """The state of the drawn graph, made anew for every model: the spine in view, cut where the link says."""
     if split["marks"] is None or split["model"] != graph.fingerprint:
-        split["marks"], split["model"] = block_graph.fresh(default_open(graph)), graph.fingerprint
+        if split["marks"] is not None:
+            forget(split)
+        opened = [*default_open(graph), *(id for fqn in graph.spine for id in ancestors(graph, fqn))]
+        split["marks"], split["model"] = block_graph.fresh(dict.fromkeys(opened)), graph.fingerprint
+        if split["places"]:
+            try:
+                split["marks"]["cuts"] = plan_link.cuts_at(split["places"], graph)
+            except ExplorerError as error:
+                split["message"] = str(error)
+        split["places"] = None
     found: State = split["marks"]
     return found
 
 
-def absorb(split: State, graph: ModelGraph) -> None:
-    """Takes over which cuts were clicked since the last look."""
-    block_graph.adopt(marks_of(split, graph), st.session_state.get(WIDGET))
+def absorb(split: State, state: State, graph: ModelGraph) -> None:
+    """Takes over what was clicked since the last look: cuts, and blocks to recompute, each an undo step."""
+    marks = marks_of(split, graph)
+    policy = states.spec_of(state).policy
+    if set(marks["on"]) != set(policy.blocks):
+        block_graph.replace(marks, policy.blocks)
+    cuts = list(marks["cuts"])
+    if not block_graph.adopt(marks, st.session_state.get(WIDGET)):
+        return
+    if set(marks["cuts"]) != set(cuts):
+        _remember(split, cuts=cuts)
+    if set(marks["on"]) != set(policy.blocks):
+        _remember(split, policy=to_plain(policy))
+        states.set_policy(state, decision.policy_after(policy, marks["on"], graph), graph)
 
 
 def stages_of(split: State, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
@@ -68,12 +99,49 @@ def stages_of(split: State, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(stage) for stage in stages)
 
 
-def cut_at(split: State, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
-    """Marks the cuts of `stages`; what was clicked meanwhile is adopted first."""
-    absorb(split, graph)
-    cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
+def cut_at(split: State, state: State, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
+    """Marks the cuts of `stages`, one undo step; what was clicked meanwhile is adopted first."""
+    absorb(split, state, graph)
     marks = marks_of(split, graph)
-    block_graph.replace(marks, marks["on"], cuts)
+    cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
+    if set(cuts) != set(marks["cuts"]):
+        _remember(split, cuts=list(marks["cuts"]))
+        block_graph.replace(marks, marks["on"], cuts)
+
+
+def undo(split: State, state: State, graph: ModelGraph, *, forward: bool = False) -> None:
+    """One cut or toggle back, or forward again."""
+    absorb(split, state, graph)
+    source, other = ("redo", "undo") if forward else ("undo", "redo")
+    if not split[source]:
+        return
+    change = split[source].pop()
+    marks = marks_of(split, graph)
+    policy = states.spec_of(state).policy
+    if "cuts" in change:
+        split[other].append({"cuts": list(marks["cuts"])})
+        block_graph.replace(marks, marks["on"], change["cuts"])
+    else:
+        split[other].append({"policy": to_plain(policy)})
+        states.set_policy(state, from_plain(change["policy"], Policy), graph)
+
+
+def _remember(split: State, **change: Any) -> None:
+    split["undo"] = [*split["undo"], change][-KEPT_STEPS:]
+    split["redo"] = []
+
+
+def to_address(split: State, state: State, graph: ModelGraph | None) -> None:
+    """Writes model, policy, plan and the job under way into the address bar."""
+    query = link.to_query(states.spec_of(state))
+    if graph is not None:
+        query |= plan_link.to_query(split, stages_of(split, graph))
+    elif split["places"]:
+        query["cuts"] = ".".join(map(str, split["places"]))
+    if split["job"]:
+        query["job"] = split["job"]["id"]
+    if st.query_params.to_dict() != query:
+        st.query_params.from_dict(query)
 
 
 def options_only(policy: Policy) -> Policy:
@@ -81,8 +149,8 @@ def options_only(policy: Policy) -> Policy:
     return msgspec.structs.replace(policy, units=())
 
 
-def failure_of(error: Failure | ExplorerError) -> Any:
-    """As the page keeps it."""
+def fail(split: State, error: Failure | ExplorerError) -> None:
+    """What went wrong is a result too: it stays on the page until the next run."""
     if isinstance(error, ExplorerError):
         error = Failure(kind="bad input", sentence=error.sentence, hint=error.hint)
-    return to_plain(error)
+    split["failure"] = to_plain(error)

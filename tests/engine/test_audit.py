@@ -54,12 +54,16 @@ HELD = [("0", "held", "attribute")]
     ({1, 2}, lambda holder: holder.held.add(3)),
     (Plain(), lambda holder: setattr(holder.held, "n", 1)),
     (1, lambda holder: delattr(holder, "held")),
-], ids=str)  # fmt: skip
+], ids=["number", "type", "none", "list", "dict", "tensor", "tensor in list", "set", "object", "gone"])  # fmt: skip
 def test_a_change_is_seen(before: Any, mutate: Any) -> None:
     assert changed(before, mutate) == HELD
 
 
-@pytest.mark.parametrize("before", [1, float("nan"), "text", [1, {"a": torch.ones(2)}], (1, 2), Plain(), len, None])
+@pytest.mark.parametrize(
+    "before",
+    [1, float("nan"), "text", [1, {"a": torch.ones(2)}], (1, 2), Plain(), len, None],
+    ids=["number", "nan", "text", "list", "tuple", "object", "function", "none"],
+)
 def test_no_change_is_seen_where_there_is_none(before: Any) -> None:
     assert changed(before, lambda holder: None) == []
 

@@ -139,7 +139,6 @@ def test_transformers_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch
         load(ModelRef(target="hf:GPT2Config"))
 
 
-@pytest.mark.slow
 def test_a_model_larger_than_memory_is_refused_before_it_is_built() -> None:
     arguments = {"num_hidden_layers": 4, "hidden_size": 65536, "intermediate_size": 262144}
     with pytest.raises(ModelNotLoaded, match="GiB of parameters"):

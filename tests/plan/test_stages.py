@@ -53,6 +53,15 @@ def test_the_policy_chooses_block_by_block() -> None:
     assert first.kept.saved_bytes == 200
 
 
+def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
+    (one,) = stage_costs(profile(2), plan(("b0", "b1")), Policy.recompute([("b0", "b1")]))
+    assert one.recomputed.saved_bytes == 10  # the output of the last block alone
+    assert one.recomputed.backward_ms == (1.0 + 2.0) + 3.0
+    assert one.recomputed.recompute_ms == 1.0 + 1.0
+    assert one.recomputed.backward_extra_bytes == 100 + 140
+    assert one.kept.saved_bytes == 200
+
+
 def test_smaller_microbatches_cost_less() -> None:
     (one,) = stage_costs(profile(1), plan(("b0",), n_microbatches=8), KEEP_ALL)
     assert (one.kept.forward_ms, one.kept.saved_bytes) == (0.5, 50)

@@ -17,6 +17,8 @@ from explorer.record.base import Record
 from explorer.view.geometry import Layout
 
 HERE = Path(__file__).parent
+REMEMBERED = 32
+"""Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
 
 
 class Badge(Record):
@@ -72,18 +74,18 @@ def adopt(state: dict[str, Any], said: Mapping[str, Any] | None) -> bool:
         return False
     state["seq"] = marks["seq"]
     state["open"], state["selected"] = list(marks["open"]), marks["selected"]
-    base = str(marks["base"])
-    if marks["base"] != state["revision"]:
-        if base not in state["was"]:
-            return True
-        on, cuts = state["was"][base]
-        _remember(state)
-        state["was"][base] = [list(marks["on"]), list(marks["cuts"])]
-        state["on"] = flipped(state["on"], set(on) ^ set(marks["on"]))
-        state["cuts"] = flipped(state["cuts"], set(cuts) ^ set(marks["cuts"]))
-        state["revision"] += 1
+    if marks["base"] == state["revision"]:
+        state["on"], state["cuts"] = list(marks["on"]), list(marks["cuts"])
         return True
-    state["on"], state["cuts"] = list(marks["on"]), list(marks["cuts"])
+    was = state["was"].get(str(marks["base"]))
+    if was is None:
+        return True
+    flips = [set(old) ^ set(new) for old, new in zip(was, (marks["on"], marks["cuts"]))]
+    # The browser flips what is not yet answered on every revision it hears of: so do all revisions since.
+    for revision, kept in state["was"].items():
+        if int(revision) >= marks["base"]:
+            state["was"][revision] = [flipped(ids, changed) for ids, changed in zip(kept, flips)]
+    state["on"], state["cuts"] = flipped(state["on"], flips[0]), flipped(state["cuts"], flips[1])
     return True
 
 
@@ -99,7 +101,7 @@ def replace(state: dict[str, Any], on: Iterable[str], cuts: Iterable[str] | None
 def _remember(state: dict[str, Any]) -> None:
     """Keeps what the marks were at the last few revisions: clicks made on those may still be under way."""
     state["was"][str(state["revision"])] = [list(state["on"]), list(state["cuts"])]
-    for old in list(state["was"])[:-4]:
+    for old in list(state["was"])[:-REMEMBERED]:
         del state["was"][old]
 
 

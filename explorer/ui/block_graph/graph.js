@@ -1,9 +1,10 @@
 // Draws the boxes where explorer/view/geometry.py put them and keeps the marks between two answers of the server.
 //
-// 1. Between clicks the browser owns the marks; every change sends all of them with a sequence number.
-// 2. The server answers with the number it has seen. An answer older than the last click changes no mark.
-// 3. A new `revision` (preset, undo, import) replaces the marks; the clicks sent meanwhile carry the revision they
-//    were made on, and the server applies them to the new one.
+// 1. Every click is shown at once and sends all marks with a sequence number and the revision they stand on.
+// 2. The server answers with its marks and the number it has seen; what is drawn is always that answer with the
+//    clicks that are not yet in it flipped on top. So an old answer undoes no click.
+// 3. A new `revision` (preset, undo, import) replaces the server's marks. A message that still stands on an older
+//    revision is applied by what it flipped there: neither the preset nor the click is lost.
 // 4. Text reaches the page through textContent and setAttribute alone: a module may have any name.
 
 const views = new WeakMap()
@@ -185,7 +186,8 @@ function paint(v, data) {
 
 // ---- what a person does
 
-function send(v) {
+function send(v, flips = [], kind = "on") {
+  v.pending.push({ seq: v.seq + 1, kind, flips })
   v.emit("marks", {
     seq: ++v.seq,
     base: v.revision,
@@ -199,15 +201,11 @@ function send(v) {
 function toggle(v, node) {
   if (node.members.length && !node.toggles) return setAll(v, node, stateOf(v, node) !== true)
   if (!node.toggles) return node.foldable && fold(v, node)
-  if (!v.on.delete(node.id)) v.on.add(node.id)
-  mark(v)
-  send(v)
+  flip(v, "on", [node.id])
 }
 
 function setAll(v, node, on) {
-  for (const fqn of node.members) on ? v.on.add(fqn) : v.on.delete(fqn)
-  mark(v)
-  send(v)
+  flip(v, "on", node.members.filter((fqn) => v.on.has(fqn) !== on))
 }
 
 function fold(v, node) {
@@ -223,10 +221,12 @@ function pick(v, id) {
   send(v)
 }
 
-function flip(v, set, id) {
-  if (!set.delete(id)) set.add(id)
+const xor = (set, ids) => ids.forEach((id) => set.delete(id) || set.add(id))
+
+function flip(v, kind, ids) {
+  xor(v[kind], ids)
   mark(v)
-  send(v)
+  send(v, ids, kind)
 }
 
 function rove(v, id, focus) {
@@ -242,7 +242,7 @@ function rove(v, id, focus) {
 function onClick(v, event) {
   const target = event.target
   const cut = target.closest("[data-cut]")
-  if (cut) return cut.getAttribute("aria-disabled") === "true" || flip(v, v.cuts, cut.dataset.cut)
+  if (cut) return cut.getAttribute("aria-disabled") === "true" || flip(v, "cuts", [cut.dataset.cut])
   const box = target.closest("[data-id]")
   if (!box) return
   const node = v.nodes.get(box.dataset.id)
@@ -251,7 +251,7 @@ function onClick(v, event) {
   if (!act) return toggle(v, node)
   if (act.act === "fold") return fold(v, node)
   if (act.act === "pick") return pick(v, node.id)
-  if (act.act === "cell") return flip(v, v.on, act.fqn)
+  if (act.act === "cell") return flip(v, "on", [act.fqn])
   setAll(v, node, act.act === "all")
 }
 
@@ -262,7 +262,7 @@ function onKey(v, event) {
   if (cut) {
     if (key !== " " && key !== "Enter") return
     event.preventDefault()
-    return flip(v, v.cuts, cut.dataset.cut)
+    return flip(v, "cuts", [cut.dataset.cut])
   }
   const node = v.nodes.get(v.at)
   if (!node) return
@@ -297,7 +297,7 @@ export default function ({ data, parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: {} }
-    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0 })
+    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [] })
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
     v.root.onfocusin = ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false)
@@ -308,19 +308,20 @@ export default function ({ data, parentElement, setStateValue }) {
   // The server cannot see the window; it is told once, and when the window was made much higher or lower.
   const room = window.innerHeight
   if (data.room && Math.abs(room - (v.room ?? data.room)) > 80) setStateValue("room", (v.room = room))
-  const older = data.seq < v.seq && v.revision === data.revision
   if (v.shape !== data.shape) {
     draw(v, data.geometry)
     v.shape = data.shape
   }
-  if (!older) {
-    v.on = new Set(data.on)
+  v.on = new Set(data.on)
+  v.cuts = new Set(data.cuts)
+  v.pending = v.pending.filter(({ seq }) => seq > data.seq)
+  v.pending.forEach(({ kind, flips }) => xor(v[kind], flips))
+  if (!v.pending.length) {
     v.open = new Set(data.open)
-    v.cuts = new Set(data.cuts || [])
     v.selected = data.selected
-    v.seq = Math.max(v.seq, data.seq)
-    v.revision = data.revision
   }
+  v.seq = Math.max(v.seq, data.seq)
+  v.revision = data.revision
   paint(v, data)
   mark(v)
   if (data.jump && data.jump.n !== v.jump && v.nodes.has(data.jump.id)) {

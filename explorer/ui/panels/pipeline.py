@@ -145,9 +145,8 @@ def cut_graph(split: State, graph: ModelGraph, policy: Policy) -> None:
     block_graph.block_graph(
         layout(graph, marks["open"], cuts=True),
         marks,
-        Paint(labels=labels, recompute_colour=RECOMPUTE, stage_colours=STAGE_COLOURS),
+        Paint(labels=labels, recompute_colour=RECOMPUTE, stage_colours=STAGE_COLOURS, height=HEIGHT),
         key=pipeline_state.WIDGET,
-        height=HEIGHT,
         on_change=lambda: pipeline_state.absorb(split, graph),
     )
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from pipeline_nets import EXPERTS, LANGUAGE, TRANSPOSED, UNET
-from plans import spec
 
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import InvalidPlan
@@ -13,6 +11,8 @@ from explorer.plan.schedule_text import format_rows
 from explorer.plan.schedules import SCHEDULES, one_f_one_b
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
+from tests.engine.pipeline.pipeline_nets import EXPERTS, LANGUAGE, TRANSPOSED, UNET
+from tests.engine.pipeline.plans import spec
 
 SOME = Policy.recompute(LANGUAGE[1:4])
 N_STAGES = {name: 3 if name in ("GPipe", "1F1B") else 4 for name in SCHEDULES}

@@ -11,8 +11,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
-from plans import spec
 
 from explorer.engine.pipeline.run import open_results, run_pipeline
 from explorer.errors import Cancelled
@@ -22,6 +20,8 @@ from explorer.plan.schedules import one_f_one_b
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
+from tests.engine.pipeline.plans import spec
 
 SOME = Policy.recompute(LANGUAGE[1:4])
 ROOMY = {"width": 128, "length": 64, "batch": 16}

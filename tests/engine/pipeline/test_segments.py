@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from pipeline_nets import CHAIN, LANGUAGE
-from plans import spec
 
 from explorer.engine.pipeline.build import build
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import InvalidPlan
 from explorer.record.policy import Policy, Unit
+from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE
+from tests.engine.pipeline.plans import spec
 
 PAIRS = Policy.recompute([("layers.0", "layers.1"), ("layers.3", "layers.4")])
 STAGES = (CHAIN[:3], CHAIN[3:])

@@ -6,8 +6,6 @@ import copy
 
 import pytest
 import torch
-from pipeline_nets import LANGUAGE, TRANSPOSED, UNET
-from plans import NETS, spec
 from torch import nn
 
 from explorer.engine.load import load
@@ -17,6 +15,8 @@ from explorer.engine.pipeline.split import StageModule, cut_tape
 from explorer.engine.pipeline.tape import record
 from explorer.errors import InvalidPlan
 from explorer.record.graph import ModelRef
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, UNET
+from tests.engine.pipeline.plans import NETS, spec
 
 
 def taped(net: str, spine: tuple[str, ...]):  # noqa: ANN201
