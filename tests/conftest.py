@@ -7,10 +7,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported: with one thread a sum has one order, and two test workers do not fight for two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+# No test asserts a time, Hypothesis included; where CI runs, examples are the same every time.
+settings.register_profile(
+    "house", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("house")
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -38,15 +38,16 @@ class AllocatorLog:
     base_bytes: int | None = None
     """Requested bytes held before the first event; None: this allocator does not know."""
     allocated: Ints | None = None
-    """Allocated bytes before the first event and after each; None: this allocator hands out what is asked."""
+    """Allocated bytes before the first event and after each, derived (allocator_cuda.py, 1); None: this allocator hands
+    out what is asked."""
     reserved: Ints | None = None
     """Reserved bytes before the first event and after each."""
     requested_peak_bytes: int | None = None
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     refusal: Refusal | None = None
-    n_lost: int = 0
-    """Events that no longer fitted into the allocator's history: their bytes are missing."""
+    is_complete: bool = True
+    """False: events no longer fitted into the allocator's history, and the oldest are missing."""
 
 
 class Recorder(Protocol):

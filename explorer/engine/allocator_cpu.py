@@ -31,7 +31,8 @@ class CpuRecorder:
         self._profile: profile | None = None
 
     def __enter__(self) -> Self:
-        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+        # acc_events changes nothing for one cycle; without it torch 2.11 warns on every use.
+        self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self._profile.__enter__()
         return self
 

@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from explorer.engine.apply_check import checked
 from explorer.engine.recompute import RunningAgain
@@ -169,7 +170,8 @@ def _run(
             **kwargs,
         )
     return torch.utils.checkpoint.checkpoint(
-        function,
+        functools.partial(_without_witnesses, function),
+        witnesses((args, kwargs), modules),
         *args,
         use_reentrant=False,
         preserve_rng_state=policy.preserve_rng_state,
@@ -178,6 +180,22 @@ def _run(
         context_fn=functools.partial(selective_contexts, operators(wrap.unit.save_ops), again),
         **kwargs,
     )
+
+
+def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def witnesses(given: Any, modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+    """One tensor of each device, other than the CPU, that `given` (anything with tensors in it) or `modules` are on.
+
+    torch stashes the generators of those devices alone that it meets among the positional arguments of `checkpoint`
+    (get_device_states). A unit whose tensors all come by keyword, or that moves its input to its own device, would
+    draw its dropout anew. A tuple is not looked into by autograd: it costs no saved tensor.
+    """
+    own = (next(module.parameters(), None) for module in modules)
+    tensors = [leaf for leaf in (*tree_leaves(given), *own) if isinstance(leaf, torch.Tensor)]
+    return tuple({tensor.device: tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")}.values())
 
 
 class _FirstThenAgain:

@@ -58,17 +58,22 @@ def limited_process(limit_bytes: int | None) -> Iterator[None]:
 
 @contextmanager
 def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
-    """torch may reserve `limit_bytes` of the GPU in all."""
+    """torch may reserve `limit_bytes` of the GPU in all; the share it had before comes back."""
     if limit_bytes is None:
         yield
         return
     total_bytes = torch.cuda.get_device_properties(device).total_memory
+    before = torch.cuda.get_per_process_memory_fraction(device)
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
     try:
         yield
+    except torch.OutOfMemoryError as error:
+        # torch names what the whole GPU has free; the refusal came from the limit, and torch has emptied its cache.
+        asked, free = refusal_of(error).asked_bytes, max(0, limit_bytes - torch.cuda.memory_reserved(device))
+        raise OutOfMemory(str(error), asked_bytes=asked, free_bytes=free) from error
     finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
+        torch.cuda.set_per_process_memory_fraction(before, device)
 
 
 def address_space_bytes() -> int | None:

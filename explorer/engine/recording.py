@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from explorer.engine.allocator import AllocatorLog, Probe, clock_skew_ns, peak_bytes, take_probe
+from explorer.engine.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.attribution import Attribution, attribute
 from explorer.engine.device import Device
 from explorer.engine.existing import existing_tensors, optimizer_tensors, storage_bytes
@@ -100,12 +100,31 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
                 probes.append(take_probe(device.torch))
     log = recorder.log
     if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
-        run.failure = out_of_memory(log.refusal, run.failure.traceback)
+        run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)
     found = attribute(log, tracker, clock_skew_ns(log, probes))
     run.tracker, run.attribution = tracker, found
     run.log = log
-    if log.n_lost:
-        run.said.append("The allocator's history was full before the step ended: the timeline lacks its beginning.")
+    run.said += doubts(log, max(found.allocations.held_bytes))
+
+
+def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
+    """Where the allocator's own counters contradict the timeline, whose peak is `drawn_bytes`, in words."""
+    own_bytes = log.requested_peak_bytes
+    if not log.is_complete:
+        own = "" if own_bytes is None else f" (the allocator's own requested peak is {own_bytes:,} bytes)"
+        return [
+            "The allocator's history was full before the step ended: the timeline lacks its beginning, and a peak "
+            f"that lay there{own}."
+        ]
+    if own_bytes is not None and own_bytes != drawn_bytes:
+        return [f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {own_bytes:,} bytes."]
+    return []
+
+
+def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
+    """The history knows the bytes asked exactly; free is the least that anybody said, a limit's rest included."""
+    known = [n_bytes for n_bytes in (exact.free_bytes, free_bytes) if n_bytes is not None]
+    return Refusal(exact.asked_bytes, min(known, default=None))
 
 
 def tracker_of(trainee: Trainee) -> Tracker:

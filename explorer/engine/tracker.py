@@ -142,6 +142,9 @@ class Tracker(TorchDispatchMode):
         for hook in self._hooks:
             hook.remove()
         self._live.clear()
+        # Whoever keeps the columns must not keep the model: on CUDA it would lie in the next run's total.
+        del self._model
+        self.scopes.modules.clear()
 
     def on_phase(self, phase: Phase) -> None:
         """The step crosses a border; see `step.OnPhase`."""

