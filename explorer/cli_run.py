@@ -24,12 +24,12 @@ from explorer.cli_output import document, print_comparison, print_measurement
 from explorer.cli_show import print_matrix
 from explorer.cli_verb import COULD_NOT_RUN, DIFFERENT, EQUAL, Output, answer_failure, print_json, say, verb
 from explorer.cli_work import ask, save_run_file, worker, write_file
-from explorer.jobs.protocol import Compare, DeriveMatrix, Measure
+from explorer.jobs.protocol import Compare, DeriveMatrix, Measure, SaveSnapshot
 from explorer.plan import policy_file
 from explorer.plan.evidence import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Failure
+from explorer.record.measurement import Failure, SavedFile
 from explorer.record.policy import KEEP_ALL, Policy
 
 _CODES = {"bitwise equal": EQUAL, "rounding": EQUAL, "different": DIFFERENT, "not comparable": COULD_NOT_RUN}
@@ -50,6 +50,21 @@ class CompareOptions:
     ] = False
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What only a measurement has."""
+
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Also write one step for PyTorch's own memory viewer (CUDA only).",
+            rich_help_panel="Output",
+        ),
+    ] = None
+
+
 @verb
 def measure(
     model: Model,
@@ -57,6 +72,7 @@ def measure(
     step: StepOptions,
     stale: StaleOption,
     keep: KeepOptions,
+    extra: MeasureOptions,
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
@@ -65,7 +81,11 @@ def measure(
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
-        found = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=chosen)), keep=not keep.no_store)
+        spec = msgspec.structs.replace(spec, policy=chosen)
+        if extra.snapshot is not None:
+            saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
+            say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
+        found = ask(engine, Measure(spec=spec), keep=not keep.no_store)
     if keep.save is not None:
         save_run_file(found, keep.save)
     if output.json:

@@ -225,6 +225,7 @@ def test_a_matrix_of_derivatives(shared: Worker, tiny: str) -> None:
         (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
         (["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"], ["/nowhere/at/all.run could not be"]),
         (["measure", "TINY", "--time-limit", "1", "--set", "trouble=hangs"], ["time limit of 1 s"]),
+        (["measure", "TINY", "--snapshot", "step.pickle"], ["only CUDA's allocator has one"]),
         (["graph", "WRONG:trouble"], ["invalid for input of size"]),
         (["check", "gone.yaml", "TINY"], ["gone.yaml cannot be read"]),
         (["check", "TINY", "TINY"], ["not YAML: line 1"]),

@@ -169,9 +169,10 @@ def _run(
             preserve_rng_state=policy.preserve_rng_state,
             **kwargs,
         )
+    if unseen := witnesses(args, kwargs, modules):
+        function, args = functools.partial(_without_witnesses, function), (unseen, *args)
     return torch.utils.checkpoint.checkpoint(
-        functools.partial(_without_witnesses, function),
-        witnesses((args, kwargs), modules),
+        function,
         *args,
         use_reentrant=False,
         preserve_rng_state=policy.preserve_rng_state,
@@ -186,16 +187,18 @@ def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any, **kwarg
     return function(*args, **kwargs)
 
 
-def witnesses(given: Any, modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
-    """One tensor of each device, other than the CPU, that `given` (anything with tensors in it) or `modules` are on.
+def witnesses(args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+    """One tensor of each device that `kwargs` or `modules` are on and no tensor of `args` is; the CPU needs none.
 
     torch stashes the generators of those devices alone that it meets among the positional arguments of `checkpoint`
     (get_device_states). A unit whose tensors all come by keyword, or that moves its input to its own device, would
-    draw its dropout anew. A tuple is not looked into by autograd: it costs no saved tensor.
+    draw its dropout anew. Given as one tuple, witnesses are seen there, and autograd saves none of them.
     """
     own = (next(module.parameters(), None) for module in modules)
-    tensors = [leaf for leaf in (*tree_leaves(given), *own) if isinstance(leaf, torch.Tensor)]
-    return tuple({tensor.device: tensor for tensor in tensors if tensor.device.type not in ("cpu", "meta")}.values())
+    tensors = [leaf for leaf in (*tree_leaves(kwargs), *own) if isinstance(leaf, torch.Tensor)]
+    known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
+    return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
 
 
 class _FirstThenAgain:

@@ -12,13 +12,14 @@ from explorer.engine.allocator_cuda import CudaRecorder
 from explorer.engine.device import device_of
 from explorer.engine.step import left_as_found, prepare, run_step, torch_device
 from explorer.errors import NotOnThisDevice, NotSaved
+from explorer.record.measurement import SavedFile
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 N_WARM_UP = 2
 
 
-def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> None:
+def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFile:
     """Takes one warm step of `spec` and writes its allocator history to `path`, a few KB an event.
 
     Raises NotOnThisDevice on a CPU, NotSaved where the file cannot be written; what the model raises passes.
@@ -41,6 +42,7 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> None:
         with recorder, device_of(device).limited(spec.memory_limit_bytes):
             run_step(trainee)
     try:
-        path.write_bytes(pickle.dumps(recorder.snapshot))
+        n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
     except OSError as error:
         raise NotSaved(f"The snapshot could not be written to {path}: {error.strerror}.") from error
+    return SavedFile(path=str(path), n_bytes=n_bytes)

@@ -16,7 +16,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.matrix import DerivativeMatrix
-from explorer.record.measurement import Failure, Measurement
+from explorer.record.measurement import Failure, Measurement, SavedFile
 from explorer.record.picture import AutogradPictures
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.plan import PipelineEngine
@@ -35,6 +35,13 @@ class Measure(Record, tag=True):
     """-> Measurement"""
 
     spec: RunSpec
+
+
+class SaveSnapshot(Record, tag=True):
+    """-> SavedFile: one CUDA step as the file that PyTorch's own memory viewer opens, written to `path`."""
+
+    spec: RunSpec
+    path: str
 
 
 class Compare(Record, tag=True):
@@ -92,11 +99,23 @@ class RunLab(Record, tag=True):
     device: Device = "cpu"
 
 
-Request = Describe | Measure | Compare | DrawAutograd | DeriveMatrix | RunPipeline | OpenRanks | ProfileStages | RunLab
+Request = (
+    Describe
+    | Measure
+    | SaveSnapshot
+    | Compare
+    | DrawAutograd
+    | DeriveMatrix
+    | RunPipeline
+    | OpenRanks
+    | ProfileStages
+    | RunLab
+)
 
 RESULTS: dict[type[Record], type[Record]] = {
     Describe: ModelGraph,
     Measure: Measurement,
+    SaveSnapshot: SavedFile,
     Compare: Comparison,
     DrawAutograd: AutogradPictures,
     DeriveMatrix: DerivativeMatrix,

@@ -25,6 +25,7 @@ from explorer.jobs.protocol import (
     Request,
     RunLab,
     RunPipeline,
+    SaveSnapshot,
 )
 from explorer.jobs.service import Service
 from explorer.jobs.store import Store
@@ -43,6 +44,10 @@ def answer(request: Request, report: Report) -> Record:
             from explorer.engine.measure import measure
 
             return measure(request.spec, report)
+        case SaveSnapshot():
+            from explorer.engine.snapshot import save_snapshot
+
+            return save_snapshot(request.spec, Path(request.path), report)
         case Compare():
             from explorer.engine.compare import compare
 

@@ -73,6 +73,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 @ORIGIN@
@@ -143,6 +144,8 @@ def _run(function, modules, how, args, kwargs):
     if USE_REENTRANT:
         twice = _FirstThenAgain(function, _Again(modules, generators))
         return checkpoint(twice, *args, use_reentrant=True, preserve_rng_state=PRESERVE_RNG_STATE, **kwargs)
+    if unseen := _witnesses(args, kwargs, modules):
+        function, args = functools.partial(_without_witnesses, function), (unseen, *args)
     return checkpoint(
         function,
         *args,
@@ -153,6 +156,19 @@ def _run(function, modules, how, args, kwargs):
         context_fn=functools.partial(_contexts, modules, save_ops, generators),
         **kwargs,
     )
+
+
+def _without_witnesses(function, _, *args, **kwargs):
+    return function(*args, **kwargs)
+
+
+def _witnesses(args, kwargs, modules):
+    """A tensor of each GPU that torch cannot see in `args`, so that it stashes that GPU's generator too."""
+    own = [next(module.parameters(), None) for module in modules]
+    tensors = [leaf for leaf in (*tree_leaves(kwargs), *own) if isinstance(leaf, torch.Tensor)]
+    known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
+    return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
 
 
 def _contexts(modules, save_ops, generators):

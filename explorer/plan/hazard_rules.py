@@ -47,19 +47,6 @@ def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
             )  # fmt: skip
 
 
-def rng_of_other_devices(case: Case) -> Iterator[Hazard]:
-    """torch looks for devices among the positional tensors only (pytorch, get_device_states)."""
-    blind = {fqn for fqn in case.rerun_with("tensors_in_kwargs_only")}
-    named = tuple(b.fqn for _, blocks in case.units for b in blocks if b.fqn in blind and b.uses_rng)
-    if named and case.on_cuda and case.policy.preserve_rng_state and not case.policy.use_reentrant:
-        yield Hazard(
-            rule="rng-of-other-devices", severity="warning", blocks=named,
-            sentence=f"All tensors reach {some(named)} as keyword arguments, and torch saves the generators of "
-            "positional tensors' devices alone: dropout on the GPU is drawn anew.",
-            remedy="Pass one tensor by position.",
-        )  # fmt: skip
-
-
 def running_statistics(case: Case) -> Iterator[Hazard]:
     blocks = case.rerun_with("running_statistics")
     if blocks and case.trains and case.policy.running_stats == "every_forward":
@@ -205,7 +192,7 @@ def _reaches(path: str, fqn: str) -> bool:
 
 
 POLICY_RULES: tuple[Rule, ...] = (
-    dropout_redrawn, random_numbers_torch_does_not_stash, rng_of_other_devices, running_statistics, moved_buffers,
+    dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, moved_buffers,
     moved_attributes, kept_cache, changed_inputs, random_last, selective, never_called, unchecked_recompute, mode_flips,
     offload_without_device,
 )  # fmt: skip

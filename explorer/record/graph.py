@@ -22,7 +22,7 @@ Trait = Literal[
     "changes_inputs",  # writes into a tensor that it was given
     "keeps_cache",  # was handed or returns a key/value cache
     "inputs_need_no_grad",  # no positional input requires grad: reentrant checkpointing trains nothing
-    "tensors_in_kwargs_only",  # torch stashes RNG only for devices of positional tensors
+    "tensors_in_kwargs_only",  # reentrant checkpointing refuses keyword arguments
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]

@@ -109,6 +109,13 @@ class Allocations(Record):
         return [i for i, (born, died) in enumerate(zip(self.born, self.died)) if born <= tick < died]
 
 
+class SavedFile(Record):
+    """A file that the worker wrote."""
+
+    path: str
+    n_bytes: int
+
+
 class AllocatorPeaks(Record):
     """The allocator's own words for the measured step, beside what the timeline says. None: not measured here."""
 

@@ -109,8 +109,6 @@ def shown(split: State, spec: RunSpec) -> PipelineRun | None:
     return last if isinstance(last, PipelineRun) and last.spec.model == spec.model else None
 
 
-
-
 def _unsplit(spec: RunSpec) -> RunSpec:
     """A profile holds for every policy and plan: it prices each block kept and recomputed."""
     return msgspec.structs.replace(spec, policy=pipeline_state.options_only(spec.policy), plan=None)

@@ -85,6 +85,8 @@ class CutLine(Record):
     right: int
     n_bytes: int
     refusal: str | None = None
+    note: str = ""
+    """What stands on the line instead of the bytes of the whole batch."""
 
 
 class Layout(Record):

@@ -13,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import _infer_device_type
 
-from explorer.engine.apply import apply_policy, is_wrapped
+from explorer.engine.apply import apply_policy, is_wrapped, witnesses
 from explorer.engine.recompute import observe_recompute
 from explorer.engine.rng import seed_everything
 from explorer.errors import InvalidPolicy
@@ -365,3 +367,59 @@ def test_a_second_policy_is_refused() -> None:
         apply_policy(model, Policy.recompute(["blocks.0"]))
     handle.undo()
     apply_policy(model, Policy.recompute(["blocks.0"])).undo()
+
+
+class ByName(nn.Module):
+    """A block whose tensors come by keyword alone, one of them inside a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, *, x: Tensor, more: dict[str, Tensor]) -> Tensor:
+        return self.dropout(torch.tanh(self.up(x) * more["scale"]))
+
+
+class CallsByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), ByName()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.block(x=h, more={"scale": h.sigmoid()})
+
+
+@pytest.mark.parametrize("witnessed", [False, True])
+def test_tensors_given_by_keyword_get_their_exact_gradients(
+    witnessed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without the witnesses that a GPU would add to the call: `stem` learns through the keywords alone."""
+    if witnessed:
+        monkeypatch.setattr("explorer.engine.apply.witnesses", lambda *_: (torch.ones(1),))
+    seed_everything(0)
+    bare, model = CallsByName(), CallsByName()
+    model.load_state_dict(bare.state_dict())
+    with apply_policy(model, Policy.recompute(["block"])):
+        assert_same(gradients(bare), gradients(model))
+        assert reruns(model) == ["block"]
+
+
+def test_reentrant_checkpointing_refuses_keywords_in_torchs_words() -> None:
+    with apply_policy(model := CallsByName(), Policy.recompute(["block"], use_reentrant=True)):
+        with pytest.raises(ValueError, match="keyword arguments"):
+            model(torch.ones(2, 8))
+
+
+def test_torch_sees_every_device_of_a_unit() -> None:
+    """Fake tensors stand in for GPUs: what witnesses name is what torch's own search then finds."""
+    with FakeTensorMode():
+        here, first, second = (torch.empty(2, device=device) for device in ("cpu", "cuda:0", "cuda:1"))
+        block = nn.Module()
+        block.weight = nn.Parameter(second)
+    assert witnesses((here,), {}, ()) == ()
+    assert witnesses((first,), {"x": first}, ()) == ()
+    assert [w.device for w in witnesses((here,), {"x": [first]}, (block,))] == [first.device, second.device]
+    assert witnesses((first, second), {"x": first}, (block,)) == ()
+    assert _infer_device_type(here, witnesses((here,), {"x": {"deep": first}}, ())) == "cuda"

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from explorer.engine.device import device_of
 from explorer.engine.recompute import is_recomputing, observe_recompute
 from explorer.record.pipeline import BlockCalls
 
@@ -52,17 +53,20 @@ def _called(count: CallCount, fqn: str, *_: Any) -> None:
 
 @contextmanager
 def counting_calls(pipeline: Pipeline, count: CallCount) -> Iterator[None]:
-    """Hooks on the stages' blocks and an ear on the policy's recompute scopes."""
+    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders."""
     opened: dict[int, list[int]] = {}
+    settle = device_of(pipeline.trainee.device).clock().settle
 
     def scope(fqn: str, entering: bool) -> None:
         stack = opened.setdefault(threading.get_ident(), [])
         if entering:
             count.recompute[fqn] += 1
+            settle()
             stack.append(time.perf_counter_ns())
         elif stack:
             begun = stack.pop()
             if not stack:
+                settle()
                 count.recompute_ms += (time.perf_counter_ns() - begun) / 1e6
 
     with ExitStack() as hooks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -44,14 +44,18 @@ class MemoryWatch:
 
     def __enter__(self) -> Self:
         self._recorder.__enter__()
-        self._probes.append(take_probe(self._device))
+        self._probe()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._probes.append(take_probe(self._device))
+        self._probe()
         self._recorder.__exit__(kind, error, traceback)
+
+    def _probe(self) -> None:
+        with suppress(Exception):  # a device without memory has none for a probe either, and the recording must end
+            self._probes.append(take_probe(self._device))
 
     @contextmanager
     def doing(self, rank: int, name: str) -> Iterator[None]:

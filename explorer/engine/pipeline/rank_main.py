@@ -34,6 +34,7 @@ from explorer.engine.pipeline.memory import MemoryWatch
 from explorer.engine.pipeline.split import StageModule, StagePart
 from explorer.engine.pipeline.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.rng import seed_everything
+from explorer.errors import NotOnThisDevice
 from explorer.record.base import from_json, to_msgpack
 from explorer.record.pipeline import ActionTime, RankMemory, RankReport
 from explorer.record.run import RunSpec
@@ -104,11 +105,12 @@ class MarkedStage(PipelineStage):
         marks, name = self.marks, f"{self.stage_index}{kind}{i}"
         self.submod.stage.microbatch = i
         marks.announce(name)
+        settle = device_of(self.device).clock().settle
+        settle()  # NCCL lets the GPU wait for what is received, not Python: that wait is no part of the action
         before, start = marks.calls.recompute_ms, time.time_ns()
         with marks.watch.doing(marks.rank, name) if marks.watch else nullcontext():
             result = function(i, *args, **kwargs)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)
+            settle()
         marks.spans.append((self.stage_index, kind, i, start, time.time_ns(), marks.calls.recompute_ms - before))
         marks.announce("")
         return result
@@ -148,6 +150,11 @@ def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
     """Takes this process's device and its place in the process group; returns when all ranks are there."""
     torch.set_num_threads(spec.n_threads)
     if spec.device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise NotOnThisDevice(
+                f"Rank {local_rank} of this machine needs a GPU of its own; it has {torch.cuda.device_count()}.",
+                hint="Start as many ranks a machine as it has GPUs.",
+            )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device, **rendezvous)

@@ -178,7 +178,7 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
                 cut.top,
                 cut.left,
                 cut.right,
-                cut.refusal or f"cut: {_size(cut.n_bytes)} would cross",
+                cut.refusal or cut.note or f"cut: {_size(cut.n_bytes)} would cross",
                 bool(cut.refusal),
             ]
             for cut in drawing.cuts

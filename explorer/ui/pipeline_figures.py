@@ -1,0 +1,110 @@
+"""The strip of the Pipeline page as data: measured where this very plan ran, predicted otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.record.pipeline import Forecast, PipelineRun, RankMemory
+from explorer.record.plan import PipelinePlan
+from explorer.ui import pipeline_words as words
+from explorer.view.units import NOT_MEASURED, change, count, mib, percent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure: its value, what stands beside it, where it comes from."""
+
+    label: str
+    value: str
+    delta: str = ""
+    origin: str = ""
+    help: str
+
+
+def figures(
+    run: PipelineRun | None, forecast: Forecast | None, plan: PipelinePlan | None, *, before: PipelineRun | None
+) -> tuple[Figure, ...]:
+    """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
+    measured = run.composed if run is not None else None
+    shown = measured or forecast
+    said = (run.predicted if run is not None else None) if measured else None
+    old = before.composed if before is not None else None
+    return (
+        Figure(
+            label="Step",
+            value=_ms(shown),
+            delta=_against(shown, said) or (f"an earlier plan took {_ms(old)}" if old else ""),
+            origin=shown.origin if shown else "",
+            help=words.STEP,
+        ),
+        Figure(
+            label="Bubble",
+            value=percent(shown.bubble_fraction) if shown else NOT_MEASURED,
+            delta=f"predicted {percent(said.bubble_fraction)}"
+            if said
+            else f"an earlier plan had {percent(old.bubble_fraction)}"
+            if old
+            else "",
+            origin=shown.origin if shown else "",
+            help=words.BUBBLE,
+        ),
+        _peak(run, forecast),
+        _gradients(run),
+        Figure(
+            label="Plan",
+            value=count(len(plan.stages), "stage") if plan else "none yet",
+            delta=f"{count(plan.n_microbatches, 'microbatch')[:-1]}es, {plan.schedule}"
+            if plan and plan.n_microbatches != 1
+            else f"1 microbatch, {plan.schedule}"
+            if plan
+            else "",
+            help=words.PLAN,
+        ),
+    )
+
+
+def _ms(forecast: Forecast | None) -> str:
+    if forecast is None:
+        return NOT_MEASURED
+    return f"{forecast.makespan_ms:,.1f} ms" if forecast.makespan_ms < 1000 else f"{forecast.makespan_ms / 1000:.2f} s"
+
+
+def _against(shown: Forecast | None, said: Forecast | None) -> str:
+    if shown is None or said is None:
+        return ""
+    off = change(said.makespan_ms, shown.makespan_ms)
+    return f"predicted {_ms(said)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
+
+
+def _peak(run: PipelineRun | None, forecast: Forecast | None) -> Figure:
+    memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
+    worst = fullest(memory)
+    if worst is None:
+        return Figure(label="Highest peak", value=NOT_MEASURED, help=words.PEAK)
+    said = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
+    guess = said.get(worst.rank) if worst.origin != "predicted" else None
+    at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
+    return Figure(
+        label=f"Peak of rank {worst.rank}",
+        value=mib(worst.peak_bytes),
+        delta=f"{at}, predicted {mib(guess.peak_bytes)}" if guess else at,
+        origin=worst.origin,
+        help=words.PEAK,
+    )
+
+
+def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
+    """The rank with the highest peak."""
+    return max(memory, key=lambda one: one.peak_bytes or 0, default=None)
+
+
+def _gradients(run: PipelineRun | None) -> Figure:
+    if run is None or not run.gradients:
+        return Figure(label="Gradients", value="not compared", delta="press Run", help=words.TRUTH)
+    return Figure(
+        label="Gradients",
+        value=f"{run.n_splitting_equal} of {len(run.gradients)}",
+        delta="bitwise equal to unsplit",
+        origin="measured",
+        help=words.TRUTH,
+    )
