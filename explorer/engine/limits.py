@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from explorer.engine.allocator import Refusal
+from explorer.engine.free_memory import available_bytes
 from explorer.errors import BadInput, Cancelled, ExplorerError, NotOnThisDevice, OutOfMemory
 from explorer.record.measurement import Failure, FailureKind
 
@@ -50,10 +51,23 @@ def limited_process(limit_bytes: int | None) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        said = refusal_of(error)  # while the limit is in force: afterwards nobody knows what was free under it
-        raise OutOfMemory(str(error), asked_bytes=said.asked_bytes, free_bytes=said.free_bytes) from error
+        raise _refused(error) from error  # while the limit is in force: afterwards nobody knows what was free under it
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def limited_by_machine() -> Iterator[None]:
+    """This process may take what is available now, less a sixteenth: a run that wants more fails, nothing else does.
+
+    Not on a machine with a GPU, where CUDA maps far more address space than it uses.
+    """
+    free_bytes = available_bytes()
+    if resource is None or free_bytes is None or torch.cuda.is_available():
+        yield
+        return
+    with limited_process(free_bytes - free_bytes // 16):
+        yield
 
 
 @contextmanager
@@ -121,16 +135,30 @@ def failure_of(error: BaseException) -> Failure:
 
 def out_of_memory(refusal: Refusal, text: str) -> Failure:
     """`text` is the traceback."""
-    asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
-    free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
     return Failure(
         kind="out of memory",
-        sentence=f"The step asked for {asked} and was refused{free}.",
+        sentence=_in_words(refusal, "step"),
         hint="Recompute more blocks, take a smaller batch, or split the batch into microbatches.",
         traceback=text,
         asked_bytes=refusal.asked_bytes,
         free_bytes=refusal.free_bytes,
     )
+
+
+def _refused(error: BaseException) -> OutOfMemory:
+    said = refusal_of(error)
+    return OutOfMemory(
+        _in_words(said, "run"),
+        hint="Take a smaller size or batch, or raise the memory limit where one was set.",
+        asked_bytes=said.asked_bytes,
+        free_bytes=said.free_bytes,
+    )
+
+
+def _in_words(refusal: Refusal, who: str) -> str:
+    asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
+    free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
+    return f"The {who} asked for {asked} and was refused{free}."
 
 
 def _kind(error: ExplorerError) -> FailureKind:
@@ -148,9 +176,4 @@ def _free_bytes() -> int | None:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)
         if soft != resource.RLIM_INFINITY:
             return max(0, soft - size_bytes)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    available = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-    return int(available[0]) * 1024 if available else None
+    return available_bytes()

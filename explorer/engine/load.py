@@ -70,6 +70,8 @@ def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
             f"The factory of {ref.target} was called with ({said}) and raised {type(error).__name__}: {error}.",
@@ -108,13 +110,13 @@ def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
     """Turns what the model raises while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
         yield
-    except (ExplorerError, torch.OutOfMemoryError, MemoryError):
+    except ExplorerError:
         raise
-    except Exception as error:
-        if "not enough memory" in str(error):
-            raise OutOfMemory(f"{ref.target} ran out of memory in {doing}: {error}.") from error
+    except (Exception, SystemExit) as error:
+        if is_out_of_memory(error):
+            raise
         raise ModelFailed(
-            f"The {doing} of {ref.target} raised {type(error).__name__}: {error} (inputs: {shapes(inputs)}).",
+            f"The {doing} of {ref.target} raised {said_by(error)} (inputs: {shapes(inputs)}).",
             hint="Check that the batch fits the model.",
         ) from error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 import torch
 
+from explorer.engine.free_memory import available_bytes
 from explorer.errors import ModelNotLoaded, nearest
 
 AUTO = (
@@ -73,9 +73,9 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
         raise
     except Exception:
         return  # some models compute in their constructor: those have to be tried
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free_bytes = available_bytes()
     n_bytes = sum(parameter.nbytes for parameter in empty.parameters())
-    if n_bytes > free_bytes:
+    if free_bytes is not None and n_bytes > free_bytes:
         raise ModelNotLoaded(
             f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB are free.",
             hint="Make it smaller by arguments of the configuration, such as num_hidden_layers=2 hidden_size=256.",

@@ -34,7 +34,14 @@ from explorer.record.progress import Report
 
 
 def answer(request: Request, report: Report) -> Record:
-    """From a request to the engine's verb. Raises what the engine raises."""
+    """From a request to the engine's verb, with no more memory than the machine has. Raises what the engine raises."""
+    from explorer.engine.limits import limited_by_machine
+
+    with limited_by_machine():
+        return _answer(request, report)
+
+
+def _answer(request: Request, report: Report) -> Record:
     match request:
         case Describe():
             from explorer.engine.describe import describe

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from explorer.errors import InvalidPlan
 from explorer.plan.rank_forecast import RankForecast
 from explorer.plan.schedule_check import needs, play
@@ -70,7 +72,7 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
     played = simulate(rows, duration, origin="predicted")
     return Forecast(
         origin="predicted",
-        actions=played.actions,
+        actions=tuple(_with_recompute(time, cost_of) for time in played.actions),
         ranks=played.ranks,
         memory=tuple(
             RankForecast(plan, costs, stage_ranks(rows), rank).memory(played.actions, cost_of)
@@ -78,6 +80,14 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
         ),
         critical_path=played.critical_path,
     )
+
+
+def _with_recompute(time: ActionTime, cost_of: Callable[[Action], ActionCost]) -> ActionTime:
+    """Every backward action begins with what runs forward again, both halves of a split one."""
+    if time.kind == "F":
+        return time
+    again = cost_of(Action(time.stage, time.kind, time.microbatch)).recompute_ms
+    return msgspec.structs.replace(time, recompute_ms=again)
 
 
 def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches: int) -> bool:

@@ -33,18 +33,14 @@ def figures(
         Figure(
             label="Step",
             value=_ms(shown),
-            delta=_against(shown, said) or (f"an earlier plan took {_ms(old)}" if old else ""),
+            delta=_against(shown, said) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
             origin=shown.origin if shown else "",
             help=words.STEP,
         ),
         Figure(
             label="Bubble",
             value=percent(shown.bubble_fraction) if shown else NOT_MEASURED,
-            delta=f"predicted {percent(said.bubble_fraction)}"
-            if said
-            else f"an earlier plan had {percent(old.bubble_fraction)}"
-            if old
-            else "",
+            delta=_waits(shown, said, old),
             origin=shown.origin if shown else "",
             help=words.BUBBLE,
         ),
@@ -53,11 +49,9 @@ def figures(
         Figure(
             label="Plan",
             value=count(len(plan.stages), "stage") if plan else "none yet",
-            delta=f"{count(plan.n_microbatches, 'microbatch')[:-1]}es, {plan.schedule}"
-            if plan and plan.n_microbatches != 1
-            else f"1 microbatch, {plan.schedule}"
+            delta=f"{plan.n_microbatches} microbatch{'es' if plan.n_microbatches > 1 else ''}, {plan.schedule}"
             if plan
-            else "",
+            else "cut the model first",
             help=words.PLAN,
         ),
     )
@@ -67,6 +61,23 @@ def _ms(forecast: Forecast | None) -> str:
     if forecast is None:
         return NOT_MEASURED
     return f"{forecast.makespan_ms:,.1f} ms" if forecast.makespan_ms < 1000 else f"{forecast.makespan_ms / 1000:.2f} s"
+
+
+def _gain(forecast: Forecast | None) -> str:
+    """What the ranks gain over one that does all their work."""
+    if forecast is None or not forecast.makespan_ms:
+        return "the blocks are priced first"
+    work = sum(use.busy_ms for use in forecast.ranks)
+    return f"{work / forecast.makespan_ms:.2f}× as fast as one rank"
+
+
+def _waits(shown: Forecast | None, said: Forecast | None, old: Forecast | None) -> str:
+    if said is not None:
+        return f"predicted {percent(said.bubble_fraction)}"
+    if old is not None:
+        return f"an earlier plan: {percent(old.bubble_fraction)}"
+    most = max(shown.ranks, key=lambda use: use.bubble_fraction, default=None) if shown else None
+    return f"most on rank {most.rank}: {percent(most.bubble_fraction)}" if most else "ranks waiting"
 
 
 def _against(shown: Forecast | None, said: Forecast | None) -> str:
@@ -80,7 +91,7 @@ def _peak(run: PipelineRun | None, forecast: Forecast | None) -> Figure:
     memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
     worst = fullest(memory)
     if worst is None:
-        return Figure(label="Highest peak", value=NOT_MEASURED, help=words.PEAK)
+        return Figure(label="Highest peak", value=NOT_MEASURED, delta="of any rank", help=words.PEAK)
     said = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
     guess = said.get(worst.rank) if worst.origin != "predicted" else None
     at = f"in {worst.peak_action}" if worst.peak_action else "between actions"

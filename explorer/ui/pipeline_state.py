@@ -32,6 +32,7 @@ def current() -> State:
             "marks": None,
             "model": "",
             "places": None,
+            "uncut": True,
             "undo": [],
             "redo": [],
             "jump": None,
@@ -62,11 +63,11 @@ def marks_of(split: State, graph: ModelGraph) -> State:
             forget(split)
         opened = [*default_open(graph), *(id for fqn in graph.spine for id in ancestors(graph, fqn))]
         split["marks"], split["model"] = block_graph.fresh(dict.fromkeys(opened)), graph.fingerprint
-        if split["places"]:
-            try:
-                split["marks"]["cuts"] = plan_link.cuts_at(split["places"], graph)
-            except ExplorerError as error:
-                split["message"] = str(error)
+        split["uncut"] = split["places"] is None
+        try:
+            split["marks"]["cuts"] = plan_link.cuts_at(split["places"] or [], graph)
+        except ExplorerError as error:
+            split["message"], split["uncut"] = str(error), True
         split["places"] = None
     found: State = split["marks"]
     return found
@@ -78,8 +79,10 @@ def absorb(split: State, state: State, graph: ModelGraph) -> None:
     policy = states.spec_of(state).policy
     if set(marks["on"]) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
-    cuts = list(marks["cuts"])
-    if not block_graph.adopt(marks, st.session_state.get(WIDGET)):
+    cuts, said = list(marks["cuts"]), st.session_state.get(WIDGET)
+    if room := (said or {}).get("room"):
+        st.session_state["room"] = room
+    if not block_graph.adopt(marks, said):
         return
     if set(marks["cuts"]) != set(cuts):
         _remember(split, cuts=cuts)
@@ -136,8 +139,8 @@ def to_address(split: State, state: State, graph: ModelGraph | None) -> None:
     query = link.to_query(states.spec_of(state))
     if graph is not None:
         query |= plan_link.to_query(split, stages_of(split, graph))
-    elif split["places"]:
-        query["cuts"] = ".".join(map(str, split["places"]))
+    elif split["places"] is not None:
+        query["cuts"] = ".".join(map(str, split["places"])) or plan_link.UNCUT
     if split["job"]:
         query["job"] = split["job"]["id"]
     if st.query_params.to_dict() != query:

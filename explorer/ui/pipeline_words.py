@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from explorer.plan.cuts import CutRule
+
 STAGE = (
     "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
     "blocks of the graph, or give a number and let parameters be balanced."
@@ -36,7 +38,7 @@ RECEIVE = (
     "held for the whole step. More microbatches in flight or a wider cut make them larger."
 )
 IN_FLIGHT = "In flight: forward is done, backward is not, so its saved activations wait."
-BALANCE = {
+BALANCE: dict[CutRule, str] = {
     "by-parameters": "even parameters",
     "by-time": "even time",
     "by-memory": "even memory",
@@ -67,7 +69,13 @@ FOLLOW = "Shows one microbatch on its way through the stages and back; the other
 NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
 MEASURED = ":green-badge[:material/check: measured] The thin row below each rank is what was predicted."
 OLDER = ":orange-badge[:material/history: for an earlier plan] The plan was changed since this run."
-LEGEND = "Numbers are microbatches; white gaps are the bubble."
+LEGEND = "Numbers are microbatches; the gaps are the bubble."
+READ_TRUTH = (
+    "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
+    "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
+    "a mean for each microbatch; elsewhere it only sums in another order. Within rounding size: moved by less than 100 "
+    "times the number format's precision, measured against the gradient's norm."
+)
 EMPTY_TRUTH = (
     "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient by "
     "gradient, so that a difference has a cause. Press **Run**."

@@ -13,7 +13,6 @@ from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.plan.cuts import atoms
 from explorer.record.base import to_json
-from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Failure
 from explorer.record.pipeline import PipelineProfile, PipelineRun
 from explorer.record.run import RunSpec
@@ -89,7 +88,7 @@ def settle(split: State) -> bool:
             key = job.run_id or job.id
             records.keep(key, job.result)
             split["shown"] = key
-            if job.result.failure is None:
+            if isinstance(job.result, PipelineRun) and job.result.failure is None:
                 records.keep(_run_key(spec), key)
     return True
 

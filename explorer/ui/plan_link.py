@@ -15,6 +15,8 @@ from explorer.record.graph import ModelGraph
 from explorer.record.plan import CheckpointMode
 
 MOST_MICROBATCHES = 256
+UNCUT = "0"
+"""`cuts=` of a plan with a single stage."""
 USUAL: dict[str, Any] = {
     "n_microbatches": 4,
     "schedule": "1F1B",
@@ -33,7 +35,7 @@ def to_query(choices: Mapping[str, Any], stages: tuple[tuple[str, ...], ...]) ->
     for stage in stages[:-1]:
         place += len(stage)
         places.append(str(place))
-    query = {"cuts": ".".join(places)} if places else {}
+    query = {"cuts": ".".join(places) or UNCUT}
     if choices["n_microbatches"] != USUAL["n_microbatches"]:
         query["microbatches"] = str(choices["n_microbatches"])
     query |= {name: choices[name] for name in WORDS if choices[name] != USUAL[name]}
@@ -59,9 +61,9 @@ def from_query(query: Mapping[str, str]) -> dict[str, Any]:
             if text not in ("0", "1"):
                 faults.append(f"{word}={text} is neither 0 nor 1")
     if (text := query.get("cuts")) is not None:
-        places = [_number(part) for part in text.split(".")]
+        places = [] if text == UNCUT else [_number(part) for part in text.split(".")]
         found["places"] = places
-        if places[0] < 1 or any(b <= a for a, b in zip(places, places[1:])):
+        if any(place < 1 for place in places) or any(b <= a for a, b in zip(places, places[1:])):
             faults.append(f"cuts={text} are no ascending numbers of blocks")
     if faults:
         raise UnreadableFile(f"The link's plan cannot be read: {'; '.join(faults)}.", hint="Copy the address again.")

@@ -83,6 +83,7 @@ def fresh(spec: RunSpec) -> State:
         "jump": None,
         "n_jumps": 0,
         "message": "",
+        "warning": "",
     }
 
 
@@ -119,6 +120,11 @@ def extra_height() -> int:
     return max(0, min(room, 1600) - USUAL_ROOM) // 20 * 20
 
 
+def narrow() -> bool:
+    """Whether this visitor's window has no room for two columns."""
+    return bool(st.session_state.get("narrow", False))
+
+
 def marks_of(state: State, graph: ModelGraph) -> State:
     """The state of the drawn graph, made on first use from the policy."""
     found: State | None = state["marks"]
@@ -134,6 +140,9 @@ def absorb(state: State, graph: ModelGraph) -> None:
     said = st.session_state.get(state["widget"])
     if (room := (said or {}).get("room")) and room != st.session_state.get("room"):
         st.session_state["room"], state["redraw"] = room, True
+    slim = (said or {}).get("narrow")
+    if slim is not None and slim != narrow():
+        st.session_state["narrow"], state["redraw"] = slim, True
     selected = marks["selected"]
     if not block_graph.adopt(marks, said):
         return

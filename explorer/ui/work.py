@@ -60,6 +60,8 @@ def settle(state: State) -> bool:
         state["failure"] = to_plain(job.failure)
         return True
     key = job.run_id or job.id
+    if not isinstance(job.request, Describe | DrawAutograd):
+        state["warning"] = job.warning
     backend.records().keep(key, job.result)
     match job.request:
         case Describe(model=model):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from explorer.record.picture import AutogradPicture
+from explorer.record.picture import AutogradPicture, AutogradPictures
 from explorer.view.colours import DARK_PAGE, LIGHT_PAGE
 from explorer.view.units import count, mib
 
@@ -36,3 +36,18 @@ def caption(picture: AutogradPicture) -> str:
     """What the picture holds, in figures."""
     tensors = count(picture.n_saved_tensors, "saved tensor")
     return f"{count(picture.n_nodes, 'node')}, {tensors}, {mib(picture.saved_bytes)}"
+
+
+def difference(pictures: AutogradPictures) -> str:
+    """What recomputing changed in the graph, in one sentence made of the record's figures."""
+    kept, again = pictures.kept, pictures.recomputed
+    nodes = (
+        f"The {count(kept.n_nodes, 'node')} stay"
+        if again.n_nodes == kept.n_nodes
+        else f"{count(kept.n_nodes, 'node')} became {again.n_nodes:,}"
+    )
+    tensors = count(again.n_saved_tensors, "saved tensor")
+    return (
+        f"{nodes}; recomputed they hold {tensors} ({mib(again.saved_bytes)}) instead of "
+        f"{kept.n_saved_tensors:,} ({mib(kept.saved_bytes)})."
+    )

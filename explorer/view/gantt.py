@@ -33,6 +33,8 @@ PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
 CRITICAL = RUN_COLOURS["candidate"]
 FADED = 0.18
 """Opacity of the microbatches that are not followed."""
+FAINT = "rgba(255, 255, 255, 0.28)"
+"""Pattern of the bars that carry a number."""
 NARROWEST_LABEL = 0.022
 """Share of the step from which a bar carries its microbatch's number."""
 
@@ -105,7 +107,7 @@ def _bars(fig: go.Figure, forecast: Forecast, part: str, band: _Band, follow: in
             marker={
                 "color": COLOURS[part],
                 "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],
-                "pattern": hatch(PATTERNS[part]),
+                "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
                 "line": {"width": 0.5, "color": "rgba(255, 255, 255, 0.6)"},
             },
             customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],

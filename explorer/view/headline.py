@@ -9,6 +9,7 @@ from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.cost import ratio_inside_noise
+from explorer.view.counters import peaks_in_words
 from explorer.view.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
 
 Tone = Literal["good", "bad", "neutral"]
@@ -46,7 +47,9 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
         return _of_one(run)
     base, cand = run.baseline, run.candidate
     return (
-        _bytes("step_peak_bytes", "Step peak", PEAK, (base.step_peak_bytes, cand.step_peak_bytes)),
+        _bytes(
+            "step_peak_bytes", "Step peak", _with_allocator(PEAK, cand), (base.step_peak_bytes, cand.step_peak_bytes)
+        ),
         _bytes(
             "saved_after_forward_bytes", "Saved after forward", SAVED,
             (base.saved_after_forward_bytes, cand.saved_after_forward_bytes),
@@ -61,7 +64,7 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
     step = run.times.step if run.times else None
     plain = [
-        ("step_peak_bytes", "Step peak", mib(run.step_peak_bytes), PEAK),
+        ("step_peak_bytes", "Step peak", mib(run.step_peak_bytes), _with_allocator(PEAK, run)),
         ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
         ("total_flops", "FLOPs", flops(run.total_flops), FLOP),
         ("step_ms", "Step time", milliseconds(step), TIME),
@@ -74,6 +77,11 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
         for key, label, value, tooltip in plain
     ]  # fmt: skip
     return (*found, _policy(run)) if run.spec.policy.units else tuple(found)
+
+
+def _with_allocator(tooltip: str, run: Measurement) -> str:
+    own = peaks_in_words(run)
+    return f"{tooltip} The {own}." if own else tooltip
 
 
 def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | None]) -> Headline:

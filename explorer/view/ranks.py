@@ -42,7 +42,7 @@ def memory_chart(memory: Sequence[RankMemory]) -> go.Figure:
 
 
 def rank_chart(one: RankMemory) -> go.Figure:
-    """One rank over the step in three bands: parameters and buffers, receive buffers, everything that comes and goes."""
+    """One rank over the step in three bands: parameters and buffers, receive buffers, what comes and goes."""
     question = f"What does rank {one.rank} hold, and when most?"
     if not one.held_bytes:
         return empty(question, NOT_MEASURED)

@@ -13,6 +13,7 @@ from explorer.record.measurement import ROLES, Allocations, Measurement, Role
 from explorer.view.axis import Axis, axis_layout, has_times, positions
 from explorer.view.bands import add_bands
 from explorer.view.colours import ROLE_COLOURS, ROLE_PATTERNS, translucent
+from explorer.view.counters import add_counters
 from explorer.view.figure import PICKABLE, empty, figure
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.timeline import NO_TIMELINE, hover_fields, peak_place
@@ -43,8 +44,12 @@ def roles(measurement: Measurement, *, block: str | None = None, axis: Axis = "t
     for band in stack:
         fig.add_trace(_area(band, x[ticks], band.line[ticks] / unit))
     fig.add_trace(_total(measurement, log, ticks, x[ticks], total, unit))
+    above = add_counters(fig, measurement, x, unit) if block is None else 0.0
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.15 * float(total.max()) / unit]},
+        yaxis={
+            "title": {"text": f"bytes held ({unit_name})"},
+            "range": [0, 1.15 * max(above, float(total.max()) / unit)],
+        },
         xaxis=axis_layout(axis, measurement, alone=True),
         legend={"traceorder": "normal"},
         hovermode="closest",

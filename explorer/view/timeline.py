@@ -13,6 +13,7 @@ from explorer.record.measurement import ROLES, Allocations, Measurement
 from explorer.view.axis import Axis, Positions, axis_layout, has_times, positions
 from explorer.view.bands import add_bands
 from explorer.view.colours import RUN_COLOURS, RUN_DASHES
+from explorer.view.counters import add_counters, counters, peaks_in_words
 from explorer.view.figure import PICKABLE, empty, figure
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.units import byte_axis, change, mib, percent
@@ -26,7 +27,8 @@ def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axi
     """Both runs on one axis, phases of the candidate (or of the only run) above, the exact peaks marked.
 
     Every point's customdata starts with its run ("baseline", "candidate") and its own tick. The axis "time" falls back
-    to "tick" where no times were recorded. A run without allocations is left out and named in the title.
+    to "tick" where no times were recorded. A run without allocations is left out and named in the title. A single run
+    of a caching allocator also shows what that took for it: see counters.py.
     """
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
@@ -42,11 +44,12 @@ def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axi
     add_bands(fig, drawn, places["candidate" if "candidate" in logs else "baseline"])
     for name, x in places.items():
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
+    top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
     tops = [_mark_peak(fig, name, logs[name], x, unit) for name, x in places.items()]
     if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.1 * max(tops):
         fig.layout.annotations[-2].yshift += 16  # two labels at one height: the baseline's stands above
     fig.update_layout(
-        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(tops)]},
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, top_counter)]},
         xaxis=axis_layout(axis, drawn, alone=len(logs) == 1),
         hovermode="closest",
     )
@@ -65,6 +68,10 @@ def timeline_table(baseline: Measurement, candidate: Measurement | None = None) 
         for span in run.phases:
             stretch = line[span.first_tick : span.end_tick]
             if len(stretch):
+                own = {
+                    f"peak {counter} (bytes)": int(curve[span.first_tick : span.end_tick].max())
+                    for counter, curve in counters(run).items()
+                }
                 table.append(
                     {
                         "run": name,
@@ -75,6 +82,7 @@ def timeline_table(baseline: Measurement, candidate: Measurement | None = None) 
                         "peak (bytes)": int(stretch.max()),
                         "held at its end (bytes)": int(stretch[-1]),
                         "is the step's peak": int(stretch.max()) == int(line.max()),
+                        **own,
                     }
                 )
     return table
@@ -152,7 +160,8 @@ def _mark_peak(fig: go.Figure, name: str, log: Allocations, x: Positions, unit: 
 
 def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
     if candidate is None:
-        return f"{mib(baseline.step_peak_bytes)}, {peak_place(baseline)}"
+        own = peaks_in_words(baseline)
+        return f"{mib(baseline.step_peak_bytes)}, {peak_place(baseline)}" + (f"; {own}" if own else "")
     old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
     moved = percent(change(old, new), signed=True) if old and new is not None else "no ratio"
     return f"{mib(old)} to {mib(new)} ({moved}), now {peak_place(candidate)}"

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from explorer.engine.allocator import AllocatorLog, clock_skew_ns, lifetimes, peak_bytes, take_probe
 from explorer.engine.allocator_cpu import CpuRecorder
 from explorer.engine.allocator_cuda import read_trace
+from explorer.engine.recording import doubts
 
 CPU = torch.device("cpu")
 
@@ -122,26 +123,32 @@ SYNTHETIC_BASE = {
     "reserved_bytes.all.current": 2 * 2**20,
 }
 SYNTHETIC_STATS = {
+    "requested_bytes.all.current": 410,
+    "allocated_bytes.all.current": 1536,
+    "reserved_bytes.all.current": 2 * 2**20,
     "requested_bytes.all.peak": 1900,
     "allocated_bytes.all.peak": 2048,
     "reserved_bytes.all.peak": 22 * 2**20,
 }
+SYNTHETIC_TRACE = [
+    ("segment_alloc", 9000, 20 * 2**20),
+    ("alloc", 9000, 900),
+    ("free_requested", 9000, 900),
+    ("free_completed", 9000, 900),
+    ("free_completed", 100, 600),
+    ("segment_free", 9000, 20 * 2**20),
+    ("alloc", 9000, 10),
+    ("snapshot", 0, 0),
+]
+
+
+def synthetic_trace() -> list[dict[str, Any]]:
+    return [synthetic_entry(*entry, i + 1) for i, entry in enumerate(SYNTHETIC_TRACE)]
 
 
 def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
-    log = read_trace(
-        [
-            synthetic_entry("segment_alloc", 9000, 20 * 2**20, 1),
-            synthetic_entry("alloc", 9000, 900, 2),
-            synthetic_entry("free_requested", 9000, 900, 3),
-            synthetic_entry("free_completed", 9000, 900, 4),
-            synthetic_entry("free_completed", 100, 600, 5),
-            synthetic_entry("segment_free", 9000, 20 * 2**20, 6),
-            synthetic_entry("alloc", 9000, 10, 7),
-        ],
-        SYNTHETIC_BASE,
-        SYNTHETIC_STATS,
-    )
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
+    assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2000, 4000, 5000, 7000]
     assert log.base_bytes is not None
@@ -158,3 +165,38 @@ def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
     log = read_trace([refused], SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.refusal is not None
     assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
+
+
+@pytest.mark.parametrize("n_lost", range(1, 8))
+def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int) -> None:
+    """The ring keeps the newest entries: levels are hung up at the end, where the counters stand."""
+    whole = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace(synthetic_trace()[n_lost:], SYNTHETIC_BASE, SYNTHETIC_STATS)
+    n_events = len(log.n_bytes)
+    assert log.base_bytes is not None and whole.base_bytes is not None
+    assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
+    for ours, theirs in ((log.allocated, whole.allocated), (log.reserved, whole.reserved)):
+        assert ours is not None and theirs is not None
+        assert ours[1:].tolist() == theirs[len(theirs) - n_events :].tolist()
+    if log.base_bytes != whole.base_bytes:
+        assert not log.is_complete
+        assert "history was full" in doubts(log, 410)[0] and "1,900 bytes" in doubts(log, 410)[0]
+
+
+def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("explorer.engine.allocator_cuda.MAX_ENTRIES", len(SYNTHETIC_TRACE))
+    assert not read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
+
+
+def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
+    assert doubts(log, 1899) == ["The drawn peak is 1,899 bytes; the allocator's own requested peak is 1,900 bytes."]
+    assert doubts(log_of([(1, 5)]), 5) == []  # the CPU's allocator has no counter of its own
+
+
+def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
+    trace = synthetic_trace()
+    trace[3]["time_us"] = 1
+    log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    assert log.n_bytes.tolist() == [900, -900, -600, 10]
+    assert log.time_ns.tolist() == [2000, 2000, 5000, 7000]

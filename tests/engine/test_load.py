@@ -129,6 +129,8 @@ BAD = [
 def test_what_cannot_be_loaded_says_why(good: Path, target: str, more: dict[str, object], said: str) -> None:
     (good.parent / "broken.py").write_text("def build(:\n")
     (good.parent / "stops.py").write_text("raise SystemExit('usage: train')\n")
+    if target.startswith("hf:"):
+        pytest.importorskip("transformers")
     with pytest.raises(ModelNotLoaded, match=said):
         load(ModelRef(target=target.format(good=good, folder=good.parent), **more))  # type: ignore[arg-type]
 
@@ -140,6 +142,7 @@ def test_transformers_that_is_missing_is_said_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_model_larger_than_memory_is_refused_before_it_is_built() -> None:
+    pytest.importorskip("transformers")
     arguments = {"num_hidden_layers": 4, "hidden_size": 65536, "intermediate_size": 262144}
     with pytest.raises(ModelNotLoaded, match="GiB of parameters"):
         load(ModelRef(target="hf:LlamaConfig", arguments=arguments))

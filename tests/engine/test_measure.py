@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from explorer.engine.allocator import Refusal
-from explorer.engine.limits import failure_of, limited_process, out_of_memory
+from explorer.engine.device import CpuDevice
+from explorer.engine.limits import failure_of, limited_cuda, limited_process, out_of_memory, refusal_of
+from explorer.engine.load import load
 from explorer.engine.measure import measure, measure_pair
+from explorer.engine.recording import record
 from explorer.engine.snapshot import save_snapshot
-from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice
+from explorer.engine.step import Trainee, prepare
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.progress import Progress
@@ -228,3 +235,44 @@ def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
     with pytest.raises(NotOnThisDevice, match="asked of cpu"):
         save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a baseline's parameters and gradients would lie in the candidate's total."""
+    kept: list[weakref.ref[torch.nn.Module]] = []
+
+    def prepared(*arguments: object) -> Trainee:
+        trainee = prepare(*arguments)  # type: ignore[arg-type]
+        kept.append(weakref.ref(trainee.model))
+        return trainee
+
+    monkeypatch.setattr("explorer.engine.recording.prepare", prepared)
+    spec = RunSpec(model=GPT, policy=Policy.recompute(BLOCKS))
+    run = record(spec, load(spec.model), CpuDevice(), lambda said: None)
+    gc.collect()
+    assert run.tracker is not None and run.attribution is not None
+    assert kept and kept[0]() is None
+
+
+def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda as its sources describe it, made by hand: no GPU took part."""
+    share = [0.7]
+    fakes = {
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=1000),
+        "get_per_process_memory_fraction": lambda device: share[0],
+        "set_per_process_memory_fraction": lambda fraction, device: share.__setitem__(0, fraction),
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda device: 80,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    said = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
+        "is free."
+    )
+    with pytest.raises(OutOfMemory) as caught, limited_cuda(100, torch.device("cuda", 0)):
+        assert share == [0.1]
+        raise torch.OutOfMemoryError(said)
+    assert share == [0.7]
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
+    assert refusal_of(torch.OutOfMemoryError(said)).free_bytes == 100 * 2**30

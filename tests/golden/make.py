@@ -12,8 +12,6 @@ import os
 import sys
 from pathlib import Path
 
-os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts; the worker sets it too
-
 import msgspec
 
 from explorer.engine.compare import compare
@@ -27,6 +25,7 @@ TINY: dict[str, int | float | str | bool] = {
 
 
 def main(device: str) -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts; the worker sets it too
     baseline = RunSpec(
         model=ModelRef(target="sample_models/gpt.py", arguments=TINY),
         device="cuda" if device == "cuda" else "cpu",
@@ -35,8 +34,12 @@ def main(device: str) -> None:
     )
     candidate = msgspec.structs.replace(baseline, policy=Policy.recompute(["blocks.0", "blocks.2"]))
     path = HERE / f"{device}.msgpack"
-    path.write_bytes(to_msgpack(compare(baseline, candidate)))
-    print(f"{path}: {path.stat().st_size:,} bytes")
+    comparison = compare(baseline, candidate)
+    if comparison.failure is not None:
+        sys.exit(f"{comparison.failure.sentence} {comparison.failure.hint}")
+    path.write_bytes(to_msgpack(comparison))
+    said = dict.fromkeys([*comparison.baseline.warnings, *comparison.candidate.warnings])
+    print(f"{path}: {path.stat().st_size:,} bytes, gradients {comparison.verdict}", *said, sep="\n")
 
 
 if __name__ == "__main__":

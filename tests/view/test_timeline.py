@@ -7,9 +7,12 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from explorer.record import PHASES, Measurement
+from explorer.record import PHASES, AllocatorPeaks, Measurement
 from explorer.record.base import column
 from explorer.view.axis import positions
+from explorer.view.counters import ALLOCATED, RESERVED
+from explorer.view.headline import headlines
+from explorer.view.roles import roles
 from explorer.view.thin import MAX_POINTS
 from explorer.view.timeline import NO_TIMELINE, timeline, timeline_alt, timeline_table
 from tests.view.builders import MIB, Chain, compared, measured, runs
@@ -180,3 +183,47 @@ def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
 def test_hatched_phases_keep_their_colour() -> None:
     strip = next(trace for trace in timeline(measured(recompute=[1])).data if trace.name == "recompute")
     assert strip.fillpattern.bgcolor == strip.fillcolor
+
+
+def on_cuda(run: Measurement) -> Measurement:
+    """A made-up run of a caching allocator: blocks of 512 bytes and more, segments of twice that."""
+    held = run.allocations.held_bytes
+    allocated, reserved = column(size + 512 for size in held), column(2 * max(held) for _ in held)
+    peaks = AllocatorPeaks(
+        requested_peak_bytes=max(held),
+        allocated_peak_bytes=max(held) + MIB,
+        reserved_peak_bytes=max(reserved),
+        allocated=allocated,
+        reserved=reserved,
+    )
+    return msgspec.structs.replace(run, peaks=peaks)
+
+
+def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture() -> None:
+    run = on_cuda(measured())
+    fig = timeline(run)
+    drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
+    assert set(drawn) == {"allocated (derived)", "reserved"}
+    for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
+        assert drawn[name].line.dash == "dot" and drawn[name].showlegend
+        assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
+    assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
+    assert {trace.name for trace in roles(run).data} >= {ALLOCATED, RESERVED}
+
+
+def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
+    run = on_cuda(measured())
+    said = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
+    assert timeline(run).layout.title.subtitle.text.endswith(said)
+    assert said in headlines(run)[0].tooltip
+    table = timeline_table(run)
+    assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
+    assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
+
+
+def test_what_no_caching_allocator_said_is_not_drawn() -> None:
+    run = measured()
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).data}
+    assert "allocator's" not in timeline(run).layout.title.subtitle.text + headlines(run)[0].tooltip
+    short = cut(on_cuda(run), run.forward_end_tick)
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).data}

@@ -101,6 +101,10 @@ class MarkedStage(PipelineStage):
     def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, *args, **kwargs)
 
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Where a V puts two neighbours on one rank, torch 2.11 lets that rank greet itself, which gloo refuses."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
     def _marked(self, kind: str, i: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         marks, name = self.marks, f"{self.stage_index}{kind}{i}"
         self.submod.stage.microbatch = i
@@ -138,6 +142,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
         device_name=device.environment(spec.n_threads).device_name,
     )
     write_report(report, out)
+    dist.barrier()  # a rank that left while a neighbour still reads from it would be taken for one that died
     return report
 
 
@@ -193,14 +198,17 @@ def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[f
 
 
 def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedStage:
-    """Static metadata both ways: torch's own inference would run the model once more, on uninitialised memory."""
+    """Static metadata both ways: torch's own inference would run the model once more, on uninitialised memory.
+
+    Without bytes, because torch 2.11 keeps the very tensors.
+    """
     device = pipeline.trainee.device
     check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])
 
     def examples(metas: tuple[Any, ...]) -> tuple[Tensor, ...]:
-        return tuple(torch.zeros(m.shape, dtype=m.dtype, device=device).requires_grad_(m.requires_grad) for m in metas)
+        return tuple(torch.empty(m.shape, dtype=m.dtype, device="meta").requires_grad_(m.requires_grad) for m in metas)
 
-    number = (torch.zeros(1, dtype=torch.int64, device=device),)
+    number = (torch.empty(1, dtype=torch.int64, device="meta"),)
     stage = MarkedStage(
         TorchStage(pipeline, pipeline.modules[part.stage]),
         part.stage,

@@ -55,6 +55,8 @@ class Paint(Record):
     """Pixels from which the graph scrolls."""
     room: int = 0
     """Height of the window that the page is laid out for; 0: it does not matter."""
+    narrow: bool = False
+    """Whether the page is laid out for a window too narrow for two columns."""
     jump: tuple[str, int] | None = None
     """Node to scroll to, and how many jumps there were: a new number scrolls."""
 
@@ -116,9 +118,15 @@ def block_graph(
 ) -> None:
     """Draws the graph; what a person marks arrives in `st.session_state[key]["marks"]` for `adopt`.
 
-    A window much higher or lower than `paint.room` arrives as "room".
+    A window much higher or lower than `paint.room` arrives as "room", one of the other width as "narrow".
     """
-    _component()(key=key, data=payload(drawing, state, paint), on_marks_change=on_change, on_room_change=on_change)
+    _component()(
+        key=key,
+        data=payload(drawing, state, paint),
+        on_marks_change=on_change,
+        on_room_change=on_change,
+        on_narrow_change=on_change,
+    )
 
 
 def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str, Any]:
@@ -140,6 +148,7 @@ def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str
         "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,
         "height": paint.height,
         "room": paint.room,
+        "narrow": paint.narrow,
     }
 
 

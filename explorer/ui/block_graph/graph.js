@@ -8,6 +8,7 @@
 // 4. Text reaches the page through textContent and setAttribute alone: a module may have any name.
 
 const views = new WeakMap()
+const NARROW = 900 // pixels of width below which graph and charts stand one above the other
 const WORDS = { true: "recompute", false: "keep", mixed: "some" }
 
 function element(tag, className, act) {
@@ -308,6 +309,8 @@ export default function ({ data, parentElement, setStateValue }) {
   // The server cannot see the window; it is told once, and when the window was made much higher or lower.
   const room = window.innerHeight
   if (data.room && Math.abs(room - (v.room ?? data.room)) > 80) setStateValue("room", (v.room = room))
+  const narrow = window.innerWidth < NARROW
+  if (data.room && narrow !== (v.narrow ?? data.narrow)) setStateValue("narrow", (v.narrow = narrow))
   if (v.shape !== data.shape) {
     draw(v, data.geometry)
     v.shape = data.shape

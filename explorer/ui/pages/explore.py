@@ -42,6 +42,7 @@ from explorer.view.units import count
 
 TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
 RIGHT_HEIGHT = 520
+FILES_WIDTH = 310
 
 
 def page() -> None:
@@ -55,8 +56,12 @@ def page() -> None:
     states.to_address(state)
 
     slot = st.empty()
-    left, right = st.columns([6, 8], gap="medium")
-    with right, st.container(height=RIGHT_HEIGHT + states.extra_height(), border=False, key="results"):
+    if states.narrow():
+        left, right, height = st.container(), st.container(), None
+    else:
+        left, right = st.columns([6, 8], gap="medium")
+        height = RIGHT_HEIGHT + states.extra_height()
+    with right, st.container(height=height or "content", border=False, key="results"):
         notice = st.empty()
         _trouble(state)
         _results(state)
@@ -68,9 +73,14 @@ def page() -> None:
 
 
 def _trouble(state: State) -> None:
-    """Links that cannot be read and runs without a result."""
+    """Links that cannot be read, runs that could not be saved, runs without a result."""
     if state["message"]:
         st.warning(plain(state["message"]), icon=":material/link_off:")
+    if state["warning"]:
+        st.warning(
+            plain(f"{state['warning']} Its figures stay here until you leave; the run file can be downloaded now."),
+            icon=":material/save:",
+        )
     if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="last"):
         state["failure"] = None
         st.rerun()
@@ -80,10 +90,8 @@ def _choices(state: State, samples: tuple[Any, ...]) -> None:
     """Model and options; a change takes effect at once, but runs nothing except the first look at a new model."""
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
-    wide, narrow = st.columns([7, 3], vertical_alignment="bottom", gap="small")
-    with wide:
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="options_row"):
         model = model_panel(spec, samples)
-    with narrow, st.container(horizontal=True, gap="small", key="options_row"):
         if model == spec.model:
             model = arguments_panel(model, samples)
         chosen = options_panel(spec, graph)
@@ -250,11 +258,10 @@ def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | 
 def _bar(state: State) -> None:
     """Run, progress and cancel at the left, files at the right."""
     graph = backend.graph_of(states.spec_of(state).model)
-    run, policy, file = st.columns([10, 2, 2], vertical_alignment="center", gap="small")
-    with run:
-        run_bar(state, graph)
-    if graph is not None:
-        with policy:
-            policy_menu(state, graph)
-        with file:
-            run_menu(state)
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
+        with st.container(width="stretch"):
+            run_bar(state, graph)
+        if graph is not None:
+            with st.container(horizontal=True, gap="small", width=FILES_WIDTH):
+                policy_menu(state, graph)
+                run_menu(state)

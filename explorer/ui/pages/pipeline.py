@@ -1,7 +1,7 @@
 """Where to split the model, which schedule drives the stages, and does the gradient survive it?
 
 strip: step, bubble, highest peak, gradients        predicted at once with every change, measured after Run
-model, plan, graph with cuts  |  schedule, memory, gradients, calls, files
+model, plan, graph with cuts  |  schedule, memory, gradients, calls, hazards, files
 run bar
 """
 
@@ -13,27 +13,29 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
-from explorer.plan.cuts import atoms
 from explorer.plan.hazards import hazards
 from explorer.plan.stages import predict
-from explorer.record.base import from_plain, to_json
+from explorer.record.base import from_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure
-from explorer.record.pipeline import Forecast, PipelineProfile, PipelineRun
+from explorer.record.pipeline import Forecast, PipelineProfile
 from explorer.record.plan import PipelinePlan
 from explorer.record.run import RunSpec
-from explorer.ui import backend, pipeline_state, work
+from explorer.ui import backend, pipeline_state, pipeline_work
+from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
+from explorer.ui.panels.cut_graph import cut_graph
 from explorer.ui.panels.failure import failure_panel
-from explorer.ui.panels.gradients import hazards_panel
 from explorer.ui.panels.model import model_panel, options_panel
-from explorer.ui.panels.pipeline import cut_graph, engine_picker, plan_panel, strip
-from explorer.ui.panels.pipeline_results import result_tabs
+from explorer.ui.panels.pipeline import engine_picker, plan_panel, strip
+from explorer.ui.panels.pipeline_results import Results, result_tabs
+from explorer.ui.pipeline_figures import figures
+from explorer.ui.plain import plain
 from explorer.ui.state import State
 from explorer.view.units import count
 
 LOOK_EVERY_S = 0.5
+RIGHT_HEIGHT = 520
 DOING = {
     "Describe": "Reading the model",
     "ProfileStages": "Measuring what each block costs",
@@ -47,42 +49,43 @@ def page() -> None:
     first = samples[0]
     state = states.current(ModelRef(target=first.target, size=next(iter(first.sizes), None)), samples)
     split = pipeline_state.current()
-    _settle(split)
-    spec = states.spec_of(state)
-    graph = backend.graph_of(spec.model)
-    profile = _profile(spec)
-    _prepare(split, spec, graph, profile)
+    pipeline_work.attach(split)
+    pipeline_work.settle(split)
+    pipeline_work.prepare(split, states.spec_of(state))
+    graph = backend.graph_of(states.spec_of(state).model)
 
     slot = st.container()
     left, right = st.columns([6, 8], gap="medium")
+    found = None
     with left:
-        _choices(state, samples)
-        plan = None
+        _choices(split, state, samples)
         if graph is not None:
-            plan = plan_panel(split, graph, spec, profile)
-            cut_graph(split, graph, spec.policy)
+            found = _plan(split, state, graph)
         elif split["job"]:
             st.skeleton(height=400)
-    run = _shown(split)
-    fresh = run is not None and plan is not None and run.spec == msgspec.structs.replace(spec, plan=plan)
-    forecast, fault = _forecast(profile, plan, spec)
+    pipeline_state.to_address(split, state, graph)
+    run = found.own_run if found else None
     with slot:
-        strip(run if fresh else None, forecast, plan, before=run if not fresh else None)
-    with right:
-        if split["failure"] and failure_panel(from_plain(split["failure"], Failure), key="pipeline"):
-            split["failure"] = None
-            st.rerun()
-        if fault:
-            st.error(fault, icon=":material/error:")
-        _hazards(graph, spec, plan)
-        result_tabs(run, forecast, spec=spec, plan=plan, fresh=fresh)
+        strip(
+            figures(
+                run,
+                found.forecast if found else None,
+                found.plan if found else None,
+                before=found.run if found and not run else None,
+            )
+        )
+    with right, st.container(height=RIGHT_HEIGHT + states.extra_height(), border=False, key="pipeline_results"):
+        _trouble(split, state, found)
+        if found is not None:
+            result_tabs(found, split)
     with st.bottom:
         busy = split["job"] is not None
-        ready = plan is not None and fault == ""
-        st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(split, spec, plan if ready else None, busy=busy)
+        spec = found.spec if found is not None and not found.fault else None
+        st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(split, spec, shown_busy=busy)
 
 
-def _choices(state: State, samples: tuple[Any, ...]) -> None:
+def _choices(split: State, state: State, samples: tuple[Any, ...]) -> None:
+    """Model and options, the same as on Explore; a change takes effect at once."""
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
     wide, narrow = st.columns([8, 2], vertical_alignment="bottom", gap="small")
@@ -92,79 +95,40 @@ def _choices(state: State, samples: tuple[Any, ...]) -> None:
         chosen = options_panel(spec, graph)
     if model != spec.model:
         states.choose_model(state, model)
-        pipeline_state.forget()
+        pipeline_state.forget(split)
         st.rerun()
     if chosen != spec:
+        if graph is not None and chosen.policy != spec.policy:
+            states.set_policy(state, chosen.policy, graph)
         states.choose(state, chosen)
         st.rerun()
+
+
+def _plan(split: State, state: State, graph: ModelGraph) -> Results:
+    """The controls and the graph, and everything that is known about the plan they say."""
+    plan = plan_panel(split, state, graph, pipeline_work.profile_of(states.spec_of(state)))
+    spec = states.spec_of(state)
+    profile = pipeline_work.profile_of(spec)
     n_blocks = len(spec.policy.blocks)
-    st.caption(f"Policy from the Explore page: {count(n_blocks, 'block')} recomputed." if n_blocks else KEEPS_ALL)
+    st.caption(f"{count(n_blocks, 'block')} recomputed, as on the Explore page." if n_blocks else words.KEEPS_ALL)
+    cut_graph(split, state, graph, plan, profile)
+    full = msgspec.structs.replace(spec, plan=plan)
+    run = pipeline_work.shown(split, full)
+    forecast, fault = _forecast(profile, plan, spec)
+    return Results(
+        spec=full,
+        plan=plan,
+        run=run,
+        fresh=run is not None and run.spec == full,
+        forecast=forecast,
+        fault=fault,
+        hazards=hazards(graph, spec.policy, plan, full),
+    )
 
 
-KEEPS_ALL = "Policy from the Explore page: everything is kept. Choose blocks to recompute there."
-
-
-def _profile(spec: RunSpec) -> PipelineProfile | None:
-    found = backend.records().get(_profile_key(spec))
-    return found if isinstance(found, PipelineProfile) else None
-
-
-def _profile_key(spec: RunSpec) -> str:
-    """A profile holds for every policy and plan: it prices each block kept and recomputed."""
-    bare = msgspec.structs.replace(spec, policy=pipeline_state.options_only(spec.policy), plan=None)
-    return f"profile {to_json(bare).decode()}"
-
-
-def _prepare(split: State, spec: RunSpec, graph: ModelGraph | None, profile: PipelineProfile | None) -> None:
-    """First visit: the model is described and its blocks are priced, without being asked. One attempt each."""
-    if split["job"] is not None or split["failure"] is not None:
-        return
-    if graph is None:
-        _start(split, Describe(model=spec.model, seed=spec.seed))
-    elif profile is None:
-        _start(split, ProfileStages(spec=msgspec.structs.replace(spec, plan=None), groups=atoms(graph)))
-
-
-def _start(split: State, request: Describe | ProfileStages | RunPipeline) -> None:
-    split["failure"] = None
-    try:
-        split["job"] = {"id": backend.worker().submit(request).id, "what": type(request).__name__}
-    except ExplorerError as error:
-        split["failure"] = pipeline_state.failure_of(error)
-
-
-def _settle(split: State) -> bool:
-    """Takes the result of a job that has finished. Returns whether there was one."""
-    if split["job"] is None:
-        return False
-    job = backend.worker().job(split["job"]["id"])
-    if job is not None and not job.finished:
-        return False
-    split["job"] = None
-    if job is None:
-        return True
-    if job.failure is not None:
-        split["failure"] = pipeline_state.failure_of(job.failure)
-        return True
-    match job.request:
-        case Describe(model=model):
-            backend.records().keep(backend.graph_key(model), job.result)
-        case ProfileStages(spec=spec):
-            backend.records().keep(_profile_key(spec), job.result)
-        case RunPipeline():
-            split["shown"] = job.run_id or job.id
-            backend.records().keep(split["shown"], job.result)
-    return True
-
-
-def _shown(split: State) -> PipelineRun | None:
-    found = work.result(split, "shown")
-    return found if isinstance(found, PipelineRun) else None
-
-
-def _forecast(profile: PipelineProfile | None, plan: PipelinePlan | None, spec: RunSpec) -> tuple[Forecast | None, str]:
+def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec) -> tuple[Forecast | None, str]:
     """What the profile says about this plan, or why the plan cannot run."""
-    if profile is None or plan is None:
+    if profile is None:
         return None, ""
     try:
         return predict(profile, plan, spec.policy), ""
@@ -172,35 +136,37 @@ def _forecast(profile: PipelineProfile | None, plan: PipelinePlan | None, spec: 
         return None, str(error)
 
 
-def _hazards(graph: ModelGraph | None, spec: RunSpec, plan: PipelinePlan | None) -> None:
-    if graph is None or plan is None:
-        return
-    found = hazards(graph, spec.policy, plan, msgspec.structs.replace(spec, plan=plan))
-    with st.expander(
-        f"Known before any run: {count(len(found), 'hazard')}", icon=":material/warning:", key="pipeline_hazards"
-    ):
-        hazards_panel(found)
-
-
-def _bar(split: State, spec: RunSpec, plan: PipelinePlan | None, *, busy: bool) -> None:
-    """Run, engine, progress, cancel."""
-    if _settle(split) or (split["job"] is None and busy):
+def _trouble(split: State, state: State, found: Results | None) -> None:
+    """Links that cannot be read, runs without a result, plans that cannot run."""
+    for holder in (state, split):
+        if holder["message"]:
+            st.warning(plain(holder["message"]), icon=":material/link_off:")
+    if split["failure"] and failure_panel(from_plain(split["failure"], Failure), key="pipeline"):
+        split["failure"] = None
         st.rerun()
-    job = backend.worker().job(split["job"]["id"]) if split["job"] else None
+    if found is not None and found.fault:
+        st.error(plain(found.fault), icon=":material/error:")
+
+
+def _bar(split: State, spec: RunSpec | None, *, shown_busy: bool) -> None:
+    """Run, engine, progress, cancel. `spec` holds the plan; None: it cannot run."""
+    job = pipeline_work.running(split)
+    if pipeline_work.settle(split) or (job is None and shown_busy):
+        st.rerun()
     button, middle, end = st.columns([2, 6, 2], vertical_alignment="center")
     with button:
-        if st.button(
+        pressed = st.button(
             "Run",
             type="primary",
             icon=":material/play_arrow:",
             key="pipeline_run",
             width="stretch",
-            disabled=job is not None or plan is None,
-            help="Runs the pipelined step for real, and the unsplit model beside it, and compares every gradient.",
-        ):
-            full = msgspec.structs.replace(spec, plan=plan)
-            _start(split, RunPipeline(spec=full, engine=split["engine"], profile=_profile(spec)))
-            st.rerun()
+            disabled=job is not None or spec is None,
+            help=words.RUN,
+        )
+    if pressed and spec is not None:
+        pipeline_work.run(split, spec)
+        st.rerun()
     if job is None:
         with middle:
             engine_picker(split)

@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.record.graph import ModelGraph
 from explorer.record.picture import AutogradPicture, AutogradPictures
-from explorer.view.autograd import caption, themed
+from explorer.view.autograd import caption, difference, themed
 
 LARGE = 150
 """Nodes from which the browser's layout takes seconds."""
@@ -15,8 +15,8 @@ LARGE = 150
 def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
     """Returns the block that a person asked to be drawn, else None."""
     st.caption(
-        "The graph that autograd records during forward. Kept: every operation and what it saved. Recomputed: one "
-        "checkpoint node that runs the block again."
+        "What autograd records during forward: one node an operation, and the tensors each one saves for backward. "
+        "Recomputed blocks save their input; the rest is made again when backward arrives."
     )
     called = [known.fqn for known in graph.blocks if known.fqn and known.n_calls]
     choice, button = st.columns([5, 2], vertical_alignment="bottom")
@@ -31,6 +31,7 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
             help="Runs the block's forward twice in the worker: kept and recomputed.",
         )  # fmt: skip
     if pictures is not None:
+        st.text(difference(pictures))
         kept, recomputed = st.columns(2, gap="small")
         with kept:
             _picture(f"{pictures.block} kept", pictures.kept, "kept")

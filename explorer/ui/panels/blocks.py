@@ -92,6 +92,7 @@ def graph_panel(state: State, facts: Facts) -> None:
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
         height=HEIGHT + states.extra_height(),
         room=states.USUAL_ROOM + states.extra_height(),
+        narrow=states.narrow(),
         jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
     )
     drawing = layout(graph, marks["open"])

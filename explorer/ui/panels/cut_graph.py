@@ -17,7 +17,7 @@ from explorer.view.geometry import Layout, layout
 from explorer.view.nesting import Node, nest
 from explorer.view.units import mib
 
-HEIGHT = 300
+HEIGHT = 290
 
 
 def cut_graph(
@@ -35,6 +35,7 @@ def cut_graph(
             stage_colours=STAGE_COLOURS,
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
             height=HEIGHT + states.extra_height(),
+            room=states.USUAL_ROOM + states.extra_height(),
             jump=(split["jump"][0], split["jump"][1]) if split["jump"] else None,
         ),
         key=pipeline_state.WIDGET,
@@ -46,7 +47,7 @@ def drawing(graph: ModelGraph, opened: list[str], n_microbatches: int) -> Layout
     """The graph with its cut lines; bytes on a line are those of one microbatch."""
     drawn = layout(graph, opened, cuts=True)
     cuts = tuple(
-        msgspec.structs.replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch would cross")
+        msgspec.structs.replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch")
         for cut in drawn.cuts
     )
     return msgspec.structs.replace(drawn, cuts=cuts)

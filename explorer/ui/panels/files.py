@@ -7,6 +7,7 @@ import re
 import streamlit as st
 
 from explorer.errors import ExplorerError, UnreadableFile
+from explorer.jobs import run_file
 from explorer.plan import policy_file
 from explorer.plan.evidence import evidence_of
 from explorer.plan.export import exported
@@ -121,7 +122,7 @@ def run_menu(state: State) -> None:
         if key is not None:
             st.download_button(
                 "This run",
-                data=lambda: backend.store().export_file(key),
+                data=lambda: run_bytes(key),
                 file_name=f"{file_stem(state)}.run",
                 mime="application/octet-stream",
                 key="download_run",
@@ -129,3 +130,14 @@ def run_menu(state: State) -> None:
                 on_click="ignore",
                 width="stretch",
             )
+
+
+def run_bytes(key: str) -> bytes:
+    """The run file of the run under `key`, also of one that the store could not keep."""
+    try:
+        return backend.store().export_file(key)
+    except ExplorerError:
+        held = backend.records().get(key)
+        if held is None:
+            raise
+        return run_file.write(run_file.stored_record(held))

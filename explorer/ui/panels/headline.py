@@ -13,10 +13,11 @@ COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "
 
 
 def headline_strip(cells: tuple[Cell, ...]) -> None:
-    """Draws `cells` side by side; a figure of an earlier policy stands below, dimmed and labelled."""
-    for column, cell in zip(st.columns(len(cells), gap="small"), cells):
-        with column, st.container(gap=None):
-            _cell(cell)
+    """Draws `cells` side by side, in two rows where the window is narrow; a figure of an earlier policy stands below, dimmed and labelled."""
+    with st.container(horizontal=True, gap="small", key="strip"):
+        for cell in cells:
+            with st.container(gap=None, width="stretch"):
+                _cell(cell)
 
 
 def _cell(cell: Cell) -> None:

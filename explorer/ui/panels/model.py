@@ -16,6 +16,7 @@ from explorer.ui.bound import show
 
 Argument = int | float | str | bool
 AS_BUILT = "as built"
+SIZE_WIDTH = 110
 CHOICES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu", "cuda"),
     "dtype": ("float32", "float64", "bfloat16", "float16"),
@@ -32,26 +33,24 @@ def model_panel(spec: RunSpec, samples: tuple[Sample, ...]) -> ModelRef:
     targets = list(by_target)
     if spec.model.target not in by_target:
         targets = [spec.model.target, *targets]
-    wide, narrow = st.columns([7, 3], gap="small")
-    with wide:
-        target = st.selectbox(
-            "Model",
-            targets,
-            key=show("model", spec.model.target),
-            format_func=lambda target: by_target[target].title.partition(":")[0] if target in by_target else target,
-            help=_lesson(by_target.get(spec.model.target)),
-        )
+    target = st.selectbox(
+        "Model",
+        targets,
+        key=show("model", spec.model.target),
+        format_func=lambda target: by_target[target].title.partition(":")[0] if target in by_target else target,
+        help=_lesson(by_target.get(spec.model.target)),
+    )
     sizes = list(by_target[target].sizes) if target in by_target else []
     if target != spec.model.target:
         return ModelRef(target=target, size=sizes[0] if sizes else None)
-    with narrow:
-        size = st.selectbox(
-            "Size",
-            sizes or [AS_BUILT],
-            key=show("size", spec.model.size or (sizes[0] if sizes else AS_BUILT)),
-            disabled=not sizes,
-            help=glossary.SIZE,
-        )
+    size = st.selectbox(
+        "Size",
+        sizes or [AS_BUILT],
+        key=show("size", spec.model.size or (sizes[0] if sizes else AS_BUILT)),
+        disabled=not sizes,
+        help=glossary.SIZE,
+        width=SIZE_WIDTH,
+    )
     if not sizes or size == (spec.model.size or sizes[0]):
         return spec.model
     return ModelRef(target=target, size=size)

@@ -7,7 +7,7 @@ from typing import get_args
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.cuts import CutRule, stages_by
+from explorer.plan.cuts import CutRule, atoms, stages_by
 from explorer.plan.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline import PipelineProfile
@@ -153,10 +153,10 @@ def _more(split: State) -> None:
 
 def _first_cut(split: State, state: State, graph: ModelGraph) -> None:
     """A model nobody has cut yet starts with two stages of even parameters; that is no step to undo."""
-    marks = pipeline_state.marks_of(split, graph)
-    if not marks["cuts"] and not marks["revision"] and not marks["seq"] and len(graph.spine) > 1:
+    if split["uncut"] and len(atoms(graph)) > 1:
         _cut(split, state, graph, (2, "by-parameters"), None)
         split["undo"] = []
+    split["uncut"] = False
 
 
 def _cut(

@@ -2,148 +2,200 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-from pathlib import Path
+from collections.abc import Callable
+from dataclasses import dataclass
 
-import msgspec
 import streamlit as st
 
-from explorer.errors import ExplorerError
-from explorer.plan import policy_file
-from explorer.plan.export_pipeline import run_files
-from explorer.record.pipeline import Forecast, PipelineRun
+from explorer.record.hazard import Hazard
+from explorer.record.pipeline import Forecast, PipelineRun, RankMemory
 from explorer.record.plan import PipelinePlan
 from explorer.record.run import RunSpec
-from explorer.ui import backend
+from explorer.ui import pipeline_words as words
 from explorer.ui.panels.charts import chart, twin
 from explorer.ui.panels.failure import failure_panel
-from explorer.view import pipeline as view
+from explorer.ui.panels.gradients import hazards_panel
+from explorer.ui.panels.pipeline_files import files_panel
+from explorer.ui.state import State
+from explorer.view import gantt, ranks, splitting
+from explorer.view.units import count
 
-NOT_YET = "Drawn from the prediction. Press **Run** to measure this plan and compare its gradients."
-OLDER = ":orange-badge[:material/history: for an earlier plan] The plan was changed since this run."
-
-
-def result_tabs(
-    run: PipelineRun | None, forecast: Forecast | None, *, spec: RunSpec, plan: PipelinePlan | None, fresh: bool
-) -> None:
-    """The tabs. An older run is shown and marked as such; a new plan shows its prediction."""
-    if run is not None and run.failure is not None:
-        failure_panel(run.failure, key="pipeline_run_failed")
-    schedule, memory, truth, calls, files = st.tabs(["Schedule", "Memory", "Gradients", "Calls", "Files"])
-    with schedule:
-        _schedule(run if fresh else None, forecast)
-    with memory:
-        _memory(run if fresh else None, forecast)
-    with truth:
-        _truth(run, fresh=fresh)
-    with calls:
-        _calls(run, fresh=fresh)
-    with files:
-        _files(spec, plan)
+ALL_MICROBATCHES = "all microbatches"
+ALL_RANKS = "all ranks"
 
 
-def _schedule(run: PipelineRun | None, forecast: Forecast | None) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Everything that is known about the plan that is drawn."""
+
+    spec: RunSpec
+    """With the plan."""
+    plan: PipelinePlan
+    run: PipelineRun | None
+    """The last run: of this plan where `fresh`."""
+    fresh: bool
+    forecast: Forecast | None
+    fault: str = ""
+    """Why the plan cannot run."""
+    hazards: tuple[Hazard, ...] = ()
+
+    @property
+    def own_run(self) -> PipelineRun | None:
+        return self.run if self.fresh else None
+
+
+def result_tabs(found: Results, split: State) -> None:
+    """The tabs; hidden ones are not computed. An older run is marked as such; a new plan shows its prediction."""
+    run = found.run
+    if run is not None and run.failure is not None and _failed(run):
+        split["shown"] = None
+        st.rerun()
+    names = ["Schedule", "Memory", "Gradients", "Calls", "Hazards", "Files"]
+    tabs = st.tabs(
+        [f"{name} ({len(found.hazards)})" if name == "Hazards" else name for name in names],
+        key="pipeline_tabs",
+        on_change="rerun",
+    )
+    bodies: tuple[Callable[[], None], ...] = (
+        lambda: _schedule(found),
+        lambda: _memory(found),
+        lambda: _truth(found),
+        lambda: _calls(found),
+        lambda: hazards_panel(found.hazards),
+        lambda: files_panel(found.spec, found.plan),
+    )
+    for tab, body in zip(tabs, bodies):
+        if tab.open:
+            with tab:
+                body()
+
+
+def _failed(run: PipelineRun) -> bool:
+    """A run without a result, its rank named; returns whether a person closed it."""
+    assert run.failure is not None, "asked of failed runs only"
+    if run.failed_rank is not None:
+        st.markdown(
+            f":red-badge[:material/error: rank {run.failed_rank}] ended this run; the other ranks were stopped."
+        )
+    return failure_panel(run.failure, key="pipeline_run_failed")
+
+
+def _schedule(found: Results) -> None:
+    run = found.own_run
     measured = run.composed if run is not None else None
-    shown = measured or forecast
+    shown = measured or found.forecast
     if shown is None:
-        st.caption("The price of each block is being measured; the schedule is drawn from it.")
+        st.caption(words.EMPTY_SCHEDULE)
         return
+    _multiplied(found.hazards)
+    state, picker = st.columns([8, 3], vertical_alignment="center")
+    predicted = run.predicted if run is not None and measured is not None else None
     if measured is None:
-        st.caption(NOT_YET)
-    chart(
-        view.gantt(shown, forecast if measured is not None else None),
-        key="pipeline_gantt",
-        alt=f"Actions of {len(shown.ranks)} ranks over {shown.makespan_ms:.1f} ms, one row a rank.",
-    )
-    st.caption(
-        "Numbers are microbatches. A dark border marks the critical path: to shorten the step, shorten one of these. "
-        + ("The thin row below each rank is what was predicted." if measured is not None else "")
-    )
+        state.caption(words.NOT_YET)
+    else:
+        state.caption(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
+    with picker:
+        follow = st.selectbox(
+            "Follow a microbatch",
+            [ALL_MICROBATCHES, *range(found.plan.n_microbatches)],
+            format_func=lambda i: f"microbatch {i}" if isinstance(i, int) else i,
+            key="pipeline_follow",
+            label_visibility="collapsed",
+            help=words.FOLLOW,
+        )
+    followed = follow if isinstance(follow, int) and follow < found.plan.n_microbatches else None
+    chart(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt", alt=gantt.gantt_alt(shown))
+    st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     for note in run.notes if run is not None else ():
         st.text(note)
-    twin(view.gantt_table(shown), key="pipeline_actions", what="actions")
+    st.dataframe(
+        gantt.rank_table(shown, predicted),
+        key="pipeline_ranks_busy",
+        hide_index=True,
+        width="stretch",
+        alt="Busy and idle time of each rank",
+    )
+    twin(gantt.gantt_table(shown), key="pipeline_actions", what="actions")
 
 
-def _memory(run: PipelineRun | None, forecast: Forecast | None) -> None:
-    memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
+def _multiplied(hazards: tuple[Hazard, ...]) -> None:
+    """Recompute that the schedule multiplies is said beside the schedule, not only in the list of hazards."""
+    for hazard in hazards:
+        if hazard.rule == "multiplied-recompute":
+            st.warning(f"{hazard.sentence} {hazard.remedy}", icon=":material/warning:")
+
+
+def _memory(found: Results) -> None:
+    run = found.own_run
+    measured = run is not None and bool(run.memory)
+    memory = run.memory if run is not None and measured else (found.forecast.memory if found.forecast else ())
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return
-    if run is None:
-        st.caption(NOT_YET)
+    state, picker = st.columns([8, 3], vertical_alignment="center")
+    state.caption(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
+    one = _picked_rank(memory, picker)
+    if one is None:
+        chart(ranks.memory_chart(memory), key="pipeline_memory", alt=ranks.memory_alt(memory))
+        chart(ranks.bands_chart(memory), key="pipeline_bands", alt="What the peak of each rank is made of.")
+    else:
+        chart(ranks.rank_chart(one), key="pipeline_rank", alt=ranks.memory_alt((one,)))
     predicted = run.predicted.memory if run is not None and run.predicted else ()
-    chart(view.memory_chart(memory), key="pipeline_memory", alt="Held bytes of each rank over the step.")
-    chart(view.bands_chart(memory), key="pipeline_bands", alt="What the peak of each rank is made of.")
-    if run is not None and run.predicted is not None:
-        chart(view.against_chart(run), key="pipeline_against", alt="Predicted beside measured peak of each rank.")
-    twin(view.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
+    if run is not None and predicted:
+        chart(ranks.against_chart(run), key="pipeline_against", alt="Predicted beside measured peak of each rank.")
+    twin(ranks.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
 
 
-def _truth(run: PipelineRun | None, *, fresh: bool) -> None:
-    if run is None or not run.gradients:
-        st.caption(
-            "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient "
-            "by gradient, so that a difference has a cause."
+def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.DeltaGenerator) -> RankMemory | None:
+    by_rank = {one.rank: one for one in memory}
+    with place:
+        rank = st.selectbox(
+            "Rank",
+            [ALL_RANKS, *by_rank],
+            format_func=lambda rank: f"rank {rank}" if isinstance(rank, int) else rank,
+            key="pipeline_rank_picked",
+            label_visibility="collapsed",
+            help="One rank shows its receive buffers as a band of their own over the step.",
         )
+    return by_rank.get(rank) if isinstance(rank, int) else None
+
+
+def _truth(found: Results) -> None:
+    run = found.run
+    if run is None or not run.gradients:
+        st.caption(words.EMPTY_TRUTH)
         return
-    if not fresh:
-        st.markdown(OLDER)
-    chart(view.truth_chart(run), key="pipeline_truth", alt="Gradients that each step left equal, by verdict.")
-    twin(view.truth_table(run), key="pipeline_gradients", what="gradients by cause")
+    if not found.fresh:
+        st.markdown(words.OLDER)
+    chart(splitting.truth_chart(run), key="pipeline_truth", alt=splitting.truth_alt(run))
+    st.caption(words.READ_TRUTH)
+    moved = [row for row in splitting.truth_table(run) if row["splitting"] != "0 (bitwise)"]
+    if moved:
+        st.markdown(f"**Moved by splitting: {count(len(moved), 'tensor')}**")
+        st.dataframe(moved, key="pipeline_moved", hide_index=True, width="stretch", alt="Tensors moved by splitting")
+    for note in run.notes:
+        st.text(note)
+    twin(splitting.truth_table(run), key="pipeline_gradients", what="gradients by cause")
 
 
-def _calls(run: PipelineRun | None, *, fresh: bool) -> None:
+def _calls(found: Results) -> None:
+    run = found.run
     if run is None or not run.blocks:
-        st.caption("After a run: how often each block ran forward, counted. Recompute shows as a second run.")
+        st.caption(words.EMPTY_CALLS)
         return
-    if not fresh:
-        st.markdown(OLDER)
-    chart(view.calls_chart(run), key="pipeline_calls", alt="Runs per forward call of each block.")
-    twin(view.calls_table(run), key="pipeline_counts", what="forward calls")
-
-
-def _files(spec: RunSpec, plan: PipelinePlan | None) -> None:
-    """The policy file with the plan, and what torchrun needs."""
-    if plan is None:
-        st.caption("There is no plan yet.")
-        return
-    full = msgspec.structs.replace(spec, plan=plan)
-    graph = backend.graph_of(spec.model)
-    st.download_button(
-        "Policy file with the plan (YAML)",
-        data=lambda: policy_file.dumps(
-            spec.policy, model=spec.model, fingerprint=graph.fingerprint if graph else None, plan=plan
-        ),
-        file_name="pipeline-policy.yaml",
-        mime="application/yaml",
-        key="pipeline_policy",
-        icon=":material/download:",
-        on_click="ignore",
+    if not found.fresh:
+        st.markdown(words.OLDER)
+    worst = max(run.blocks, key=lambda block: block.multiplier)
+    if worst.multiplier > 2:
+        schedule = run.spec.plan.schedule if run.spec.plan else "This schedule"
+        st.warning(
+            f"{schedule} ran a recomputed block {worst.multiplier:g} times for each forward call: it multiplies the "
+            "recompute. 1F1B runs it twice.",
+            icon=":material/warning:",
+        )
+    chart(
+        splitting.calls_chart(run),
+        key="pipeline_calls",
+        alt=f"Runs per forward call of {count(len(run.blocks), 'block')}, at most {worst.multiplier:g}.",
     )
-    st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
-    try:
-        files = run_files(full, Path("pipeline-run"))
-    except ExplorerError as error:
-        st.caption(f"These files need a plan that can run: {error.sentence}")
-        return
-    st.download_button(
-        "torchrun script, plan and schedule (zip)",
-        data=lambda: _zipped(files),
-        file_name="pipeline-run.zip",
-        mime="application/zip",
-        key="pipeline_torchrun",
-        icon=":material/terminal:",
-        on_click="ignore",
-        help="Unpack it where torchrun starts. `python -m explorer pipeline --results DIR` opens what its ranks leave.",
-    )
-    with st.expander("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
-        st.code(files["schedule.csv"], language=None)
-
-
-def _zipped(files: dict[str, str]) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in files.items():
-            archive.writestr(f"pipeline-run/{name}", text)
-    return packed.getvalue()
+    twin(splitting.calls_table(run), key="pipeline_counts", what="forward calls")

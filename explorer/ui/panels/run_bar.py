@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
+from explorer.jobs.client import Job
 from explorer.record.graph import ModelGraph
 from explorer.ui import glossary, work
 from explorer.ui import state as states
@@ -17,6 +18,7 @@ DOING = {
     "DeriveMatrix": "Taking derivatives of every kind",
 }
 LOOK_EVERY_S = 0.5
+RUN_WIDTH = 140
 
 
 def run_bar(state: State, graph: ModelGraph | None) -> None:
@@ -29,33 +31,35 @@ def _bar(state: State, graph: ModelGraph | None, *, shown_busy: bool) -> None:
     job = work.running(state)
     if work.settle(state) or (job is None and shown_busy):
         st.rerun()
-    button, middle, end = st.columns([2, 6, 2], vertical_alignment="center")
-    with button:
-        if st.button(
-            "Run",
-            type="primary",
-            icon=":material/play_arrow:",
-            key="run",
-            width="stretch",
-            disabled=job is not None or graph is None,
-            help=glossary.RUN,
-        ):
-            if graph is not None:
-                states.absorb(state, graph)
-            work.compare(state)
-            st.rerun()
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="run_row"):
+        _row(state, graph, job)
+
+
+def _row(state: State, graph: ModelGraph | None, job: Job | None) -> None:
+    if st.button(
+        "Run",
+        type="primary",
+        icon=":material/play_arrow:",
+        key="run",
+        width=RUN_WIDTH,
+        disabled=job is not None or graph is None,
+        help=glossary.RUN,
+    ):
+        if graph is not None:
+            states.absorb(state, graph)
+        work.compare(state)
+        st.rerun()
     if job is None:
-        middle.caption(_said(state))
+        with st.container(width="stretch"):
+            st.caption(_said(state))
         return
     progress = job.progress
     share = progress.done / progress.total if progress and progress.total else 0.0
     what = f"{progress.what} ({progress.done} of {progress.total})" if progress else "starting"
     doing = DOING[state["job"]["what"]]
-    middle.progress(min(share, 1.0), text=f"{doing}: {what}, {job.elapsed_s:.0f} s")
-    with end:
-        st.button(
-            "Cancel", icon=":material/cancel:", key="cancel", width="stretch", on_click=work.cancel, args=(state,)
-        )
+    with st.container(width="stretch"):
+        st.progress(min(share, 1.0), text=f"{doing}: {what}, {job.elapsed_s:.0f} s")
+    st.button("Cancel", icon=":material/cancel:", key="cancel", on_click=work.cancel, args=(state,))
 
 
 def _said(state: State) -> str:

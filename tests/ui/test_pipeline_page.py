@@ -1,0 +1,298 @@
+"""The Pipeline page with a worker that knows the answers: cuts, toggles, prediction, run, address, failure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import streamlit as st
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
+from explorer.jobs.store import Store
+from explorer.record import Failure, Policy, RunSpec
+from explorer.record.base import from_plain
+from explorer.ui import backend, pipeline_state
+from explorer.ui import state as states
+from tests import graphs, pipelines
+from tests.ui.conftest import SAMPLES
+from tests.ui.fake_worker import FakeJob, FakeWorker
+from tests.ui.page_driver import figures, texts
+
+SCRIPT = "from explorer.ui.pages import pipeline\npipeline.page()\n"
+GRAPH = graphs.gpt(6)
+Open = Callable[..., AppTest]
+
+
+class PipelineWorker(FakeWorker):
+    """Prices blocks and runs plans from hand-made records."""
+
+    def __init__(self) -> None:
+        super().__init__(GRAPH, store=Store())
+        self.waits = False
+        self.ended: tuple[Failure, int] | None = None
+
+    def answer(self, job: FakeJob) -> None:
+        match job.request:
+            case Describe():
+                job.finish(GRAPH)
+            case ProfileStages(spec=spec):
+                job.finish(pipelines.priced(GRAPH, spec))
+            case RunPipeline(spec=spec, engine=engine):
+                if not self.waits:
+                    job.finish(self.run(spec, engine))
+
+    def run(self, spec: RunSpec, engine: Any) -> Any:
+        found = pipelines.ran(GRAPH, spec, engine=engine)
+        if self.ended is None:
+            return found
+        import msgspec
+
+        failure, rank = self.ended
+        return msgspec.structs.replace(found, failure=failure, failed_rank=rank, gradients=(), composed=None)
+
+
+@pytest.fixture
+def worker() -> PipelineWorker:
+    return PipelineWorker()
+
+
+@pytest.fixture
+def visit(worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    st.cache_resource.clear()
+    monkeypatch.setattr(backend, "worker", lambda: worker)
+    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
+
+    def start(**query: str) -> AppTest:
+        at = AppTest.from_string(SCRIPT, default_timeout=60)
+        for name, value in query.items():
+            at.query_params[name] = value
+        return settled(at.run())
+
+    yield start
+    st.cache_resource.clear()
+
+
+def settled(at: AppTest) -> AppTest:
+    for _ in range(6):
+        assert not at.exception, at.exception[0].message
+        if at.session_state["pipeline"]["job"] is None:
+            return at
+        at.run()
+    raise AssertionError("the worker has not finished")
+
+
+def drawn(at: AppTest) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
+    return data
+
+
+def say(at: AppTest, **marks: Any) -> AppTest:
+    """A click in the graph, as the browser tells it."""
+    data = drawn(at)
+    said = {name: data[name] for name in ("on", "open", "cuts", "selected")}
+    said |= {"seq": data["seq"] + 1, "base": data["revision"], **marks}
+    at.session_state[pipeline_state.WIDGET] = {"marks": said}
+    return settled(at.run())
+
+
+def policy(at: AppTest) -> Policy:
+    return from_plain(at.session_state["explore"]["spec"], RunSpec).policy
+
+
+def address(at: AppTest) -> dict[str, str]:
+    return {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
+
+
+def press(at: AppTest, key: str) -> AppTest:
+    return settled(at.button(key=key).click().run())
+
+
+def run(at: AppTest) -> AppTest:
+    return press(at, "pipeline_run")
+
+
+CUT = ["blocks.0>blocks.1", "blocks.3>blocks.4"]
+
+
+def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(visit: Open, worker: PipelineWorker) -> None:
+    at = visit()
+    assert [type(job.request) for job in worker.jobs.values()] == [Describe, ProfileStages]
+    assert figures(at)["Plan"] == "2 stages"
+    assert "predicted" in texts(at)
+    assert figures(at)["Gradients"] == "not compared"
+    assert not worker.of(RunPipeline)
+
+
+def test_every_block_of_the_spine_is_in_view_with_its_stage(visit: Open) -> None:
+    data = drawn(visit())
+    shown = {row[0] for row in data["geometry"]["rows"]}
+    assert set(GRAPH.spine) <= shown
+    stages = [data["labels"][fqn][5] for fqn in GRAPH.spine]
+    assert stages == sorted(stages)
+    assert set(stages) == {0, 1}
+    assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
+    assert "128.0 KiB a microbatch" in str(data["geometry"]["cuts"][0]) or "0.1 MiB a microbatch" in str(
+        data["geometry"]["cuts"][0]
+    )
+
+
+def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(visit: Open, worker: PipelineWorker) -> None:
+    at = visit()
+    before = figures(at)["Step"]
+    at = say(at, cuts=CUT)
+    assert figures(at)["Plan"] == "3 stages"
+    assert at.number_input(key="pipeline_stages").value == 3
+    assert figures(at)["Step"] != before
+    assert address(at)["cuts"] == "3.6"
+    assert not worker.of(RunPipeline)
+
+
+def test_the_number_of_stages_cuts_by_parameters(visit: Open) -> None:
+    at = visit()
+    at = settled(at.number_input(key="pipeline_stages").set_value(4).run())
+    assert len(drawn(at)["cuts"]) == 3
+    assert figures(at)["Plan"] == "4 stages"
+
+
+def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
+    at = say(visit(), on=["blocks.1"])
+    assert policy(at) == Policy.recompute(["blocks.1"])
+    assert drawn(at)["on"] == ["blocks.1"]
+    assert "1 block recomputed" in texts(at)
+    at = say(at, on=["blocks.1", "blocks.2"])
+    assert policy(at) == Policy.recompute(["blocks.1", "blocks.2"])
+
+
+def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: Open) -> None:
+    at = say(visit(), on=["blocks.1"])
+    old = drawn(at)
+    state = at.session_state["explore"]
+    states._record  # noqa: B018
+    spec = from_plain(state["spec"], RunSpec)
+    import msgspec
+
+    from explorer.record.base import to_plain
+
+    state["spec"] = to_plain(msgspec.structs.replace(spec, policy=Policy.recompute(["head"])))
+    said = {name: old[name] for name in ("on", "open", "cuts", "selected")}
+    said |= {"seq": old["seq"] + 1, "base": old["revision"], "on": ["blocks.1", "blocks.3"]}
+    at.session_state[pipeline_state.WIDGET] = {"marks": said}
+    at = settled(at.run())
+    assert drawn(at)["on"] == ["blocks.3", "head"]
+    assert set(policy(at).blocks) == {"blocks.3", "head"}
+
+
+def test_run_measures_and_says_how_many_gradients_are_equal(visit: Open, worker: PipelineWorker) -> None:
+    at = run(say(visit(), cuts=CUT))
+    n = len(GRAPH.spine)
+    assert figures(at)["Gradients"] == f"{n} of {n}"
+    (job,) = worker.of(RunPipeline)
+    assert [len(stage) for stage in job.request.spec.plan.stages] == [3, 3, 4]
+    assert job.request.engine == "inproc"
+    assert job.request.profile is not None
+    assert "measured" in texts(at)
+
+
+def test_an_older_run_is_never_shown_as_this_plan(visit: Open, worker: PipelineWorker) -> None:
+    at = run(say(visit(), cuts=CUT))
+    measured = figures(at)["Step"]
+    at = say(at, cuts=CUT[:1])
+    assert figures(at)["Gradients"] == "not compared"
+    assert f"an earlier plan: {measured}" in [metric.delta for metric in at.metric]
+    at = say(at, cuts=CUT)
+    assert figures(at)["Gradients"] == f"{len(GRAPH.spine)} of {len(GRAPH.spine)}"
+    assert len(worker.of(RunPipeline)) == 1
+
+
+def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
+    at = say(say(visit(), cuts=CUT), on=["head"])
+    at = press(at, "pipeline_undo")
+    assert drawn(at)["on"] == []
+    assert policy(at) == Policy()
+    assert sorted(drawn(at)["cuts"]) == CUT
+    at = press(at, "pipeline_undo")
+    assert len(drawn(at)["cuts"]) == 1
+    assert at.button(key="pipeline_undo").disabled
+    at = press(press(at, "pipeline_redo"), "pipeline_redo")
+    assert drawn(at)["on"] == ["head"]
+    assert sorted(drawn(at)["cuts"]) == CUT
+
+
+def test_the_address_restores_the_plan(visit: Open) -> None:
+    at = say(visit(), cuts=CUT, on=["blocks.2"])
+    at.selectbox(key="pipeline_schedule").set_value("GPipe")
+    at.number_input(key="pipeline_microbatches").set_value(8)
+    at.selectbox(key="pipeline_checkpoint").set_value("except_last")
+    at = settled(at.toggle(key="pipeline_keyed").set_value(False).run())
+    again = visit(**address(at))
+    assert sorted(drawn(again)["cuts"]) == CUT
+    assert policy(again) == policy(at)
+    for name in ("n_microbatches", "schedule", "checkpoint", "keyed_rng", "deferred_batch_norm"):
+        assert again.session_state["pipeline"][name] == at.session_state["pipeline"][name], name
+    assert again.session_state["pipeline"]["schedule"] == "GPipe"
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ({"cuts": "3.x"}, "no ascending"),
+        ({"cuts": "3", "schedule": "2F2B"}, "2F2B"),
+        ({"microbatches": "0"}, "microbatches=0"),
+        ({"cuts": "40"}, "behind block 40"),
+    ],
+)
+def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: dict[str, str], said: str) -> None:
+    at = visit(model="sample_models/gpt.py", **query)
+    assert said in texts(at).replace("\\", "")
+    assert figures(at)["Plan"] == "2 stages"
+
+
+def test_a_refresh_finds_the_run_under_way(visit: Open, worker: PipelineWorker) -> None:
+    worker.waits = True
+    at = visit()
+    at = at.button(key="pipeline_run").click().run()
+    assert not at.exception
+    (job,) = worker.of(RunPipeline)
+    assert address(at)["job"] == job.id
+    again = AppTest.from_string(SCRIPT, default_timeout=60)
+    for name, value in address(at).items():
+        again.query_params[name] = value
+    again.run()
+    assert again.session_state["pipeline"]["job"]["id"] == job.id
+    job.finish(worker.run(job.request.spec, job.request.engine))
+    assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.spine)}")
+
+
+def test_a_rank_that_ends_is_named_and_can_be_closed(visit: Open, worker: PipelineWorker) -> None:
+    worker.ended = Failure(kind="out of memory", sentence="Rank 1 failed in 1F2: out of memory."), 1
+    at = run(visit())
+    assert "rank 1" in texts(at)
+    assert "Rank 1 failed in 1F2" in texts(at)
+    assert figures(at)["Gradients"] == "not compared"
+    at = press(at, "close_pipeline_run_failed")
+    assert "failed in 1F2" not in texts(at)
+
+
+def test_a_plan_that_cannot_run_says_why_and_run_is_off(visit: Open) -> None:
+    at = visit()
+    at.selectbox(key="pipeline_schedule").set_value("Interleaved1F1B")
+    at = settled(at.number_input(key="pipeline_stages").set_value(3).run())
+    assert at.error
+    assert at.button(key="pipeline_run").disabled
+
+
+def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: Open) -> None:
+    at = say(visit(), on=["blocks.1"])
+    at = settled(at.number_input(key="pipeline_stages").set_value(4).run())
+    assert not at.warning
+    at = settled(at.selectbox(key="pipeline_schedule").set_value("ZBVZeroBubble").run())
+    assert "splits backward" in at.warning[0].value
+
+
+def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
+    at = say(visit(), cuts=CUT)
+    at.session_state["pipeline"]["jump"] = ["blocks.4", 1]
+    assert drawn(at.run())["jump"] == {"id": "blocks.4", "n": 1}
