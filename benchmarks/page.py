@@ -1,7 +1,8 @@
 """How fast the page answers in a real Chromium: click to confirmed toggle, and the page once the server answers.
 
 Three graphs: 24 blocks, and 1,000 blocks folded as they are at first, and unfolded. A click is confirmed when the text
-that the server wrote for it has reached the page.
+that the server wrote for it has reached the page. Then the Explore page itself on the small GPT: its headline strip
+says how many blocks are recomputed, and a warm Run says what it does.
 
     python -m benchmarks.page [clicks]
 """
@@ -21,8 +22,19 @@ sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT)]
 from chromium import find  # noqa: E402
 from served import GRAPH_PAGE, Served, launch, start  # noqa: E402
 
-BUDGET_MS = {"click to confirmed": 150.0, "page ready": 3000.0}
+BUDGET_MS = {"click to confirmed": 150.0, "page ready": 3000.0, "Run to progress": 700.0}
+FIGURES, PROGRESS = '[data-testid="stMetricValue"]', '[data-testid="stProgress"]'
+GPT = "/?model=sample_models%2Fgpt.py&size=small"
 GRAPHS = {"24 blocks": ("gpt", "6"), "1,000 blocks, folded": ("many", "125"), "1,000 blocks, unfolded": ("wide", "125")}
+EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
+    const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
+    const began = performance.now()
+    const said = () => [...document.querySelectorAll(scope)].some((e) => e.innerText.includes(wanted))
+    const look = new MutationObserver(() => said() && (look.disconnect(), done(performance.now() - began)))
+    look.observe(document.body, { subtree: true, childList: true, characterData: true })
+    const target = host.shadowRoot.querySelector(selector) ?? document.querySelector(selector)
+    target.click()
+})"""
 CLICK = """([id, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const texts = () => [...document.querySelectorAll('[data-testid="stText"]')]
@@ -52,6 +64,12 @@ def main(clicks: str = "20") -> None:
                 app.process.wait(timeout=30)
             _say(name, "page ready", ready)
             _say(name, "click to confirmed", answers)
+        app = start(ROOT / "app.py", home=Path(home))
+        try:
+            _explore(browser, app, int(clicks))
+        finally:
+            app.process.terminate()
+            app.process.wait(timeout=30)
         browser.close()
 
 
@@ -71,6 +89,27 @@ def _measure(browser: Any, app: Served, clicks: int) -> tuple[list[float], list[
         page.wait_for_timeout(100)
     page.close()
     return ready, answers
+
+
+def _explore(browser: Any, app: Served, clicks: int) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 800})
+    page.goto(app.url + GPT)
+    page.get_by_text("Measured with everything kept.").wait_for(timeout=180_000)
+    page.wait_for_timeout(1000)
+    answers, began = [], []
+    for i in range(clicks):
+        wanted = "0 blocks" if i % 2 else "1 block"
+        answers.append(page.evaluate(EXPLORE_CLICK, ['[data-id="head"]', FIGURES, wanted]))
+        page.wait_for_timeout(100)
+    for _ in range(3):
+        began.append(page.evaluate(EXPLORE_CLICK, [".st-key-run button", PROGRESS, "candidate: baseline"]))
+        page.get_by_role("button", name="Cancel").click()
+        page.get_by_text("The run was cancelled.").wait_for(timeout=60_000)
+        page.get_by_text("Measured with everything kept.").wait_for(timeout=60_000)
+        page.wait_for_timeout(1000)
+    _say("Explore, small GPT", "click to confirmed", answers)
+    _say("Explore, small GPT", "Run to progress", began)
+    page.close()
 
 
 def _say(graph: str, figure: str, ms: list[float]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from explorer.cli_verb import Output, print_json, verb
+from explorer.cli_verb import Output, answer_console, print_json, verb
 from explorer.cli_work import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import RunLab
@@ -21,6 +21,7 @@ from explorer.record.lab import LabOutcome, Story
 from explorer.view.lab import lab_origins, lab_table
 
 WIDTH = 100
+_ANY_WIDTH, _LONGEST_WORD = 1000, 14
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An experiment; without it they are listed.")]
 Switches = Annotated[
@@ -57,7 +58,7 @@ def _list(output: Output) -> None:
     if output.json:
         print_json(STORIES)
         return
-    console = Console(highlight=False)
+    console = answer_console()
     for theme, stories in groupby(STORIES, key=lambda one: one.theme):
         console.print(f"\n[bold]{theme}[/]")
         table = Table(box=None, show_header=False, padding=(0, 2))
@@ -68,31 +69,52 @@ def _list(output: Output) -> None:
 
 
 def _print(told: Story, outcome: LabOutcome) -> None:
-    console = Console(highlight=False)
+    console = answer_console()
+    width = min(WIDTH, console.width)
     console.print(f"\n[bold]{told.title}[/]\n[italic]{told.question}[/]\n")
     for paragraph in told.paragraphs:
-        console.print(escape(fill(paragraph, WIDTH)), soft_wrap=True)
+        console.print(escape(fill(paragraph, width)))
         console.print()
     for switch in told.switches:
         value = outcome.switches[switch.name]
         others = ", ".join(f"{switch.name}={other}" for other in switch.values if other != value)
         console.print(f"  {switch.question} [bold]{escape(switch.label(value))}[/] [dim](--set {escape(others)})[/]")
     console.print()
-    console.print(_table(outcome))
+    console.print(_table(outcome, console))
     if outcome.printed:
         console.print(escape(outcome.printed), style="dim")
     console.print("[bold]What to take away[/]")
     for finding in outcome.findings:
-        console.print(escape(fill(finding, WIDTH, initial_indent="• ", subsequent_indent="  ")), soft_wrap=True)
+        console.print(escape(fill(finding, width, initial_indent="• ", subsequent_indent="  ")))
     console.print(f"\n[dim]A real run of {outcome.seconds:.1f} s on {outcome.device}.[/]")
 
 
-def _table(outcome: LabOutcome) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
+def _table(outcome: LabOutcome, console: Console) -> Table:
+    """Where a figure comes from stands in its heading; where that is too wide, below the table."""
+    wide = _drawn(outcome, {name: f"{name}\n({origin})" for name, origin in lab_origins(outcome).items()})
+    if console.measure(wide, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
+        return wide
+    narrow, origins = _drawn(outcome, {}), lab_origins(outcome)
+    narrow.caption = "; ".join(
+        f"{origin}: {', '.join(name for name in origins if origins[name] == origin)}"
+        for origin in dict.fromkeys(origins.values())
+    )
+    return narrow
+
+
+def _drawn(outcome: LabOutcome, headings: dict[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1), caption_justify="left")
     rows, origins = lab_table(outcome), lab_origins(outcome)
     for name in rows[0]:
-        heading = f"{name}\n({origins[name]})" if name in origins else name
-        table.add_column(heading, justify="right" if name in origins else "left", vertical="top")
+        justify: Literal["left", "right"] = "right" if name in origins else "left"
+        words = " ".join((name, *(row[name] for row in rows))).split()
+        table.add_column(
+            headings.get(name, name),
+            justify=justify,
+            vertical="top",
+            overflow="fold",
+            min_width=min(_LONGEST_WORD, max(map(len, words))),
+        )
     for row in rows:
         table.add_row(*map(escape, row.values()))
     return table

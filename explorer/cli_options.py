@@ -134,8 +134,9 @@ def policy_on(name: str, graph: ModelGraph, *, allow_stale: bool = False) -> Pol
     try:
         policy_file.check_fresh(file, graph)
     except InvalidPolicy as error:
-        if not allow_stale or not set(file.policy.blocks) <= set(graph.by_fqn):
-            hint = f"{error.hint} --allow-stale uses it all the same." if file.fingerprint else error.hint
+        fits = set(file.policy.blocks) <= set(graph.by_fqn)
+        if not (allow_stale and fits):
+            hint = f"{error.hint} --allow-stale uses it all the same." if fits else error.hint
             raise InvalidPolicy(f"{name}: {error.sentence}", hint=hint) from error
     return file.policy
 

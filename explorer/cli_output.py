@@ -52,6 +52,9 @@ def print_comparison(comparison: Comparison) -> None:
     console = answer_console()
     _title(console, comparison.candidate, comparison.candidate.spec.policy)
     _figures(console, comparison)
+    if cut := [name for name in ("baseline", "candidate") if getattr(comparison, name).failure]:
+        runs = "Both runs were" if len(cut) == 2 else f"The {cut[0]} was"
+        console.print(f"  [dim]{runs} cut short: its figures are those until then.[/]\n")
     colour = _VERDICTS[comparison.verdict]
     console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
     if (worst := comparison.worst) is not None:
@@ -107,8 +110,8 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
     """One line a block; consecutive blocks with the same figures share one."""
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    table.add_column("block", no_wrap=True)
-    for name in ("saved after forward", "forward", "recompute", "runs again"):
+    table.add_column("block", overflow="fold")  # a narrow terminal breaks names, never numbers
+    for name in ("saved after\nforward", "forward", "recompute", "runs\nagain"):
         table.add_column(name, justify="right", no_wrap=True)
     lines = [(row.label, _cells(row, run, baseline)) for row in chart_rows(run)]
     for (_, cells), group in groupby(lines, key=lambda line: (line[0].rpartition(".")[0], line[1])):
@@ -148,6 +151,8 @@ def _distance(diff: TensorDiff) -> str:
         return f"in the {diff.presence}"
     if diff.n_nonfinite_mismatch:
         return f"{count(diff.n_nonfinite_mismatch, 'element')} finite on one side only"
+    if diff.n_nonfinite:
+        return f"{count(diff.n_nonfinite, 'element')} not finite"
     parts = []
     if diff.relative_norm is not None:
         parts.append(f"relative distance {diff.relative_norm:.2g}")

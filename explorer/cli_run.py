@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -22,8 +24,10 @@ from explorer.cli_options import (
 )
 from explorer.cli_output import document, print_comparison, print_measurement
 from explorer.cli_show import print_matrix
-from explorer.cli_verb import COULD_NOT_RUN, DIFFERENT, EQUAL, Output, answer_failure, print_json, say, verb
-from explorer.cli_work import ask, save_run_file, worker, write_file
+from explorer.cli_verb import COULD_NOT_RUN, DIFFERENT, EQUAL, Output, RunFailed, answer_failure, print_json, say, verb
+from explorer.cli_work import ask, check_writable, save_run_file, worker, write_file
+from explorer.errors import NotSaved
+from explorer.jobs.failures import failure_of
 from explorer.jobs.protocol import Compare, DeriveMatrix, Measure, SaveSnapshot
 from explorer.plan import policy_file
 from explorer.plan.evidence import evidence_of
@@ -79,6 +83,7 @@ def measure(
     """One training step under a policy: memory, FLOPs and time."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
         spec = msgspec.structs.replace(spec, policy=chosen)
@@ -86,13 +91,14 @@ def measure(
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
         found = ask(engine, Measure(spec=spec), keep=not keep.no_store)
-    if keep.save is not None:
-        save_run_file(found, keep.save)
     if output.json:
         print_json(document(found))
     else:
         print_measurement(found)
-    _answer_failed_run(found.failure, output)
+    with _answered(output):
+        if keep.save is not None:
+            save_run_file(found, keep.save)
+        _raise_failed_run(found.failure)
 
 
 @verb
@@ -109,21 +115,23 @@ def compare(
     """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run."""
     ref = options.ref(model)
     baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
+    check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed)
         candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
         request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
         found = ask(engine, request, keep=not keep.no_store)
-    if keep.save is not None:
-        save_run_file(found, keep.save)
-    if only.out is not None:
-        write_file(only.out, policy_text(candidate.policy, found, graph).encode())
-        say(f"Wrote {only.out}.")
     if output.json:
         print_json(document(found))
     else:
         print_comparison(found)
-    _answer_failed_run(found.failure, output)
+    with _answered(output):
+        if keep.save is not None:
+            save_run_file(found, keep.save)
+        if only.out is not None:
+            write_file(only.out, policy_text(candidate.policy, found, graph).encode())
+            say(f"Wrote {only.out}.")
+        _raise_failed_run(found.failure)
     raise typer.Exit(_CODES[found.verdict])
 
 
@@ -155,7 +163,17 @@ def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> st
     )
 
 
-def _answer_failed_run(failure: Failure | None, output: Output) -> None:
-    """The document, printed already, holds what was recorded until the run was cut short."""
+@contextmanager
+def _answered(output: Output) -> Iterator[None]:
+    """The answer is on stdout already: what fails from here on is told on stderr alone."""
+    try:
+        yield
+    except RunFailed as error:  # the document holds what was recorded until the run was cut short
+        answer_failure(error.failure, dataclasses.replace(output, json=False))
+    except NotSaved as error:
+        answer_failure(failure_of(error), dataclasses.replace(output, json=False))
+
+
+def _raise_failed_run(failure: Failure | None) -> None:
     if failure is not None:
-        answer_failure(failure, dataclasses.replace(output, json=False))
+        raise RunFailed(failure)

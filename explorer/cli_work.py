@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,11 +55,26 @@ def save_run_file(record: Record, path: Path) -> None:
     write_file(path, run_file.write(run_file.stored_record(record)))
 
 
+def check_writable(*paths: Path | None) -> None:
+    """Asked before a long run: raises NotSaved for a path whose folder is not there."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            what = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is not a folder"
+            raise NotSaved(f"{path} cannot be written: it {what}.", hint="Give another path.")
+
+
 def write_file(path: Path, data: bytes) -> None:
-    """Raises NotSaved with the system's reason."""
+    """Whole or not at all: a full disk leaves the file that was there. Raises NotSaved with the system's reason."""
+    ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
+    part = path.with_name(f"{path.name}.part") if ordinary else path
     try:
-        path.write_bytes(data)
+        part.write_bytes(data)
+        if ordinary:
+            part.replace(path)
     except OSError as error:
+        if ordinary:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
         raise NotSaved(f"{path} could not be written: {error.strerror}.", hint="Give another path.") from error
 
 

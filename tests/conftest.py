@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # Before torch is imported: with one thread a sum has one order, and two test workers do not fight for two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read once, when CUDA starts; the worker sets it too
 
 # No test asserts a time, Hypothesis included; where CI runs, examples are the same every time.
 settings.register_profile(

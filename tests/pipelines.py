@@ -42,9 +42,7 @@ def priced(graph: ModelGraph, spec: RunSpec) -> PipelineProfile:
     return PipelineProfile(spec=spec, environment=HOST, n_rows=1, batch_rows=4, blocks=blocks)
 
 
-def planned(
-    graph: ModelGraph, n_stages: int = 2, *, n_microbatches: int = 4, schedule: str = "1F1B"
-) -> PipelinePlan:
+def planned(graph: ModelGraph, n_stages: int = 2, *, n_microbatches: int = 4, schedule: str = "1F1B") -> PipelinePlan:
     """Stages of equal parameters."""
     return PipelinePlan(
         stages=stages_by("by-parameters", graph, n_stages),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -58,6 +59,10 @@ class Tiny(nn.Module):
         if self.trouble == "hangs":
             open(os.environ["STARTED"], "w").close()
             time.sleep(60)
+        if self.trouble == "exits":
+            raise SystemExit(3)
+        if self.trouble == "asks for too much":
+            torch.empty(2**50)
         if self.trouble == "leaves":
             os._exit(7)
         return x
@@ -204,6 +209,22 @@ def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) 
     assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
 
 
+def test_a_result_that_cannot_be_saved_is_printed_all_the_same(
+    shared: Worker, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("an older policy")
+
+    def full(self: Path, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    result = run("compare", tiny, "--policy", "all", "--quick", "--repeats", "0", "--out", str(path), "--json", code=2)
+    assert json.loads(result.stdout)["verdict"] == "bitwise equal"
+    assert "No space left on device" in result.stderr
+    assert path.read_text() == "an older policy" and len(list(tmp_path.glob("policy*"))) == 1
+
+
 def test_a_matrix_of_derivatives(shared: Worker, tiny: str) -> None:
     document = read("matrix", tiny, "--policy", "every-2")
     assert {cell["outcome"] for cell in document["cells"]} >= {"bitwise equal"}
@@ -217,13 +238,18 @@ def test_a_matrix_of_derivatives(shared: Worker, tiny: str) -> None:
         (["measure", "TINY:biuld"], ["biuld", "Did you mean build"]),
         (["measure", "WRONG:trouble"], ["invalid for input of size"]),
         (["measure", "WRONG:trouble", "--set", "kind=leaves"], ["exit code 7", "measure"]),
+        (["measure", "WRONG:trouble", "--set", "kind=exits"], ["The model called sys.exit(3)"]),
+        (["graph", "WRONG:trouble", "--set", "kind=asks for too much"], ["asked for 4,503,599,627,370,496 bytes"]),
         (["measure", "TINY", "--size", "huge"], ["huge", "small, gpu"]),
         (["measure", "TINY", "--set", "width"], ["--set takes NAME=VALUE and got width"]),
         (["measure", "TINY", "--set", "witdh=3"], ["witdh", "width"]),
         (["measure", "TINY", "--memory-limit", "1GB"], ["'1GB' is not a size", "1.5GiB"]),
         (["measure", "TINY", "--policy", "sqr"], ["neither a preset nor a file", "sqrt"]),
         (["measure", "TINY", "--policy", "gone.yaml"], ["gone.yaml cannot be read"]),
-        (["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"], ["/nowhere/at/all.run could not be"]),
+        (
+            ["measure", "TINY", "--save", "/nowhere/at/all.run", "--repeats", "0"],
+            ["lies in /nowhere/at, which is not a folder"],
+        ),
         (["measure", "TINY", "--time-limit", "1", "--set", "trouble=hangs"], ["time limit of 1 s"]),
         (["measure", "TINY", "--snapshot", "step.pickle"], ["only CUDA's allocator has one"]),
         (["graph", "WRONG:trouble"], ["invalid for input of size"]),
@@ -282,7 +308,7 @@ def test_a_real_process_prints_the_document_and_nothing_else(tiny: str) -> None:
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert json.loads(stdout)["step_peak_bytes"] > 0
-    assert "timing step 1 of 1" in stderr and "a model may print" not in stdout
+    assert "waiting for the worker" in stderr and "a model may print" not in stdout
 
 
 @pytest.mark.slow

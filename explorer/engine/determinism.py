@@ -21,17 +21,21 @@ _FRESH_MEMORY: Any = deterministic
 
 
 @contextmanager
-def deterministic_kernels() -> Iterator[None]:
-    """Where an operator has no deterministic kernel it runs as it is, and the rerun of the baseline tells."""
+def deterministic_kernels(*, strict: bool = False) -> Iterator[None]:
+    """Where an operator has no deterministic kernel it runs as it is, and the rerun of the baseline tells.
+
+    `strict` lets it raise instead. Fused attention on CUDA has a deterministic backward and takes it only then.
+    """
     algorithms = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill, benchmark = _FRESH_MEMORY.fill_uninitialized_memory, cudnn.benchmark
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True, warn_only=not strict)
     _FRESH_MEMORY.fill_uninitialized_memory = False  # costs a write of every tensor, and hides who reads too early
     cudnn.benchmark = False
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*does not have a deterministic implementation.*")
+            for said in ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm"):
+                warnings.filterwarnings("ignore", message=f".*{said}.*")
             yield
     finally:
         cudnn.benchmark = benchmark

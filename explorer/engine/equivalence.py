@@ -48,7 +48,7 @@ class Outcome:
 
 
 def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> Outcome:
-    """Runs a fresh trainee and keeps what is left: after one backward, and in `full` after N_STEPS.
+    """Runs a fresh trainee, uses it up, and keeps what is left: after one backward, and in `full` after N_STEPS.
 
     What the model raises passes through.
     """
@@ -63,6 +63,7 @@ def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> 
     if full:
         _train_on(trainee, outcome)
         outcome.eval_output = eval_output(trainee)
+    trainee.handle.undo()  # a policed model is a cycle: on a GPU it would lie beside the next one
     return outcome
 
 

@@ -103,7 +103,9 @@ def is_out_of_memory(error: BaseException) -> bool:
     """torch raises OutOfMemoryError on CUDA, a plain RuntimeError on CPU; Python and C++ raise MemoryError."""
     if isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error) and "memory" in str(error)
+    if not isinstance(error, RuntimeError):
+        return False
+    return "std::bad_alloc" in str(error) or ("DefaultCPUAllocator" in str(error) and "memory" in str(error))
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -111,7 +113,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, OutOfMemory):
         return Refusal(error.asked_bytes, error.free_bytes)
     if found := _CPU_REFUSAL.search(str(error)):
-        return Refusal(int(found[1]), _free_bytes())
+        return Refusal(int(found[1]), _free_here())
     if found := _CUDA_REFUSAL.search(str(error)):
         return Refusal(int(float(found[1]) * _UNITS[found[2]]), int(float(found[3]) * _UNITS[found[4]]))
     return Refusal(None, None)
@@ -169,7 +171,7 @@ def _kind(error: ExplorerError) -> FailureKind:
     return "bad input" if isinstance(error, BadInput) else "internal"
 
 
-def _free_bytes() -> int | None:
+def _free_here() -> int | None:
     """What the process could still have taken: under its limit, else what the machine has available."""
     size_bytes = address_space_bytes()
     if resource is not None and size_bytes is not None:

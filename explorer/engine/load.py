@@ -27,8 +27,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
+from explorer.engine.limits import is_out_of_memory
 from explorer.engine.rng import seed_everything
-from explorer.errors import ExplorerError, ModelFailed, ModelNotLoaded, OutOfMemory, nearest
+from explorer.errors import ExplorerError, ModelFailed, ModelNotLoaded, nearest
 from explorer.record.graph import ModelRef
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -52,10 +53,20 @@ class Loaded:
         return call(self.model if model is None else model, self.inputs)
 
     def loss(self, output: Any, targets: Any = None) -> Tensor:
-        """A scalar, the mean over the batch; `targets` are those of the whole batch where none are given."""
-        if self.loss_function is not None:
-            return self.loss_function(output, self.targets if targets is None else targets)
-        return default_loss(output)
+        """A scalar, the mean over the batch; `targets` are those of the whole batch where none are given.
+
+        Raises ModelFailed where the loss is not a tensor with one number.
+        """
+        if self.loss_function is None:
+            return default_loss(output)
+        loss = self.loss_function(output, self.targets if targets is None else targets)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            found = shapes(loss) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ModelFailed(
+                f"The loss function of {self.ref.target} returned {found}, not a tensor with one number.",
+                hint="Let it return the mean over the batch.",
+            )
+        return loss
 
 
 def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
@@ -74,7 +85,7 @@ def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
             raise
         said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
-            f"The factory of {ref.target} was called with ({said}) and raised {type(error).__name__}: {error}.",
+            f"The factory of {ref.target} was called with ({said}) and raised {said_by(error)}.",
             hint="Try it in Python with the same arguments.",
         ) from error
     return _unpack(ref, built)
@@ -119,6 +130,11 @@ def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
             f"The {doing} of {ref.target} raised {said_by(error)} (inputs: {shapes(inputs)}).",
             hint="Check that the batch fits the model.",
         ) from error
+
+
+def said_by(error: BaseException) -> str:
+    """`ValueError: the first line of its message`"""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].removesuffix('.')}"
 
 
 def shapes(inputs: Any) -> str:
@@ -185,7 +201,7 @@ def _refuse_strangers(ref: ModelRef, factory: Factory) -> None:
     if strangers := [name for name in ref.arguments if name not in parameters]:
         raise ModelNotLoaded(
             f"{ref.target} has no argument {', '.join(map(repr, strangers))}.",
-            hint=nearest(strangers[0], parameters) or _list(list(parameters)) or "Its factory takes no arguments.",
+            hint=nearest(strangers[0], parameters) or _taken(list(parameters)),
         )
 
 
@@ -206,11 +222,15 @@ def _list(names: list[str]) -> str:
     return f"There are {', '.join(names)}." if names else ""
 
 
+def _taken(names: list[str]) -> str:
+    return f"Its factory takes {', '.join(names)}." if names else "Its factory takes no arguments."
+
+
 def _from_file(where: str) -> Any:
     """Executes the file anew each time, so that an edited model is the model that runs."""
     path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)
     if path is None:
-        near = nearest(Path(where).name, [p.name for p in Path(where).parent.glob("*.py")])
+        near = nearest(Path(where).stem, [p.stem for p in Path(where).parent.glob("*.py")]).replace("?", ".py?")
         raise ModelNotLoaded(f"There is no file {where}.", hint=near or "Give a path from here, or an absolute one.")
     path = path.resolve()
     name = f"explorer_model_{path.stem}_{hashlib.sha256(bytes(path)).hexdigest()[:8]}"  # pickle finds classes by it
@@ -225,7 +245,7 @@ def _from_file(where: str) -> Any:
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise ModelNotLoaded(
-            f"{where} was imported and raised {type(error).__name__}: {error}.", hint="Run the file in Python first."
+            f"{where} was imported and raised {said_by(error)}.", hint="Run the file in Python first."
         ) from error
     finally:
         sys.path.remove(str(path.parent))
@@ -237,9 +257,9 @@ def _from_package(name: str) -> Any:
         sys.path.append(str(Path.cwd()))
     try:
         return importlib.import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ModelNotLoaded(
-            f"The module {name} was imported and raised {type(error).__name__}: {error}.",
+            f"The module {name} was imported and raised {said_by(error)}.",
             hint="Is it installed in the environment that runs the explorer?",
         ) from error
 

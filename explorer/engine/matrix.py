@@ -127,7 +127,7 @@ class Bench:
         except Cancelled:
             raise
         except Exception as error:  # the exception is what this cell was run for
-            return error
+            return error.with_traceback(None)  # its frames would hold the model
         return {name: None if tensor is None else tensor.detach().cpu() for name, tensor in found.items()}
 
 

@@ -55,6 +55,13 @@ def failure_of(error: BaseException, *, timed_out: bool = False) -> Failure:
             asked_bytes=getattr(error, "asked_bytes", None),
             free_bytes=getattr(error, "free_bytes", None),
         )
+    if isinstance(error, SystemExit):
+        return Failure(
+            kind="model raised",
+            sentence=f"The model called sys.exit({'' if error.code is None else error.code!r}).",
+            hint="A model that is loaded must not end the process: the traceback says where it does.",
+            traceback=said,
+        )
     if isinstance(error, KeyboardInterrupt):
         return Failure(kind="cancelled", sentence="The worker was interrupted.", traceback=said)
     return Failure(
@@ -104,11 +111,15 @@ def _out_of_memory(error: BaseException) -> OutOfMemory | None:
         asked = _CPU_ALLOCATOR.search(str(link))
         if asked or isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
             return OutOfMemory(
-                f"Memory ran out: {str(link).splitlines()[0] if str(link) else type(link).__name__}"[:_LONGEST],
+                f"The run asked for {int(asked[1]):,} bytes and was refused." if asked else _first_line(link),
                 hint="Take a smaller size or batch, recompute more blocks, or raise the memory limit.",
                 asked_bytes=int(asked[1]) if asked else None,
             )
     return None
+
+
+def _first_line(error: BaseException) -> str:
+    return f"Memory ran out: {str(error).splitlines()[0] if str(error) else type(error).__name__}"[:_LONGEST]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

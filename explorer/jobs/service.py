@@ -53,10 +53,21 @@ def private_channel() -> tuple[IO[bytes], IO[bytes]]:
 
 
 class Service:
-    """Serves `answer` until the pipe ends. `idle` steps run one by one while nobody waits (imports that warm up)."""
+    """Serves `answer` until the pipe ends. `idle` steps run one by one while nobody waits (imports that warm up).
 
-    def __init__(self, answer: Answer, store: Store | None, *, idle: Iterable[Callable[[], object]] = ()) -> None:
+    Where `is_fit` says no after a job, the process ends once the answer is out: the next job gets a new one.
+    """
+
+    def __init__(
+        self,
+        answer: Answer,
+        store: Store | None,
+        *,
+        idle: Iterable[Callable[[], object]] = (),
+        is_fit: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._answer = answer
+        self._is_fit = is_fit
         self._store = store
         self._idle = list(idle)
         self._commands, self._events = private_channel()
@@ -127,6 +138,8 @@ class Service:
             event = Failed(job=submitted.job, failure=failure_of(error, timed_out=clock.over))
         self._cancelled.discard(submitted.job)
         self._send(event)
+        if not self._is_fit():
+            _end_with_children()
 
     def _keep(self, result: Record) -> tuple[str | None, str]:
         if self._store is None or not is_kept(result):

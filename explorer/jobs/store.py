@@ -174,7 +174,7 @@ class Store:
         except (sqlite3.Error, OSError) as error:
             raise NotSaved(
                 f"The run could not be saved in {self.path}: {error}.",
-                hint="Free some space or set CHECKPOINT_EXPLORER_HOME to a folder that can be written.",
+                hint="Free some space, move a damaged file away, or set CHECKPOINT_EXPLORER_HOME to another folder.",
             ) from error
 
     @contextmanager

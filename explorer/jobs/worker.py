@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import importlib
 import os
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -101,7 +102,19 @@ def main() -> None:
     # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     store = Store(arguments.store) if arguments.store else None
-    Service(answer, store, idle=warm_up()).run()
+    Service(answer, store, idle=warm_up(), is_fit=cuda_lives).run()
+
+
+def cuda_lives() -> bool:
+    """False once a kernel went wrong (an index out of range, say): CUDA then refuses this process everything."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 def be_first_to_go() -> None:

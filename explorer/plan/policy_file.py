@@ -103,7 +103,10 @@ def load(path: str | os.PathLike[str]) -> PolicyFile:
             data = stream.read(LARGEST_BYTES + 1)
         return loads(data.decode())
     except OSError as error:
-        raise UnreadableFile(f"{path} cannot be read: {error.strerror}.") from error
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror}.",
+            hint="`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file.",
+        ) from error
     except UnicodeDecodeError as error:
         raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
     except UnreadableFile as error:
@@ -129,14 +132,18 @@ def check_fresh(file: PolicyFile, graph: ModelGraph) -> None:
             hint=nearest(missing[0], known) or "`python -m explorer graph MODEL` lists the blocks.",
         )
     if file.fingerprint is not None and file.fingerprint != graph.fingerprint:
-        made_for = (
-            f" ({file.model.target}{f', size {file.model.size}' if file.model.size else ''})" if file.model else ""
-        )
+        made_for = f" ({_in_words(file.model)})" if file.model else ""
         raise InvalidPolicy(
             f"The policy was made for a model with fingerprint {file.fingerprint}{made_for}; "
-            f"{_target(graph)} has {graph.fingerprint}: names, kinds or parameters of its blocks differ.",
+            f"{_in_words(graph.model)} has {graph.fingerprint}: names, kinds or parameters of its blocks differ.",
             hint="Its evidence does not hold here. Measure it on this model and export it again.",
         )
+
+
+def _in_words(model: ModelRef) -> str:
+    """`sample_models/gpt.py, size gpu, n_layers=4`"""
+    size = [f"size {model.size}"] if model.size else []
+    return ", ".join([model.target, *size, *(f"{name}={value}" for name, value in model.arguments.items())])
 
 
 def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> PolicyFile:

@@ -13,7 +13,8 @@ def show(key: str, value: Any) -> str:
     Returns `key`.
     """
     shown = st.session_state.setdefault("shown_values", {})
-    if key not in st.session_state or shown.get(key, value) != value:
-        st.session_state[key] = value
+    chosen = key in st.session_state and shown.get(key, value) == value
+    # Set on every run: a widget in a closed popover is made by the browser later, and would show its default then.
+    st.session_state[key] = st.session_state[key] if chosen else value
     shown[key] = value
     return key

@@ -38,21 +38,25 @@ def strip(
 def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tuple[Headline, ...]:
     """Before a run: the baseline measured, the policy predicted."""
     plain = not policy.units
+    of_base = "everything kept"
+    if base and base.spec.policy.units:
+        of_base = "this policy" if base.spec.policy == policy else "pinned baseline"
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     return (
-        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes),
+        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
         _bytes(
             "saved_after_forward_bytes",
             "Saved after forward",
             saved,
             None if plain else forecast.saved_after_forward_bytes,
+            of_base,
         ),
-        _flops(None if plain else forecast.flop_ratio),
+        _flops(None if plain else forecast.flop_ratio, plain=plain),
         _headline(
             "time_ratio",
             "Step time",
             _time(base),
-            "everything kept",
+            of_base,
             measured=base is not None and base.times is not None,
         ),
         _headline("verdict", "Gradients", "not compared", "press Run"),
@@ -62,10 +66,10 @@ def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tupl
     )
 
 
-def _bytes(key: str, label: str, base: int | None, predicted: int | None) -> Headline:
+def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
     if base is None or predicted is None:
         measured = base is not None
-        return _headline(key, label, mib(base), "everything kept" if measured else "", measured=measured)
+        return _headline(key, label, mib(base), of_base if measured else "", measured=measured)
     number, _, unit = mib(base).rpartition(" ")
     after = mib(predicted)
     before = number if after.endswith(f" {unit}") else mib(base)
@@ -81,9 +85,10 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None) -> Hea
     )
 
 
-def _flops(ratio: float | None) -> Headline:
+def _flops(ratio: float | None, *, plain: bool) -> Headline:
     if ratio is None:
-        return _headline("flop_ratio", "FLOPs", "+0 %", "nothing recomputed")
+        value, delta = ("+0 %", "nothing recomputed") if plain else (NOT_MEASURED, "press Run")
+        return _headline("flop_ratio", "FLOPs", value, delta)
     return Headline(
         key="flop_ratio",
         label="FLOPs",

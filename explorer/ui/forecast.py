@@ -14,7 +14,7 @@ from explorer.view.units import MINUS, mib, percent
 
 def forecast(baseline: Measurement | None, policy: Policy, *, key: str | None) -> Forecast:
     """`key` is the record that holds `baseline`: its forecaster is built once."""
-    if baseline is None or key is None:
+    if baseline is None or key is None or baseline.spec.policy.units:  # it replays a step that kept everything
         return Forecast()
     forecaster = backend.records().get(f"forecaster {key}")
     if forecaster is None:

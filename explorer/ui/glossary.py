@@ -82,6 +82,14 @@ FRESHNESS = {
     "baseline": (
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
     ),
+    "other options": (
+        ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
+        "Press **Run** to measure both runs with these."
+    ),
+    "pinned": (
+        ":violet-badge[:material/push_pin: pinned baseline] Measured under the policy of a run, not with everything "
+        "kept. Choose blocks, then press **Run**."
+    ),
     "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
     "stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "

@@ -80,8 +80,9 @@ def absorb(split: State, state: State, graph: ModelGraph) -> None:
     if set(marks["on"]) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
     cuts, said = list(marks["cuts"]), st.session_state.get(WIDGET)
-    if room := (said or {}).get("room"):
-        st.session_state["room"] = room
+    for window in ("room", "narrow"):
+        if (found := (said or {}).get(window)) is not None:
+            st.session_state[window] = found
     if not block_graph.adopt(marks, said):
         return
     if set(marks["cuts"]) != set(cuts):

@@ -69,6 +69,10 @@ FOLLOW = "Shows one microbatch on its way through the stages and back; the other
 NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
 MEASURED = ":green-badge[:material/check: measured] The thin row below each rank is what was predicted."
 OLDER = ":orange-badge[:material/history: for an earlier plan] The plan was changed since this run."
+ONE_RANK = (
+    "All stages are on one rank, so nothing runs side by side: this schedule puts two stages on every rank. Use four "
+    "stages or more."
+)
 LEGEND = "Numbers are microbatches; the gaps are the bubble."
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "

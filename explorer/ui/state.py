@@ -95,9 +95,8 @@ def spec_of(state: State) -> RunSpec:
 def baseline_of(state: State) -> RunSpec:
     """What the candidate is compared with: everything kept, or the policy of the pinned run."""
     spec = spec_of(state)
-    plain = st.session_state.get("pinned")
-    pinned = from_plain(plain, RunSpec) if plain else None
-    policy = pinned.policy if pinned and pinned.model == spec.model else KEEP_ALL
+    pinned = (from_plain(plain, RunSpec) for plain in st.session_state.get("pinned", ()))
+    policy = next((one.policy for one in pinned if one.model == spec.model), KEEP_ALL)
     return msgspec.structs.replace(spec, policy=policy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import streamlit as st
@@ -10,7 +11,8 @@ from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, Request
 from explorer.record.base import to_plain
-from explorer.record.measurement import Failure
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Failure, Measurement
 from explorer.ui import backend
 from explorer.ui import state as states
 from explorer.ui.state import State
@@ -30,10 +32,24 @@ def start(state: State, request: Request) -> None:
 
 
 def attach(state: State) -> None:
-    """After a refresh: the job that the address bar names becomes this page's again."""
+    """After a refresh: the job that the address bar names becomes this page's again, and pinned runs baselines."""
+    if "pinned" not in st.session_state:
+        read_pins(st.session_state)
     id = st.query_params.get("job")
     if id and state["job"] is None and (job := backend.worker().job(id)) is not None:
         state["job"] = {"id": id, "what": type(job.request).__name__}
+
+
+def read_pins(session: MutableMapping[Any, Any]) -> None:
+    """Which policies this visitor's runs are compared with: of every model that of its pinned run."""
+    session["pinned"] = []
+    try:
+        pinned = [run for run in backend.store().list() if run.pinned]
+        records = [backend.record(run.run_id) for run in pinned]
+    except ExplorerError:  # the Runs page says why the store cannot be read
+        return
+    runs = [record.candidate if isinstance(record, Comparison) else record for record in records]
+    session["pinned"] = [to_plain(run.spec) for run in runs if isinstance(run, Measurement)]
 
 
 def running(state: State) -> Job | None:
@@ -80,18 +96,15 @@ def settle(state: State) -> bool:
 
 def prepare(state: State) -> None:
     """First visit: the model is described and its baseline measured without being asked. One attempt each."""
+    spec = states.spec_of(state)
+    if state["baseline"] is None:  # after a refresh it is still known, also while a run is under way
+        state["baseline"] = backend.records().get(backend.spec_key(states.baseline_of(state)))
     if state["job"] is not None or state["failure"] is not None:
         return
-    spec = states.spec_of(state)
     if backend.graph_of(spec.model) is None:
         start(state, Describe(model=spec.model, seed=spec.seed))
     elif state["baseline"] is None and state["shown"] is None:
-        baseline = states.baseline_of(state)
-        known = backend.records().get(backend.spec_key(baseline))
-        if known is not None:
-            state["baseline"] = known
-        else:
-            start(state, Measure(spec=baseline))
+        start(state, Measure(spec=states.baseline_of(state)))
 
 
 def compare(state: State) -> None:

@@ -152,8 +152,16 @@ def _policy(run: Measurement) -> Headline:
         key="n_recompute",
         label="Recomputed",
         value=f"{again} of {count(len(named), 'block')}" if run.blocks else NOT_MEASURED,
-        delta="" if not run.blocks or again == len(named) else "policy without effect" if not again else "in part",
+        delta=_effect(run, again, len(named)),
         tone="bad" if run.blocks and again < len(named) else "neutral",
         origin=("counted",),
         tooltip=POLICY,
     )
+
+
+def _effect(run: Measurement, n_again: int, n_named: int) -> str:
+    if not run.blocks or n_again == n_named:
+        return ""
+    if run.failure is not None:
+        return "until it failed"
+    return "in part" if n_again else "policy without effect"

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from explorer.engine.allocator import AllocatorLog, clock_skew_ns, lifetimes, peak_bytes, take_probe
 from explorer.engine.allocator_cpu import CpuRecorder
-from explorer.engine.allocator_cuda import read_trace
+from explorer.engine.allocator_cuda import CudaRecorder, read_trace
 from explorer.engine.recording import doubts
+from explorer.errors import NotOnThisDevice
 
 CPU = torch.device("cpu")
 
@@ -200,3 +201,60 @@ def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
     log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS)
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2000, 2000, 5000, 7000]
+
+
+@pytest.fixture
+def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
+    """torch.cuda as its sources document it, without a GPU; the list collects how the history was switched."""
+    switched: list[str | None] = []
+    stats = iter([SYNTHETIC_STATS, SYNTHETIC_BASE | {"requested_bytes.all.peak": 0}, SYNTHETIC_STATS])
+
+    def record(
+        enabled: str | None = "all", context: str | None = "all", stacks: str = "all", max_entries: int = 1,
+        clear_history: bool = False,
+    ) -> None:  # fmt: skip
+        assert enabled is None or (context is None and clear_history and max_entries > 10**6)
+        switched.append(enabled)
+
+    fakes = {
+        "synchronize": lambda device: None,
+        "get_allocator_backend": lambda: "native",
+        "memory_stats": lambda device: next(stats),
+        "reset_peak_memory_stats": lambda device: None,
+        "memory._record_memory_history": record,
+        "memory._snapshot": lambda: {"device_traces": [[], synthetic_trace()]},
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"torch.cuda.{name}", fake)
+    return switched
+
+
+def test_the_history_of_the_right_gpu_is_read_and_switched_off(made_up_cuda: list[str | None]) -> None:
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    with pytest.raises(ValueError, match="in the step"), recorder:
+        assert made_up_cuda == ["all"]
+        raise ValueError("in the step")
+    assert made_up_cuda == ["all", None]
+    assert recorder.log.is_complete and recorder.log.n_bytes.tolist() == [900, -900, -600, 10]
+
+
+def test_a_gpu_that_died_in_the_step_leaves_no_history_on(
+    made_up_cuda: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(device: torch.device) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    recorder = CudaRecorder(torch.device("cuda", 1))
+    with pytest.raises(RuntimeError, match="device-side assert"), recorder:
+        monkeypatch.setattr("torch.cuda.synchronize", dead)
+    assert made_up_cuda == ["all", None]
+    assert len(recorder.log.n_bytes) == 0
+
+
+def test_an_allocator_without_history_is_refused_before_anything_is_switched(
+    made_up_cuda: list[str | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.get_allocator_backend", lambda: "cudaMallocAsync")
+    with pytest.raises(NotOnThisDevice, match="cudaMallocAsync"), CudaRecorder(torch.device("cuda", 1)):
+        pass
+    assert made_up_cuda == []

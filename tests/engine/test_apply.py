@@ -392,9 +392,7 @@ class CallsByName(nn.Module):
 
 
 @pytest.mark.parametrize("witnessed", [False, True])
-def test_tensors_given_by_keyword_get_their_exact_gradients(
-    witnessed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensors_given_by_keyword_get_their_exact_gradients(witnessed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """With and without the witnesses that a GPU would add to the call: `stem` learns through the keywords alone."""
     if witnessed:
         monkeypatch.setattr("explorer.engine.apply.witnesses", lambda *_: (torch.ones(1),))
@@ -407,9 +405,10 @@ def test_tensors_given_by_keyword_get_their_exact_gradients(
 
 
 def test_reentrant_checkpointing_refuses_keywords_in_torchs_words() -> None:
-    with apply_policy(model := CallsByName(), Policy.recompute(["block"], use_reentrant=True)):
-        with pytest.raises(ValueError, match="keyword arguments"):
-            model(torch.ones(2, 8))
+    model = CallsByName()
+    policy = Policy.recompute(["block"], use_reentrant=True)
+    with apply_policy(model, policy), pytest.raises(ValueError, match="keyword arguments"):
+        model(torch.ones(2, 8))
 
 
 def test_torch_sees_every_device_of_a_unit() -> None:

@@ -42,3 +42,11 @@ def test_an_operator_without_a_deterministic_kernel_runs_without_a_word() -> Non
         torch.use_deterministic_algorithms(True, warn_only=True)
         warnings.warn("x.y does not have a deterministic implementation, but you set ...", stacklevel=1)
     assert said == []
+
+
+def test_strict_refuses_what_has_no_deterministic_kernel() -> None:
+    """torch takes fused attention's deterministic backward on CUDA only where it may refuse other operators."""
+    before = settings()
+    with deterministic_kernels(strict=True):
+        assert settings() == (True, False, False, False)
+    assert settings() == before

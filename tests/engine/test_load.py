@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -163,6 +164,21 @@ def test_inputs_by_their_form() -> None:
 
     one, two = torch.ones(1), torch.full((1,), 2.0)
     assert call(Adds(), (one, two)) == call(Adds(), [one, two]) == call(Adds(), {"b": two, "a": one}) == 5
+
+
+def test_a_loss_is_one_number(good: Path) -> None:
+    loaded = replace(load(ModelRef(target=f"{good}:with_loss", arguments={"width": 4})), loss_function=torch.sub)
+    with pytest.raises(ModelFailed, match=r"returned float32\[2, 4\], not a tensor with one number"):
+        loaded.loss(loaded.output())
+    with pytest.raises(ModelFailed, match="returned float, not a tensor with one number"):
+        replace(loaded, loss_function=lambda output, targets: 1.0).loss(loaded.output())
+
+
+def test_a_factory_without_memory_is_out_of_memory_not_a_bad_factory(tmp_path: Path) -> None:
+    path = tmp_path / "large.py"
+    path.write_text("import torch\n\ndef build():\n    return torch.empty(2**50)\n")
+    with pytest.raises(RuntimeError, match="tried to allocate"):
+        load(ModelRef(target=str(path)))
 
 
 def test_default_losses() -> None:

@@ -20,6 +20,9 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.progress import Progress, Report
 
+POISON: list[str] = []
+"""Not empty: this process is of no more use."""
+
 
 def measurement(request: Measure | Compare) -> Measurement:
     spec = request.spec if isinstance(request, Measure) else request.candidate
@@ -48,6 +51,9 @@ def answer(request: Request, report: Report) -> Record:
             raise ModelFailed("forward raised", hint="mend it") from RuntimeError("shapes (2, 3)")
         case "bug":
             raise KeyError(value)
+        case "poisons":
+            POISON.append(value)
+            raise ModelFailed("CUDA error: device-side assert triggered")
         case "leaves":
             sys.exit(3)
         case "exits":
@@ -70,4 +76,4 @@ def answer(request: Request, report: Report) -> Record:
 
 if __name__ == "__main__":
     faulthandler.enable()
-    Service(answer, Store(sys.argv[1])).run()
+    Service(answer, Store(sys.argv[1]), is_fit=lambda: not POISON).run()

@@ -71,7 +71,13 @@ class OutOfMemoryError(RuntimeError):
 def test_memory_that_ran_out_is_told_through_wrappers(cause: BaseException, asked: int | None) -> None:
     for error in (raised(cause), raised(ModelFailed("forward raised"), cause)):
         failure = failure_of(error)
-        assert failure.kind == "out of memory" and failure.asked_bytes == asked and "Memory ran out" in failure.sentence
+        assert failure.kind == "out of memory" and failure.asked_bytes == asked
+        assert failure.sentence.startswith("The run asked for 4,096 bytes" if asked else "Memory ran out")
+
+
+def test_a_model_that_leaves_is_told_as_such() -> None:
+    failure = failure_of(raised(SystemExit(3)))
+    assert (failure.kind, failure.sentence) == ("model raised", "The model called sys.exit(3).")
 
 
 def test_what_nobody_foresaw_is_internal_and_shows_its_traceback() -> None:

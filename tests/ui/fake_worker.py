@@ -44,6 +44,7 @@ class FakeWorker:
         self.jobs: dict[str, FakeJob] = {}
         self.ids = itertools.count(1)
         self.fail_with: Failure | None = None
+        self.warning = ""
 
     def submit(self, request: Any, *, keep: bool = True) -> FakeJob:
         job = FakeJob(f"job{next(self.ids)}", request)
@@ -65,7 +66,8 @@ class FakeWorker:
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
-        if self.store is not None and not isinstance(job.request, Describe | DrawAutograd):
+        job.warning = "" if isinstance(job.request, Describe | DrawAutograd) else self.warning
+        if self.store is not None and not job.warning and not isinstance(job.request, Describe | DrawAutograd):
             job.run_id = self.store.save(job.result)
 
     def job(self, id: str) -> FakeJob | None:

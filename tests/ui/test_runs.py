@@ -9,9 +9,12 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Compare
+from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
 from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record.base import to_plain
+from explorer.record.pipeline import PipelineRun
+from explorer.record.plan import PipelinePlan
 from explorer.ui import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
@@ -23,8 +26,8 @@ SCRIPT = """
 import streamlit as st
 from explorer.ui.pages import runs
 from explorer.ui import state
-st.switch_page = lambda page: st.session_state.update(switched=True)
-st.session_state.setdefault("pages", {"explore": None})
+st.switch_page = lambda page, query_params: st.session_state.update(switched=page)
+st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
 runs.page()
 """
 
@@ -42,13 +45,19 @@ def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     def start(*selected: int) -> AppTest:
         at = AppTest.from_string(SCRIPT, default_timeout=60).run()
         assert not at.exception, at.exception[0].message
-        if selected:
-            at.session_state["runs"] = {"selection": {"rows": list(selected), "columns": [], "cells": []}}
-            at.run()
-            assert not at.exception, at.exception[0].message
-        return at
+        return select(at, *selected)
 
     return start
+
+
+def select(at: AppTest, *rows: int) -> AppTest:
+    """Ticks these rows of the list."""
+    if rows:
+        table = f"runs_{at.session_state.get('runs_order', 0)}"
+        at.session_state[table] = {"selection": {"rows": list(rows), "columns": [], "cells": []}}
+        at.run()
+        assert not at.exception, at.exception[0].message
+    return at
 
 
 def saved(store: Store, name: str = "mine") -> str:
@@ -118,12 +127,82 @@ def test_opening_a_run_of_a_model_that_is_not_offered_runs_nothing(
 
 
 def test_a_pinned_run_is_the_baseline_of_new_ones(app: Callable[..., AppTest], worker: FakeWorker) -> None:
-    from explorer.record.base import to_plain
-
     at = app()
-    at.session_state["pinned"] = to_plain(SPEC)
+    at.session_state["pinned"] = [to_plain(SPEC)]
     at = settle(at.run())
     at = settle(at.button(key="run").click().run())
     (job,) = worker.of(Compare)
     assert job.request.baseline.policy == SPEC.policy
     assert job.request.candidate.policy == Policy()
+
+
+def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    assert at.button(key="rename").disabled
+    at.text_input(key=f"name_{run_id}").set_value("  all recomputed ").run()
+    at.button(key="rename").click().run()
+    assert [run.name for run in store.list()] == ["all recomputed"]
+    at.button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [True]
+    assert [plain["policy"] for plain in at.session_state["pinned"]] == [to_plain(SPEC)["policy"]]
+    assert "Select a row" in texts(at), "a pinned run moves up, so that its row is another run's now"
+    select(at, 0).button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [False]
+    assert at.session_state["pinned"] == []
+    select(at, 0).button(key="delete").click().run()
+    assert store.list(), "nothing is deleted before it was confirmed"
+    assert "cannot be brought back" in texts(at)
+
+
+def test_a_pin_outlives_the_visit(app: Callable[..., AppTest], worker: FakeWorker, store: Store) -> None:
+    store.pin(saved(store))
+    app()
+    (job,) = worker.of(Measure)
+    assert job.request.spec.policy == SPEC.policy
+
+
+def test_a_baseline_with_a_policy_of_its_own_predicts_nothing(app: Callable[..., AppTest], store: Store) -> None:
+    store.pin(saved(store))
+    at = app()
+    assert "pinned baseline" in texts(at)
+    assert not any("≈" in value for value in figures(at).values())
+
+
+def test_opening_a_run_brings_its_figures_back(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "explore"
+    assert at.session_state["explore"]["shown"] == run_id
+
+
+def test_a_pipeline_run_opens_on_its_own_page(runs_page: Callable[..., AppTest], store: Store) -> None:
+    plan = PipelinePlan(stages=(ALL[:3], ALL[3:]), n_microbatches=8, schedule="1F1B")
+    spec = msgspec.structs.replace(SPEC, plan=plan)
+    measured = graphs.compared(graphs.gpt(6), SPEC).candidate
+    run = PipelineRun(spec=spec, engine="replay", environment=measured.environment, rows=(("0F0",), ("1F0",)))
+    run_id = store.save(run)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "pipeline"
+    split = at.session_state["pipeline"]
+    assert (split["shown"], split["places"], split["n_microbatches"], split["engine"]) == (run_id, [3], 8, "replay")
+    assert at.session_state["explore"]["spec"]["policy"] == to_plain(SPEC)["policy"]
+
+
+def test_a_run_that_could_not_be_saved_says_so_and_stays(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
+    worker.warning = "The run could not be saved: the disk is full."
+    at = app()
+    assert "the disk is full" in at.warning[0].value
+    at = settle(at.button(key="run").click().run())
+    assert figures(at)["Gradients"] == "bitwise equal"
+    assert "the disk is full" in at.warning[0].value
+    assert store.list() == ()
+    from explorer.jobs import run_file
+    from explorer.ui.panels.files import run_bytes
+
+    key = at.session_state["explore"]["shown"]
+    assert run_file.read(run_bytes(key)).kind == "comparison"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -21,8 +23,8 @@ def forecast(policy: Policy | None = None, **plan: object) -> Forecast:
     return predict(pipelines.priced(GRAPH, SPEC), chosen, policy or SPEC.policy)
 
 
-def bars(fig: object) -> list[object]:
-    return [trace for trace in fig.data if trace.type == "bar"]  # type: ignore[attr-defined]
+def bars(fig: Any) -> list[Any]:
+    return [trace for trace in fig.data if trace.type == "bar"]
 
 
 def test_every_action_is_a_bar_of_its_own_length_on_its_rank() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import streamlit as st
 
 from explorer.jobs.protocol import DeriveMatrix, DrawAutograd
@@ -137,6 +138,8 @@ class Shown:
     baseline: Measurement | None
     baseline_key: str | None
     stale: bool
+    other_options: bool = False
+    """Whether the baseline ran under options, a seed or a device that were changed since."""
 
     @property
     def candidate(self) -> Measurement | None:
@@ -146,7 +149,11 @@ class Shown:
     @property
     def freshness(self) -> str:
         if self.comparison is None:
-            return "baseline" if self.baseline is not None else "nothing"
+            if self.baseline is None:
+                return "nothing"
+            if self.other_options:
+                return "other options"
+            return "pinned" if self.baseline.spec.policy.units else "baseline"
         return "stale" if self.stale else "fresh"
 
 
@@ -157,7 +164,14 @@ def _shown(state: State) -> Shown:
     if comparison is not None and comparison.baseline.spec == states.baseline_of(state):
         baseline, key = comparison.baseline, state["shown"]
     stale = comparison is not None and comparison.candidate.spec != states.spec_of(state)
-    return Shown(comparison=comparison, baseline=baseline, baseline_key=key, stale=stale)
+    bare = msgspec.structs.replace(states.spec_of(state), policy=baseline.spec.policy) if baseline else None
+    return Shown(
+        comparison=comparison,
+        baseline=baseline,
+        baseline_key=key,
+        stale=stale,
+        other_options=baseline is not None and baseline.spec != bare,
+    )
 
 
 def _facts(state: State, graph: ModelGraph, shown: Shown, predicted: Forecast) -> Facts:

@@ -26,7 +26,7 @@ from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
 from explorer.ui.panels.cut_graph import cut_graph
 from explorer.ui.panels.failure import failure_panel
-from explorer.ui.panels.model import model_panel, options_panel
+from explorer.ui.panels.model import arguments_panel, model_panel, options_panel
 from explorer.ui.panels.pipeline import engine_picker, plan_panel, strip
 from explorer.ui.panels.pipeline_results import Results, result_tabs
 from explorer.ui.pipeline_figures import figures
@@ -55,7 +55,11 @@ def page() -> None:
     graph = backend.graph_of(states.spec_of(state).model)
 
     slot = st.container()
-    left, right = st.columns([6, 8], gap="medium")
+    if states.narrow():
+        left, right, height = st.container(), st.container(), None
+    else:
+        left, right = st.columns([6, 8], gap="medium")
+        height = RIGHT_HEIGHT + states.extra_height()
     found = None
     with left:
         _choices(split, state, samples)
@@ -74,7 +78,7 @@ def page() -> None:
                 before=found.run if found and not run else None,
             )
         )
-    with right, st.container(height=RIGHT_HEIGHT + states.extra_height(), border=False, key="pipeline_results"):
+    with right, st.container(height=height or "content", border=False, key="pipeline_results"):
         _trouble(split, state, found)
         if found is not None:
             result_tabs(found, split)
@@ -88,10 +92,10 @@ def _choices(split: State, state: State, samples: tuple[Any, ...]) -> None:
     """Model and options, the same as on Explore; a change takes effect at once."""
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
-    wide, narrow = st.columns([8, 2], vertical_alignment="bottom", gap="small")
-    with wide:
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_options"):
         model = model_panel(spec, samples)
-    with narrow:
+        if model == spec.model:
+            model = arguments_panel(model, samples)
         chosen = options_panel(spec, graph)
     if model != spec.model:
         states.choose_model(state, model)
@@ -146,6 +150,8 @@ def _trouble(split: State, state: State, found: Results | None) -> None:
         st.rerun()
     if found is not None and found.fault:
         st.error(plain(found.fault), icon=":material/error:")
+    elif found is not None and found.plan.n_ranks == 1 and len(found.plan.stages) > 1:
+        st.info(words.ONE_RANK, icon=":material/info:")
 
 
 def _bar(split: State, spec: RunSpec | None, *, shown_busy: bool) -> None:

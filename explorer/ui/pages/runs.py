@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -9,18 +10,17 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
-from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui import backend
-from explorer.ui import state as states
+from explorer.ui import backend, work
 from explorer.ui.panels.charts import chart, twin
 from explorer.ui.plain import plain
+from explorer.ui.reopen import PAGES, reopen
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import NOT_MEASURED, mib
 
-OPENABLE = ("measurement", "comparison")
-"""Kinds that the Explore page shows."""
+PINNABLE = ("measurement", "comparison")
+"""Kinds whose policy can be the baseline of new runs."""
 
 
 def page() -> None:
@@ -60,7 +60,7 @@ def _take_file() -> None:
 def _table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
     event = st.dataframe(
         [_row(run) for run in runs],
-        key="runs",
+        key=_table_key(),
         hide_index=True,
         width="stretch",
         height=min(36 * (len(runs) + 1) + 4, 380),
@@ -74,6 +74,11 @@ def _table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
     )
     rows: list[int] = event["selection"]["rows"]
     return [runs[row] for row in rows if row < len(runs)]
+
+
+def _table_key() -> str:
+    """Changes when the order of the rows does: a selected row must not become another run."""
+    return f"runs_{st.session_state.get('runs_order', 0)}"
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
@@ -95,14 +100,19 @@ def _one(run: StoredRun) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
-            _do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.")
+            _do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
         if st.button(
-            "Open", icon=":material/open_in_new:", key="open", type="primary", disabled=run.kind not in OPENABLE
+            "Open",
+            icon=":material/open_in_new:",
+            key="open",
+            type="primary",
+            disabled=run.kind not in PAGES,
+            help=f"On the {PAGES.get(run.kind, 'explore').capitalize()} page, as it was; nothing is measured again.",
         ):
             _open(run)
         word = "Unpin" if run.pinned else "Pin as baseline"
         pin_help = "New runs of this model are compared with this policy instead of with everything kept."
-        if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in OPENABLE, help=pin_help):
+        if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in PINNABLE, help=pin_help):
             _pin(run)
         st.download_button(
             "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
@@ -143,27 +153,21 @@ def _text(value: Any) -> str:
 
 
 def _open(run: StoredRun) -> None:
-    """Puts model, policy, options and figures of the run on the Explore page."""
+    """Puts model, policy, options and figures of the run on the page that shows its kind."""
     try:
-        record = backend.record(run.run_id)
+        address = reopen(run)
     except ExplorerError as error:
         st.session_state["runs_error"] = str(error)
         st.rerun()
-    spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
-    state = states.fresh(spec)
-    state["shown" if isinstance(record, Comparison) else "baseline"] = run.run_id
-    state["job"] = st.session_state.get("explore", state)["job"]
-    st.session_state["explore"] = state
-    st.switch_page(st.session_state["pages"]["explore"])
+    st.switch_page(st.session_state["pages"][PAGES[run.kind]], query_params=dict(address))
 
 
 def _pin(run: StoredRun) -> None:
     def act() -> None:
         backend.store().pin(run.run_id, pinned=not run.pinned)
-        record = _candidate(backend.record(run.run_id))
-        st.session_state["pinned"] = to_plain(record.spec) if record and not run.pinned else None
+        work.read_pins(st.session_state)
 
-    _do(act, "Unpinned." if run.pinned else "Pinned: new runs are compared with this policy.")
+    _do(act, "Unpinned." if run.pinned else "Pinned: new runs of this model are compared with this policy.")
 
 
 @st.dialog("Delete this run?")
@@ -174,11 +178,13 @@ def _confirm(run: StoredRun) -> None:
         _do(lambda: backend.store().delete(run.run_id), "Deleted.")
 
 
-def _do(act: Any, done: str) -> None:
+def _do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:
     """Does it, says so on the next run of the page, and starts that."""
     try:
         act()
         st.session_state["runs_done"] = done
+        if reorders:
+            st.session_state["runs_order"] = st.session_state.get("runs_order", 0) + 1
     except ExplorerError as error:
         st.session_state["runs_error"] = str(error)
     st.rerun()

@@ -36,6 +36,7 @@ def cut_graph(
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
             height=HEIGHT + states.extra_height(),
             room=states.USUAL_ROOM + states.extra_height(),
+            narrow=states.narrow(),
             jump=(split["jump"][0], split["jump"][1]) if split["jump"] else None,
         ),
         key=pipeline_state.WIDGET,

@@ -7,16 +7,19 @@ from typing import Literal
 import streamlit as st
 
 from explorer.ui import glossary
+from explorer.ui import state as states
 from explorer.ui.figures import Cell
 
+NARROW_WIDTH = 205
+"""Pixels of a cell where three stand side by side."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
 def headline_strip(cells: tuple[Cell, ...]) -> None:
-    """Draws `cells` side by side, in two rows where the window is narrow; a figure of an earlier policy stands below, dimmed and labelled."""
+    """Draws `cells` side by side, in two rows where the window is narrow; a figure of an earlier policy is dimmed."""
     with st.container(horizontal=True, gap="small", key="strip"):
         for cell in cells:
-            with st.container(gap=None, width="stretch"):
+            with st.container(gap=None, width=NARROW_WIDTH if states.narrow() else "stretch"):
                 _cell(cell)
 
 

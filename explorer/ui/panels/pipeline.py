@@ -16,6 +16,7 @@ from explorer.ui import glossary, pipeline_state
 from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
 from explorer.ui.bound import show
+from explorer.ui.panels.headline import NARROW_WIDTH
 from explorer.ui.pipeline_figures import Figure
 from explorer.ui.plan_link import MOST_MICROBATCHES
 from explorer.ui.state import State
@@ -24,18 +25,19 @@ from explorer.view.nesting import ancestors
 
 def strip(figures: tuple[Figure, ...]) -> None:
     """Five figures side by side, each with what it means and where it comes from."""
-    for column, figure in zip(st.columns(len(figures), gap="small"), figures):
-        with column, st.container(gap=None):
-            origin = glossary.ORIGIN.get(figure.origin, "")
-            st.metric(
-                figure.label,
-                figure.value,
-                figure.delta or None,
-                delta_color="off",
-                delta_arrow="off",
-                help=f"{figure.help} {origin}".rstrip(),
-            )
-            st.caption(figure.origin or "\N{NO-BREAK SPACE}")
+    with st.container(horizontal=True, gap="small", key="pipeline_strip"):
+        for figure in figures:
+            with st.container(gap=None, width=NARROW_WIDTH if states.narrow() else "stretch"):
+                origin = glossary.ORIGIN.get(figure.origin, "")
+                st.metric(
+                    figure.label,
+                    figure.value,
+                    figure.delta or None,
+                    delta_color="off",
+                    delta_arrow="off",
+                    help=f"{figure.help} {origin}".rstrip(),
+                )
+                st.caption(figure.origin or "\N{NO-BREAK SPACE}")
 
 
 def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:

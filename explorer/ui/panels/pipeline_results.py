@@ -16,6 +16,7 @@ from explorer.ui.panels.charts import chart, twin
 from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.gradients import hazards_panel
 from explorer.ui.panels.pipeline_files import files_panel
+from explorer.ui.plain import plain
 from explorer.ui.state import State
 from explorer.view import gantt, ranks, splitting
 from explorer.view.units import count
@@ -122,7 +123,7 @@ def _multiplied(hazards: tuple[Hazard, ...]) -> None:
     """Recompute that the schedule multiplies is said beside the schedule, not only in the list of hazards."""
     for hazard in hazards:
         if hazard.rule == "multiplied-recompute":
-            st.warning(f"{hazard.sentence} {hazard.remedy}", icon=":material/warning:")
+            st.warning(plain(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
 
 
 def _memory(found: Results) -> None:

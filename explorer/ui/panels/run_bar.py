@@ -12,7 +12,7 @@ from explorer.ui.state import State
 
 DOING = {
     "Describe": "Reading the model",
-    "Measure": "Measuring the baseline: everything kept",
+    "Measure": "Measuring the baseline",
     "Compare": "Running baseline and candidate",
     "DrawAutograd": "Drawing the autograd graph",
     "DeriveMatrix": "Taking derivatives of every kind",
@@ -67,4 +67,4 @@ def _said(state: State) -> str:
         return "The last run has no result; the reason is shown above."
     if state["shown"]:
         return "Measured. Change the policy and run again to compare anew."
-    return "Choose blocks to recompute, then run both: with everything kept, and with your policy."
+    return "Choose blocks to recompute, then run both: the baseline, and your policy."

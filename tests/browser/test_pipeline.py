@@ -1,0 +1,95 @@
+"""Pipeline splits in a real browser: stages, a cut by click and by key, a real run, every gradient compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+TINY = """
+import torch
+from torch import nn
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16))
+
+    def forward(self, x):
+        return x + self.inner(x)
+
+class Tiny(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+def build():
+    return Tiny(), torch.randn(64, 16)
+"""
+N_GRADIENTS = 4 * 4 + 2
+
+
+@pytest.fixture
+def pipeline(page: Page, serve: Callable[..., object], tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The page once the blocks of the tiny model are priced."""
+    path = tmp_path_factory.mktemp("model") / "tiny.py"
+    path.write_text(TINY)
+    page.goto(serve(ROOT / "app.py", "--model", f"{path}:build").url + "/pipeline")  # type: ignore[attr-defined]
+    page.get_by_role("treeitem").first.wait_for(timeout=120_000)
+    page.get_by_text("Drawn from the price of each block.").wait_for(timeout=120_000)
+    return page
+
+
+def value(page: Page, label: str) -> Locator:
+    """The figure under `label` in the strip."""
+    return page.get_by_test_id("stMetric").filter(has_text=label).get_by_test_id("stMetricValue")
+
+
+def says(page: Page, label: str, text: str) -> None:
+    value(page, label).get_by_text(text, exact=True).wait_for()
+
+
+def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
+    page = pipeline
+    says(page, "Plan", "2 stages")
+    says(page, "Gradients", "not compared")
+    stages = page.get_by_label("Stages", exact=True)
+    stages.fill("3")
+    stages.press("Enter")
+    says(page, "Plan", "3 stages")
+    assert page.locator('[data-cut][aria-checked="true"]').count() == 2
+
+    free = page.locator('[data-cut][aria-checked="false"]').first
+    name = free.get_attribute("data-cut")
+    free.click()
+    says(page, "Plan", "4 stages")
+    line = page.locator(f'[data-cut="{name}"]')
+    line.focus()
+    page.keyboard.press("Enter")
+    says(page, "Plan", "3 stages")
+
+    page.locator('[data-id="layers.1"] .chip').click()
+    page.get_by_text("1 block recomputed").wait_for()
+    page.get_by_test_id("stButton").get_by_role("button", name="Run").click()
+    says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
+    assert page.get_by_text("measured").first.is_visible()
+
+    page.get_by_role("tab", name="Calls").click()
+    page.get_by_text("at most 2 runs for each forward call").wait_for()
+
+    page.reload()
+    says(page, "Plan", "3 stages")
+    says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
+    assert page.locator('[data-id="layers.1"]').get_attribute("aria-checked") == "true"
