@@ -103,7 +103,8 @@ def _table(outcome: LabOutcome, console: Console) -> Table:
 
 
 def _drawn(outcome: LabOutcome, headings: dict[str, str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1), caption_justify="left")
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1 if headings else 0, 0, 1))
+    table.caption_justify, table.show_edge = "left", bool(headings)
     rows, origins = lab_table(outcome), lab_origins(outcome)
     for name in rows[0]:
         justify: Literal["left", "right"] = "right" if name in origins else "left"

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from explorer import cli, cli_run
+from explorer import cli, cli_lab, cli_run, cli_verb
 from explorer.cli_options import ModelOptions
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
@@ -97,6 +97,7 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
 
     monkeypatch.setattr(cli, "worker", borrowed)
     monkeypatch.setattr(cli_run, "worker", borrowed)
+    monkeypatch.setattr(cli_lab, "worker", borrowed)
     return engine
 
 
@@ -198,6 +199,15 @@ def test_compare_and_the_policy_file_that_comes_of_it(shared: Worker, tiny: str,
     assert "def apply_checkpointing(model)" in exported and "blocks.2" in exported
     run("export", path, "--to", "torch", "--out", str(tmp_path / "applied.py"))
     assert (tmp_path / "applied.py").read_text() == exported
+
+
+def test_a_narrow_terminal_clips_nothing(shared: Worker, tiny: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli_verb, "_PIPE_WIDTH", 80)
+    arguments = ("compare", tiny, "--policy", "every-2", "--quick", "--repeats", "0", "--set", "width=256")
+    for text in (run(*arguments).stdout, run("lab", "dropout").stdout):
+        assert "\u2026" not in text  # how a clipped cell ends
+    rows = [line.rstrip() for line in run(*arguments).stdout.splitlines() if "FLOP" in line]
+    assert rows and max(map(len, rows)) <= 80
 
 
 def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ def gradient_chart(comparison: Comparison) -> go.Figure:
         return empty(QUESTION, reason)
     exponents = [_exponent(diff) for diff in diffs]
     known = [value for value in exponents if value is not None]
-    low = math.floor(min(known)) - 1 if known else -8
+    low = math.floor(min(known)) - 1 if known else -2
     high = math.ceil(max(known)) + 1 if known else 0
     named = len(diffs) <= MAX_NAMES
-    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else 420)
+    usual = 420 if known else 280  # where all are equal there is one line to draw
+    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else usual)
     for verdict in get_args(Verdict):
         chosen = [i for i, diff in enumerate(diffs) if diff.verdict == verdict]
         if chosen:

@@ -195,6 +195,7 @@ class TestWholeCompare:
     def test_a_failing_candidate_keeps_the_baseline(self) -> None:
         found = compare(*pair("cache", ("attention",)))
         assert found.failure is not None and found.verdict == "not comparable"
+        assert found.failure.sentence.startswith("In the candidate: ")
         assert found.baseline.step_peak_bytes
 
     def test_the_world_is_left_as_found(self) -> None:

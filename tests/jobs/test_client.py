@@ -107,7 +107,7 @@ def test_jobs_wait_for_each_other_in_order(worker: Worker) -> None:
     [
         ("raises", "model raised", "forward raised"),
         ("bug:key", "internal", "KeyError: 'key'"),
-        ("leaves", "internal", "SystemExit"),
+        ("leaves", "model raised", "sys.exit(3)"),
     ],
 )
 def test_an_exception_is_a_result_and_the_worker_lives(worker: Worker, target: str, kind: str, words: str) -> None:

@@ -320,3 +320,19 @@ def test_a_run_without_measurable_figures_says_not_measured(
     at = app()
     assert figures(at)["Step peak"] == "not measured"
     assert figures(at)["Step time"] == "not measured"
+
+
+def test_a_refresh_during_a_run_still_shows_the_baseline(app: Callable[..., AppTest], worker: FakeWorker) -> None:
+    worker.slow = True
+    at = app()
+    at.button(key="run").click().run()
+    (job,) = worker.of(Compare)
+    again = start_only(model="sample_models/gpt.py", size="small", job=job.id)
+    assert figures(again)["Step peak"] == "104.5 MiB"
+
+
+def test_a_baseline_from_before_the_options_changed_says_so(app: Callable[..., AppTest]) -> None:
+    at = app()
+    assert "for other options" not in texts(at)
+    at.selectbox(key="option_device").set_value("cuda").run()
+    assert "for other options" in texts(at)

@@ -36,7 +36,7 @@ def failure_panel(failure: Failure, *, key: str) -> bool:
                 st.text(failure.hint)
         with close:
             closed = st.button("", icon=":material/close:", key=f"close_{key}", help="Close", type="tertiary")
-        if failure.traceback:
+        if failure.traceback and not calm:
             with st.expander("Traceback", key=f"traceback_{key}"):
                 st.code(failure.traceback, language="python")
     return closed
