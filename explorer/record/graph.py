@@ -129,10 +129,13 @@ class ModelGraph(Record):
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:
-        """The blocks that presets count: numbered units of the spine with a sibling of their kind, else the spine."""
+        """The blocks that presets count: numbered units of the spine with a sibling of their kind; where there are
+        none those that one step calls several times; else the whole spine."""
         numbered = [self.by_fqn[fqn] for fqn in self.spine if self.by_fqn[fqn].name.isdigit()]
         kinds = Counter((block.parent, block.kind) for block in numbered)
-        return tuple(block.fqn for block in numbered if kinds[block.parent, block.kind] > 1) or self.spine
+        kin = tuple(block.fqn for block in numbered if kinds[block.parent, block.kind] > 1)
+        called_often = tuple(fqn for fqn in self.spine if self.by_fqn[fqn].n_calls > 1)
+        return kin or called_often or self.spine
 
     @cached_property
     def fingerprint(self) -> str:

@@ -128,8 +128,8 @@ class AllocatorPeaks(Record):
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
     allocated: Column | None = None
-    """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's own
-    counter after the step. Blocks may be larger than that, so this is a lower bound; `allocated_peak_bytes` is measured.
+    """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's
+    own counter after the step. Blocks may be larger, so this is a lower bound; `allocated_peak_bytes` is measured.
     """
     reserved: Column | None = None
     """CUDA only: reserved bytes at each tick, measured: the sum of the segments taken from the driver."""
