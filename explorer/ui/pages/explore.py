@@ -2,7 +2,7 @@
 
 headline strip                                   redrawn with every toggle (a fragment with the graph)
 model, options, graph   |   memory, cost, ...    redrawn when something was measured or selected
-run bar                                          looks at the job twice a second while there is one
+run bar                                          looks at the job a few times a second
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ DOING = {
     "DrawAutograd": "Drawing the autograd graph",
     "DeriveMatrix": "Taking derivatives of every kind",
 }
-LOOK_EVERY_S = 0.5
+LOOK_EVERY_S = 0.2
 RUN_WIDTH = 140
 
 
 def run_bar(state: State, graph: ModelGraph | None) -> None:
-    """Looks at the job twice a second while there is one; the rest of the page stays usable."""
+    """Looks at the job five times a second while there is one; the rest of the page stays usable."""
     busy = state["job"] is not None
     st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(state, graph, shown_busy=busy)
 
