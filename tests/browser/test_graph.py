@@ -68,6 +68,8 @@ def test_a_preset_and_the_clicks_around_it_both_count(open_graph: Callable[..., 
     unfold(page, "blocks", "blocks.11")
     page.evaluate(CLICK, [["blocks.1"], 0])
     page.get_by_role("button", name="Every second").click()
+    # Streamlit may merge a click at this very moment into the preset's rerun, where nobody knows which came first.
+    confirmed(page, *(f"blocks.{i}" for i in range(0, 12, 2)))
     page.evaluate(CLICK, [["blocks.3"], 0])
     confirmed(page, "blocks.3", *(f"blocks.{i}" for i in range(0, 12, 2)))
 

@@ -4,7 +4,8 @@
 // 2. The server answers with its marks and the number it has seen; what is drawn is always that answer with the
 //    clicks that are not yet in it flipped on top. So an old answer undoes no click.
 // 3. A new `revision` (preset, undo, import) replaces the server's marks. A message that still stands on an older
-//    revision is applied by what it flipped there: neither the preset nor the click is lost.
+//    revision is applied by what it flipped there: neither the preset nor the click is lost. Only a click that
+//    Streamlit merges into the preset's own rerun is overruled by the preset: their order is gone by then.
 // 4. Text reaches the page through textContent and setAttribute alone: a module may have any name.
 
 const views = new WeakMap()
