@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +62,7 @@ def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
     hook = modules[block].register_forward_pre_hook(catch, with_kwargs=True)
     try:
         with torch.no_grad():
-            replace(loaded).output()
+            loaded.output()
     finally:
         hook.remove()
     if not caught:
