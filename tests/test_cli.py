@@ -302,14 +302,19 @@ def test_presets_are_named_in_the_help() -> None:
 
 
 def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "explorer", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[1],
-        env={**os.environ, **environment},
-    )
+    # A suite that runs in a shell's background ignores Ctrl-C, and a child would inherit that.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", "explorer", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **environment},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -34,6 +34,10 @@ from explorer.record.measurement import PHASES, ROLES, Phase, Role
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 NONE = -1
+VIEW: tuple[int, Any] = (NONE, None)
+"""An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
+LIFT = torch.ops.aten.lift_fresh.default
+"""A view by its schema, and the first that is seen of a tensor made from Python's numbers."""
 NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
 QUIET_NS = 5_000
@@ -172,6 +176,9 @@ class Tracker(TorchDispatchMode):
         self._scene(frame)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = self._known_ops.get(func) or self._learn(func)
+        if known is VIEW:
+            return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         frame: Any = self.scopes.frame
         phase = self._phase_of(frame)
@@ -180,10 +187,6 @@ class Tracker(TorchDispatchMode):
         if out is None:
             out = func(*args, **kwargs)
         block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
-        known = self._known_ops.get(func)
-        if known is None:
-            known = self._known_ops[func] = (len(self.op_names), formula(func))
-            self.op_names.append(str(func))
         name, count = known
         if count is not None:
             self.flops[phase, block] += count(*args, **kwargs, out_val=out)
@@ -195,6 +198,16 @@ class Tracker(TorchDispatchMode):
         self._see_all(out, op)
         self.op_last_ns.append(time.time_ns())
         return out
+
+    def _learn(self, func: Any) -> tuple[int, Any]:
+        """Number and formula of an operator met for the first time, or VIEW."""
+        if getattr(func, "is_view", False) and func is not LIFT:
+            known = VIEW
+        else:
+            known = (len(self.op_names), formula(func))
+            self.op_names.append(str(func))
+        self._known_ops[func] = known
+        return known
 
     def _phase_of(self, frame: Frame) -> int:
         """A forward inside backward is a recompute, also where a model checkpoints on its own and opens no scope."""

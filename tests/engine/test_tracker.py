@@ -145,3 +145,12 @@ def test_a_resized_storage_is_followed() -> None:
         -tracker.n_existing - 1,
         tracker.n_existing + 2,
     ]
+
+
+def test_what_is_made_from_pythons_numbers_is_seen_and_its_views_are_not_noted() -> None:
+    numbers = list(range(1000))
+    with Tracker(torch.nn.Identity(), torch.device("cpu")) as tracker:
+        made = torch.tensor(numbers)
+        _ = made.view(10, 100).t()[3]
+    assert list(tracker.n_bytes) == [made.nbytes]
+    assert {tracker.op_names[op] for op in tracker.op_name} == {"aten.lift_fresh.default"}
