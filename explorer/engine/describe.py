@@ -18,8 +18,10 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.data_flow import INPUT
 from explorer.engine.load import Loaded, blaming, load, place
-from explorer.engine.observe import INPUT, Observation, Seen, moved_traits, state_of
+from explorer.engine.moved_state import moved_traits, state_of
+from explorer.engine.observe import Observation, Seen
 from explorer.engine.rng import RngState
 from explorer.engine.spine import cut_points, repeated_as, spine_of
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
@@ -86,7 +88,7 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
         model=loaded.ref,
         blocks=blocks,
         edges=_edges(ops),
-        cuts=cut_points(spine, ops.seen, ops.data),
+        cuts=cut_points(spine, ops.seen, ops.flow.data),
         spine=spine,
         input_shapes=shapes,
         dtype=str(_dtype(model)).removeprefix("torch."),
@@ -152,7 +154,7 @@ def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
 def _edges(ops: Observation) -> tuple[Edge, ...]:
     """Bytes from writer to reader, each storage once a reader."""
     flow: dict[tuple[str, str], int] = defaultdict(int)
-    for datum in ops.data:
+    for datum in ops.flow.data:
         for reader, n_bytes in datum.readers.items():
             if datum.writer not in (INPUT, reader):
                 flow[datum.writer, reader] += n_bytes

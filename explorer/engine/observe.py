@@ -4,15 +4,12 @@
     dispatch mode   which operator ran, on which storages     data flows from a storage's writer to its readers
     saved tensors   what autograd keeps for backward          each storage once, parameters and buffers apart
 
-Data is followed by storage, so a view carries on its base's writer and an operator in place becomes the new one.
 What a C++ autograd node keeps outside of saved tensors is not seen by torch's hooks (pytorch, saved_tensors_hooks).
 """
 
 from __future__ import annotations
 
 import random
-import weakref
-from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,12 +20,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.data_flow import DataFlow, dense
 from explorer.engine.flops import formula
-from explorer.engine.rng import _image, _numpy
+from explorer.engine.rng import image, imported_numpy
 from explorer.record.graph import Trait
 
-INPUT = "<input>"
-"""Writer of what the model was given."""
 PLAIN_OUTPUTS = (Tensor, type(None), bool, int, float, str)
 
 
@@ -49,18 +45,6 @@ class Seen:
     traits: set[Trait] = field(default_factory=set)
 
 
-@dataclass
-class Datum:
-    """One storage on its way from its writer to its readers."""
-
-    writer: str
-    born: int
-    n_bytes: int
-    last_read: int = -1
-    readers: dict[str, int] = field(default_factory=dict)
-    """Bytes by reading block."""
-
-
 class Observation(TorchDispatchMode):
     """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit."""
 
@@ -68,15 +52,10 @@ class Observation(TorchDispatchMode):
         super().__init__()
         self.modules = dict(model.named_modules())
         self.seen = {fqn: Seen() for fqn in self.modules}
-        self.data: list[Datum] = []
-        self.n_ops = 0
+        self.flow = DataFlow((*model.parameters(), *model.buffers()))
         self._model = model
         self._stack: list[str] = []
         self._entered: list[dict[str, Any]] = []
-        self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
-        self._constant = {
-            tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers()) if _dense(tensor)
-        }
         self._open = ExitStack()
         self._formulas: dict[Any, Callable[..., int] | None] = {}
 
@@ -98,20 +77,20 @@ class Observation(TorchDispatchMode):
         kwargs = kwargs or {}
         block = self._stack[-1] if self._stack else None
         random_before = _torch_position(args) if torch.Tag.nondeterministic_seeded in func.tags else None
-        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and _dense(leaf)]
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
         if block is not None:
             for tensor in read:
-                self._reads(block, tensor)
+                self.flow.reads(block, tensor)
         out = func(*args, **kwargs)
         if block is not None:
             self._saw(func, args, kwargs, out, read, random_before)
-        self.n_ops += 1
+        self.flow.now += 1
         return out
 
     def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], random_before: Any) -> None:
         block = self._stack[-1]
-        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and _dense(leaf)]
-        self._writes(block, written, {t.untyped_storage()._cdata for t in read}, mutable=func._schema.is_mutable)
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
+        self.flow.writes(block, written, {t.untyped_storage()._cdata for t in read}, mutable=func._schema.is_mutable)
         self._count(func, args, kwargs, out)
         for fqn in self._stack:
             self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
@@ -141,51 +120,10 @@ class Observation(TorchDispatchMode):
             # RReLU stores the noise it drew; where it comes last, early stop leaves it half done (pytorch #193671).
             (traits.add if moved and "rrelu" in str(func) else traits.discard)("rng_last")
 
-    def _datum(self, tensor: Tensor) -> Datum | None:
-        held = self._live.get(tensor.untyped_storage()._cdata)
-        return held[1] if held is not None and held[0]() is not None else None
-
-    def _reads(self, block: str, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage._cdata in self._constant:
-            return
-        datum = self._datum(tensor)
-        if datum is None:
-            datum = self._born(INPUT, storage)
-        datum.last_read = self.n_ops
-        datum.readers[block] = max(datum.readers.get(block, 0), min(tensor.nbytes, datum.n_bytes))
-
-    def _writes(self, block: str, written: list[Tensor], read: set[int], *, mutable: bool) -> None:
-        for tensor in written:
-            storage = tensor.untyped_storage()
-            if storage._cdata in self._constant:
-                continue
-            if storage._cdata not in read or self._datum(tensor) is None:
-                self._born(block, storage)
-            elif mutable:
-                datum = self._datum(tensor)
-                if datum is not None and datum.writer != block:
-                    self._born(block, storage)
-
-    def _handed_on(self, fqn: str, tensors: list[Tensor]) -> None:
-        """A leaf that returns its input or a view of it (Identity, Flatten) still stands in the flow."""
-        for tensor in tensors:
-            datum = self._datum(tensor)
-            if datum is not None and datum.writer not in (fqn, INPUT):
-                self._reads(fqn, tensor)
-                self._born(fqn, tensor.untyped_storage())
-                self.n_ops += 1
-
-    def _born(self, writer: str, storage: Any) -> Datum:
-        datum = Datum(writer, self.n_ops, storage.nbytes())
-        self.data.append(datum)
-        self._live[storage._cdata] = (weakref.ref(storage), datum)
-        return datum
-
     def _pack(self, tensor: Tensor) -> Tensor:
-        if _dense(tensor):
+        if dense(tensor):
             storage = tensor.untyped_storage()
-            if storage._cdata not in self._constant:
+            if storage._cdata not in self.flow.constant:
                 for fqn in self._stack:
                     self.seen[fqn].saved[storage._cdata] = storage.nbytes()
         return tensor
@@ -194,7 +132,7 @@ class Observation(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
             seen = self.seen[fqn]
             if not seen.n_calls:
-                seen.first_call = self.n_ops
+                seen.first_call = self.flow.now
             seen.n_calls += 1
             self._stack.append(fqn)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
@@ -214,16 +152,16 @@ class Observation(TorchDispatchMode):
             seen = self.seen[fqn]
             self._stack.pop()
             before, now = self._entered.pop(), _outside_position()
-            seen.last_exit = self.n_ops
+            seen.last_exit = self.flow.now
             if before["rng"][0] != now[0]:
                 seen.traits.add("python_rng")
             if before["rng"][1] is not None and before["rng"][1] != now[1]:
                 seen.traits.add("numpy_rng")
             if any(tensor._version != version for tensor, version in before["versions"]):
                 seen.traits.add("changes_inputs")
-            tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and _dense(leaf)]
+            tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and dense(leaf)]
             if self._stack and not module._modules:
-                self._handed_on(fqn, tensors)
+                self.flow.handed_on(fqn, tensors)
             unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
             seen.output_bytes += sum(unique.values())
             if not _is_flat(output):
@@ -234,66 +172,16 @@ class Observation(TorchDispatchMode):
         return hook
 
 
-def state_of(model: nn.Module) -> dict[tuple[str, str], tuple[str, Any]]:
-    """(fqn, name) -> (kind, image) of every buffer and plain attribute: two images differ where a forward moved one."""
-    images: dict[tuple[str, str], tuple[str, Any]] = {}
-    plumbing = set(vars(nn.Module()))
-    for fqn, module in model.named_modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                images[fqn, name] = ("buffer", (id(buffer), buffer._version))
-        for name, value in vars(module).items():
-            if name not in plumbing and not isinstance(value, (torch.Generator, nn.Module)):
-                images[fqn, name] = ("attribute", _short_image(value))
-    return images
-
-
-def _short_image(value: Any) -> Any:
-    if isinstance(value, (list, tuple, dict)):
-        return type(value), len(value), tuple(_leaf_image(leaf) for leaf in tree_leaves(value))
-    return (len(value), _leaf_image(value)) if isinstance(value, set) else _leaf_image(value)
-
-
-def _leaf_image(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
-
-
-def moved_traits(model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]]) -> dict[str, set[Trait]]:
-    """Traits of the modules whose own buffers or attributes are not as `before`; running statistics do not count."""
-    after = state_of(model)
-    modules = dict(model.named_modules())
-    moved: dict[str, set[Trait]] = defaultdict(set)
-    for key in before.keys() | after.keys():
-        if before.get(key) == after.get(key):
-            continue
-        fqn, name = key
-        kind = (after.get(key) or before[key])[0]
-        statistics = getattr(modules[fqn], "track_running_stats", False) and name in (
-            "running_mean",
-            "running_var",
-            "num_batches_tracked",
-        )
-        if not statistics:
-            moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
-    return moved
-
-
 def _torch_position(args: Any) -> bytes:
     tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
     if tensors and tensors[0].is_cuda:
-        return _image(torch.cuda.get_rng_state(tensors[0].device))
-    return _image(torch.get_rng_state())
+        return image(torch.cuda.get_rng_state(tensors[0].device))
+    return image(torch.get_rng_state())
 
 
 def _outside_position() -> tuple[Any, Any]:
-    numpy = _numpy()
-    return random.getstate(), _image(numpy.random.get_state()) if numpy is not None else None
-
-
-def _dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
+    numpy = imported_numpy()
+    return random.getstate(), image(numpy.random.get_state()) if numpy is not None else None
 
 
 def _is_cache(name: str, value: Any) -> bool:

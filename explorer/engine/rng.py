@@ -35,7 +35,7 @@ class RngState:
         states: dict[str, Any] = {TORCH_CPU: torch.get_rng_state(), PYTHON: random.getstate()}
         for index in _cuda_devices():
             states[f"torch cuda:{index}"] = torch.cuda.get_rng_state(index)
-        if (numpy := _numpy()) is not None:
+        if (numpy := imported_numpy()) is not None:
             states[NUMPY] = numpy.random.get_state()
         states.update((path, generator.get_state()) for path, generator in generators.items())
         return cls(states, generators)
@@ -50,7 +50,7 @@ class RngState:
 
     def positions(self) -> dict[str, bytes]:
         """A comparable image of each generator's state."""
-        return {name: _image(state) for name, state in self.states.items()}
+        return {name: image(state) for name, state in self.states.items()}
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def seed_everything(seed: int) -> None:
     """Seeds torch on every device, Python and numpy."""
     random.seed(seed)
     torch.manual_seed(seed)
-    if (numpy := _numpy()) is not None:
+    if (numpy := imported_numpy()) is not None:
         numpy.random.seed(seed % 2**32)
 
 
@@ -123,13 +123,14 @@ def _cuda_devices() -> range:
     return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)
 
 
-def _numpy() -> ModuleType | None:
+def imported_numpy() -> ModuleType | None:
     """numpy if anybody imported it: a generator that nobody can have drawn from needs no care."""
     module = sys.modules.get("numpy")
     return module if module is not None and hasattr(module, "random") else None
 
 
-def _image(state: Any) -> bytes:
+def image(state: Any) -> bytes:
+    """Comparable bytes of a generator's state."""
     return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else repr(_plain(state)).encode()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from explorer.engine.observe import INPUT, Datum, Seen
+from explorer.engine.data_flow import INPUT, Datum
+from explorer.engine.observe import Seen
 from explorer.record.graph import CutPoint
 
 CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
