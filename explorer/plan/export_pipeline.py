@@ -33,25 +33,30 @@ def to_schedule_csv(file: PolicyFile) -> str:
 
 
 def torchrun_command(spec: RunSpec, folder: Path) -> str:
-    """For one machine; `run.sh` says what to add for several. Raises InvalidPlan."""
-    n_ranks = len(rows_of(_planned(spec)))
-    here = folder.resolve()
-    parts = ["torchrun", "--nproc-per-node", str(n_ranks), "-m", "explorer.engine.pipeline.rank_main"]
-    return shlex.join([*parts, str(here / SPEC_FILE), "--out", str(here / RESULTS)])
+    """For one machine; `run.sh` takes torchrun's options for several. Raises InvalidPlan."""
+    start, program = _command(spec, folder)
+    return f"{start} {program}"
+
+
+def _command(spec: RunSpec, folder: Path) -> tuple[str, str]:
+    """How torchrun starts ranks, and what each of them runs."""
+    n_ranks, here = len(rows_of(_planned(spec))), folder.resolve()
+    program = ["-m", "explorer.engine.pipeline.rank_main", str(here / SPEC_FILE), "--out", str(here / RESULTS)]
+    return f"torchrun --nproc-per-node {n_ranks}", shlex.join(program)
 
 
 def run_files(spec: RunSpec, folder: Path) -> dict[str, str]:
     """By name, the files that a torchrun run needs. Raises InvalidPlan."""
-    command = torchrun_command(spec, folder)
+    start, program = _command(spec, folder)
     script = (
         "#!/bin/sh\n"
-        "# One rank a process. On several machines run this on each, with the same folder in place, and add to\n"
-        "# torchrun: --nnodes N --node-rank R --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400\n"
-        "# and the number of ranks of one machine to --nproc-per-node. Copy the results to one place afterwards.\n"
+        "# One rank a process. On several machines, run it on each with this folder in place, and tell torchrun more:\n"
+        "#   sh run.sh --nnodes N --node-rank R --nproc-per-node RANKS_HERE --master-addr FIRST_MACHINE\n"
+        "# Afterwards copy the results of all machines into one folder.\n"
         "set -e\n"
         f"cd {shlex.quote(str(Path.cwd()))}\n"
         f'export PYTHONPATH={shlex.quote(str(CHECKOUT))}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-        f"{command}\n"
+        f'{start} "$@" {program}\n'
     )
     return {
         SPEC_FILE: to_json(spec).decode() + "\n",

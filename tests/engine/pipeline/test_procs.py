@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from explorer.engine.pipeline.run import open_results, run_pipeline
 from explorer.errors import Cancelled
-from explorer.plan.export_pipeline import RESULTS, run_files, torchrun_command
+from explorer.plan.export_pipeline import RESULTS, SCRIPT_FILE, run_files
 from explorer.plan.schedule_text import format_rows
 from explorer.plan.schedules import one_f_one_b
 from explorer.record.pipeline import PipelineRun
@@ -63,7 +63,9 @@ def _is_fork_server(process: int) -> bool:
         ("GPipe", 2, KEEP_ALL),
         ("1F1B", 3, SOME),
         ("Interleaved1F1B", 4, SOME),
+        ("InterleavedZeroBubble", 4, SOME),
         ("ZBVZeroBubble", 4, SOME),
+        ("DualPipeV", 4, SOME),
         ("GPipe", 4, SOME),
     ],
 )
@@ -133,20 +135,29 @@ def test_cancel_leaves_nobody_behind() -> None:
 
 
 @pytest.mark.slow
-def test_torchrun_runs_the_files_we_write(tmp_path: Path, root: Path) -> None:
+@pytest.mark.parametrize("n_machines", [1, 2])
+def test_torchrun_runs_the_files_we_write(tmp_path: Path, root: Path, n_machines: int) -> None:
+    """Two machines are two torchruns here, each with one rank."""
     plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
     for name, text in run_files(plan, tmp_path).items():
         (tmp_path / name).write_text(text)
-    command = shlex.split(torchrun_command(plan, tmp_path))
-    assert command[0] == "torchrun"
-    subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", *command[1:]],
-        cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=True,
-        timeout=200,
-        capture_output=True,
-    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    beside = f"--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}".split()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    started = [
+        subprocess.Popen(
+            ["sh", str(tmp_path / SCRIPT_FILE), *([*beside, "--node-rank", str(rank)] if n_machines > 1 else [])],
+            env={**os.environ, "PATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(n_machines)
+    ]
+    said = [machine.communicate(timeout=200)[0] for machine in started]
+    assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(said)
     run = open_results(plan, tmp_path / RESULTS)
     assert_same(run)
     assert run.engine == "torchrun"
