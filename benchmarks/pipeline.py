@@ -2,8 +2,12 @@
 
 start     4 CPU ranks from the warm fork server until all have joined          asked: <= 0.5 s
 predict   one change of cut, schedule, microbatches or policy                  asked: <= 50 ms
+          and for 100 blocks, 16 stages, 64 microbatches, by schedule
 makespan  predicted against rank replay, composed                              asked: within 10 %
-memory    replay's peak by rank against real processes                         asked: within 1 % or 1 MiB
+memory    peak by rank against real processes: replay's, and predicted         asked: replay's within 1 % or 1 MiB
+
+Every timed pass of the profile is followed by one of each replay: the machine's pace drifts, and a ratio of two figures
+taken minutes apart would tell of that.
 """
 
 from __future__ import annotations
@@ -11,25 +15,34 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import torch
 
 from explorer.engine.describe import describe
+from explorer.engine.pipeline.build import build
+from explorer.engine.pipeline.inproc import run_pass
 from explorer.engine.pipeline.procs import run_ranks
-from explorer.engine.pipeline.profile import profile_blocks
-from explorer.engine.pipeline.run import run_pipeline
-from explorer.plan.cuts import atoms, stages_by
+from explorer.engine.pipeline.profile import KEPT, RECOMPUTED, profile_blocks
+from explorer.engine.pipeline.run import compose, run_pipeline
+from explorer.plan.cuts import Stages, atoms, stages_by
 from explorer.plan.presets import preset
+from explorer.plan.schedules import SCHEDULES
 from explorer.plan.stages import predict
-from explorer.record.graph import ModelRef
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.pipeline import ActionTime, PipelineProfile, RankMemory
 from explorer.record.plan import PipelinePlan
-from explorer.record.policy import KEEP_ALL
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 
 MODEL = ModelRef(target="sample_models/gpt.py")
 N_MICROBATCHES = 8
+SPLITS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+PRESETS = {"keep-all": KEPT, "all": RECOMPUTED}
+"""And what the profile says while it measures what a preset does."""
 
 
 def main() -> None:
@@ -37,27 +50,81 @@ def main() -> None:
     graph = describe(MODEL)
     base = RunSpec(model=MODEL, optimizer="none")
     report_start(base)
-    profile = profile_blocks(base, atoms(graph), n_microbatches=N_MICROBATCHES)
-    for n_stages, schedule in ((4, "1F1B"), (4, "Interleaved1F1B")):
-        stages = stages_by("by-time", graph, n_stages, profile=profile)
-        plan = PipelinePlan(stages=stages, n_microbatches=N_MICROBATCHES, schedule=schedule)
-        for name in ("keep-all", "all"):
-            policy = preset(name, graph)
-            begun = time.process_time()
-            predict(profile, plan, policy)
-            predict_ms = (time.process_time() - begun) * 1e3
-            spec = msgspec.structs.replace(base, policy=policy, plan=plan)
-            replay = run_pipeline(spec, "replay", profile=profile)
-            real = run_pipeline(spec, "procs")
-            if replay.composed is None or replay.predicted is None or real.failure is not None:
-                raise SystemExit(f"{schedule} {name}: {replay.failure or real.failure}")
-            ratio = replay.predicted.makespan_ms / replay.composed.makespan_ms
-            off = [_share(a.peak_bytes, b.peak_bytes) for a, b in zip(replay.memory, real.memory)]
-            guessed = [_share(a.peak_bytes, b.peak_bytes) for a, b in zip(replay.predicted.memory, real.memory)]
-            print(
-                f"{schedule:16s} {name:9s} predict {predict_ms:5.1f} ms   makespan predicted / replay {ratio:5.3f}   "
-                f"peak off real ranks: replay {max(off):.3%}, predicted {max(guessed):.3%}"
-            )
+    stages = stages_by("by-time", graph, 4)
+    replays = {name: [Replay(spec_of(base, graph, stages, schedule, name)) for schedule in SPLITS] for name in PRESETS}
+
+    def turn(progress: Progress) -> None:
+        for name, said in PRESETS.items():
+            for one in replays[name] if progress.what == said else ():
+                one.time()
+
+    profile = profile_blocks(base, atoms(graph), turn, n_microbatches=N_MICROBATCHES)
+    report_speed(profile, stages)
+    for name in PRESETS:
+        for one in replays[name]:
+            one.report(profile, name)
+
+
+def spec_of(base: RunSpec, graph: ModelGraph, stages: Stages, schedule: str, name: str) -> RunSpec:
+    """A run of the preset `name` over four stages."""
+    plan = PipelinePlan(stages=stages, n_microbatches=N_MICROBATCHES, schedule=schedule)
+    return msgspec.structs.replace(base, policy=preset(name, graph), plan=plan)
+
+
+class Replay:
+    """Every rank of a plan alone, as often as asked."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self.pipeline = build(spec)
+        mail = run_pass(self.pipeline, keep_mail=True).mail
+        self.turns = [(rank, mail) for rank in range(len(self.pipeline.rows))]
+        self.readings: list[ActionTime] = []
+
+    def time(self) -> None:
+        for turn in self.turns:
+            self.readings += run_pass(self.pipeline, alone=turn).actions
+
+    def report(self, profile: PipelineProfile, name: str) -> None:
+        """One line; also runs the plan on real ranks."""
+        spec, plan = self.pipeline.spec, self.pipeline.plan
+        real = run_pipeline(spec, "procs")
+        if real.failure is not None:
+            raise SystemExit(f"{plan.schedule} {name}: {real.failure.sentence}")
+        memory: list[RankMemory] = []
+        for turn in self.turns:
+            trace = run_pass(self.pipeline, alone=turn, memory=True)
+            memory += trace.memory(self.pipeline, tuple(trace.actions), [turn[0]])
+        said = predict(profile, plan, spec.policy)
+        ratio = said.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
+        replayed, predicted = _worst(memory, real.memory), _worst(said.memory, real.memory)
+        print(
+            f"{plan.schedule:16s} {name:9s} makespan predicted / replay {ratio:5.3f}   "
+            f"peak off real ranks: replay {replayed:.3%}, predicted {predicted:.3%}"
+        )
+
+
+def report_speed(profile: PipelineProfile, stages: Stages) -> None:
+    """Median CPU time of a prediction: the profiled model, and one of 100 blocks like its second."""
+    blocks = tuple(msgspec.structs.replace(profile.blocks[1], blocks=(f"b{k}",)) for k in range(100))
+    big = msgspec.structs.replace(profile, blocks=blocks, batch_rows=64, n_rows=1)
+    wide = tuple(tuple(f"b{k}" for k in range(j * 100 // 16, (j + 1) * 100 // 16)) for j in range(16))
+    for schedule in SCHEDULES:
+        own_ms = _predict_ms(profile, PipelinePlan(stages=stages, n_microbatches=N_MICROBATCHES, schedule=schedule))
+        big_ms = _predict_ms(big, PipelinePlan(stages=wide, n_microbatches=64, schedule=schedule))
+        print(
+            f"predict {schedule:22s} sample GPT, 4 stages, {N_MICROBATCHES} microbatches {own_ms:4.1f} ms   "
+            f"100 blocks, 16 stages, 64 microbatches {big_ms:5.1f} ms"
+        )
+
+
+def _predict_ms(profile: PipelineProfile, plan: PipelinePlan) -> float:
+    everything = Policy.recompute([fqn for stage in plan.stages for fqn in stage])
+    taken = []
+    for _ in range(9):
+        begun = time.process_time()
+        predict(profile, plan, everything)
+        taken.append((time.process_time() - begun) * 1e3)
+    return statistics.median(taken)
 
 
 def report_start(base: RunSpec) -> None:
@@ -71,8 +138,10 @@ def report_start(base: RunSpec) -> None:
     print(f"start: 4 ranks joined in {statistics.median(seconds[1:]):.2f} s (first {seconds[0]:.1f} s)")
 
 
-def _share(one: int | None, other: int | None) -> float:
-    return abs((one or 0) - (other or 0)) / max(other or 0, 1)
+def _worst(memory: Sequence[RankMemory], real: Sequence[RankMemory]) -> float:
+    """Largest relative distance of a rank's peak."""
+    pairs = [(one.peak_bytes or 0, other.peak_bytes or 0) for one, other in zip(memory, real, strict=True)]
+    return max(abs(one - other) / max(other, 1) for one, other in pairs)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from explorer.errors import InvalidPlan
 from explorer.plan.schedule_text import Action, Rows
 
 N_SHOWN = 5
+WHOLE = ({"F", "B"}, {"F", "I", "W"})
+EARLIER = {"B": "F", "I": "F", "W": "I"}
 
 
 def check_rows(rows: Rows, *, n_stages: int, n_microbatches: int) -> None:
@@ -27,16 +29,20 @@ def check_rows(rows: Rows, *, n_stages: int, n_microbatches: int) -> None:
     play(rows)
 
 
-def needs(action: Action, n_stages: int) -> list[tuple[Action, ...]]:
+Triple = tuple[int, str, int]
+"""An action as a bare tuple, to which it is equal: schedules have thousands, asked for on every click."""
+
+
+def needs(action: Triple, n_stages: int) -> list[tuple[Triple, ...]]:
     """What must be done before `action`; of each tuple any one suffices."""
     stage, kind, microbatch = action
     if kind == "F":
-        return [(Action(stage - 1, "F", microbatch),)] if stage else []
+        return [((stage - 1, "F", microbatch),)] if stage else []
     if kind == "W":
-        return [(Action(stage, "I", microbatch),)]
-    own: list[tuple[Action, ...]] = [(Action(stage, "F", microbatch),)]
+        return [((stage, "I", microbatch),)]
+    own: list[tuple[Triple, ...]] = [((stage, "F", microbatch),)]
     if stage < n_stages - 1:
-        own.append((Action(stage + 1, "B", microbatch), Action(stage + 1, "I", microbatch)))
+        own.append(((stage + 1, "B", microbatch), (stage + 1, "I", microbatch)))
     return own
 
 
@@ -45,33 +51,35 @@ def play(rows: Rows) -> list[Action]:
 
     Time is counted in steps in which every rank does at most one action, so the order follows the ranks' own pace.
     """
-    n_stages = 1 + max((action.stage for row in rows for action in row), default=-1)
-    done: set[Action] = set()
+    n_stages = _n_stages(rows)
+    done: set[Triple] = set()
     order: list[Action] = []
-    at = [0] * len(rows)
-    while any(at[rank] < len(row) for rank, row in enumerate(rows)):
-        ready = [
-            rank for rank, row in enumerate(rows) if at[rank] < len(row) and not _missing(row[at[rank]], done, n_stages)
-        ]
+    todo = {rank: list(reversed(row)) for rank, row in enumerate(rows) if row}
+    while todo:
+        ready = [rank for rank, row in todo.items() if not _missing(row[-1], done, n_stages)]
         if not ready:
-            raise InvalidPlan(
-                f"The schedule deadlocks: {_waiting(rows, at, done, n_stages)}.", hint="Reorder these rows."
+            stuck = (
+                f"rank {rank} waits at {row[-1]} for "
+                + " and ".join(str(Action(*triple)) for triple in _missing(row[-1], done, n_stages))
+                for rank, row in todo.items()
             )
-        step = [rows[rank][at[rank]] for rank in ready]
-        for rank in ready:
-            at[rank] += 1
+            raise InvalidPlan(f"The schedule deadlocks: {'; '.join(stuck)}.", hint="Reorder these rows.")
+        step = [todo[rank].pop() for rank in ready]
         order += step
         done.update(step)
+        for rank in ready:
+            if not todo[rank]:
+                del todo[rank]
     return order
 
 
-def _missing(action: Action, done: set[Action], n_stages: int) -> list[str]:
-    return [str(either[0]) for either in needs(action, n_stages) if done.isdisjoint(either)]
+def _n_stages(rows: Rows) -> int:
+    return 1 + max((action[0] for row in rows for action in row), default=-1)
 
 
-def _waiting(rows: Rows, at: list[int], done: set[Action], n_stages: int) -> str:
-    stuck = [(rank, rows[rank][at[rank]]) for rank in range(len(rows)) if at[rank] < len(rows[rank])]
-    return "; ".join(f"rank {rank} waits at {a} for {' and '.join(_missing(a, done, n_stages))}" for rank, a in stuck)
+def _missing(action: Triple, done: set[Triple], n_stages: int) -> list[Triple]:
+    """One of each group of which none is done."""
+    return [either[0] for either in needs(action, n_stages) if done.isdisjoint(either)]
 
 
 def _count_faults(rows: Rows, n_stages: int, n_microbatches: int) -> list[str]:
@@ -82,9 +90,14 @@ def _count_faults(rows: Rows, n_stages: int, n_microbatches: int) -> list[str]:
             faults.append(f"{action} names stage {action.stage} of {n_stages}")
         if action.microbatch >= n_microbatches:
             faults.append(f"{action} names microbatch {action.microbatch} of {n_microbatches}")
+    kinds: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for stage, kind, i in counts:
+        kinds[stage, i].add(kind)
     for stage in range(n_stages):
         for i in range(n_microbatches):
-            has = {kind for kind in "FBIW" if Action(stage, kind, i) in counts}
+            has = kinds[stage, i]
+            if has in WHOLE:
+                continue
             if "F" not in has:
                 faults.append(f"{stage}F{i} is missing")
             if not has & set("BIW"):
@@ -100,12 +113,12 @@ def _order_faults(rows: Rows) -> list[str]:
     faults = []
     homes: defaultdict[int, set[int]] = defaultdict(set)
     for rank, row in enumerate(rows):
-        place = {action: index for index, action in reversed(list(enumerate(row)))}
-        for action, index in place.items():
-            homes[action.stage].add(rank)
-            earlier = action._replace(kind={"B": "F", "I": "F", "W": "I"}.get(action.kind, "F"))
-            if action.kind != "F" and place.get(earlier, -1) > index:
-                faults.append(f"{action} comes before {earlier} on rank {rank}")
+        place: dict[Triple, int] = {action: index for index, action in reversed(list(enumerate(row)))}
+        for (stage, kind, i), index in place.items():
+            homes[stage].add(rank)
+            earlier = (stage, EARLIER.get(kind, ""), i)
+            if place.get(earlier, -1) > index:
+                faults.append(f"{Action(stage, kind, i)} comes before {Action(*earlier)} on rank {rank}")
     for stage, ranks in sorted(homes.items()):
         if len(ranks) > 1:
             faults.append(f"stage {stage} is on ranks {' and '.join(map(str, sorted(ranks)))}")

@@ -127,7 +127,7 @@ class _Recorder:
         self.counts[counter] += 1
         self.row.append(action)
         if kind == "I":
-            self.owed.append(action._replace(kind="W"))
+            self.owed.append(Action(action.stage, "W", action.microbatch))
 
     def weight(self, chunk: int | None = None) -> None:
         """The oldest weight gradient owed (of `chunk`); nothing where none is owed."""

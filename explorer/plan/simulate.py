@@ -12,17 +12,12 @@ import msgspec
 
 from explorer.errors import InvalidPlan
 from explorer.plan.rank_forecast import RankForecast
-from explorer.plan.schedule_check import needs, play
+from explorer.plan.schedule_check import Triple, needs, play
 from explorer.plan.schedule_text import Action, Rows, stage_ranks
 from explorer.plan.schedules import rows_of
+from explorer.plan.split_backward import Priced, priced_backward
 from explorer.record.base import Origin
-from explorer.record.pipeline import (
-    ActionCost,
-    ActionTime,
-    Forecast,
-    RankUse,
-    StageCost,
-)
+from explorer.record.pipeline import ActionTime, Forecast, RankUse, StageCost
 from explorer.record.plan import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]
@@ -35,9 +30,17 @@ def unit_cost(action: Action) -> float:
     return UNIT_MS[action.kind]
 
 
-def simulate(rows: Rows, duration: Duration = unit_cost, *, origin: Origin = "simulated") -> Forecast:
-    """Plays `rows`; durations in milliseconds. Raises InvalidPlan on a deadlock."""
-    times, blockers = _play_timed(rows, duration)
+def nothing(action: Action) -> float:
+    """No action recomputes."""
+    return 0.0
+
+
+def simulate(
+    rows: Rows, duration: Duration = unit_cost, *, recompute: Duration = nothing, origin: Origin = "simulated"
+) -> Forecast:
+    """Plays `rows`; durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan on a
+    deadlock."""
+    times, blockers = _play_timed(rows, duration, recompute)
     makespan = max((time.end_ms for time in times.values()), default=0.0)
     return Forecast(
         origin=origin,
@@ -54,40 +57,29 @@ def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
         raise InvalidPlan(
             f"{len(costs)} costs are given for {len(plan.stages)} stages.", hint="Profile the model first."
         )
-
-    def cost_of(action: Action) -> ActionCost:
-        stage = costs[action.stage]
-        chosen = is_checkpointed(plan.checkpoint, action.microbatch, plan.n_microbatches)
-        return stage.recomputed if chosen else stage.kept
-
-    def duration(action: Action) -> float:
-        cost = cost_of(action)
-        if action.kind == "F":
-            return cost.forward_ms
-        # A split backward runs non-reentrant recompute in both halves (once in W is a floor: torch runs it once a
-        # group of parameters).
-        plain = cost.backward_ms - cost.recompute_ms
-        return cost.backward_ms if action.kind == "B" else plain / 2 + cost.recompute_ms
-
-    played = simulate(rows, duration, origin="predicted")
-    return Forecast(
+    n = plan.n_microbatches
+    chosen = [is_checkpointed(plan.checkpoint, i, n) for i in range(n)]
+    priced = [{False: priced_backward(stage.kept), True: priced_backward(stage.recomputed)} for stage in costs]
+    prices = [{on: _by_kind(cost) for on, cost in stage.items()} for stage in priced]
+    played = simulate(
+        rows,
+        lambda action: prices[action[0]][chosen[action[2]]][action[1]][0],
+        recompute=lambda action: prices[action[0]][chosen[action[2]]][action[1]][1],
         origin="predicted",
-        actions=tuple(_with_recompute(time, cost_of) for time in played.actions),
-        ranks=played.ranks,
-        memory=tuple(
-            RankForecast(plan, costs, stage_ranks(rows), rank).memory(played.actions, cost_of)
-            for rank in range(len(rows))
-        ),
-        critical_path=played.critical_path,
     )
+    memory = RankForecast(plan, costs, stage_ranks(rows), lambda stage, i: priced[stage][chosen[i]])
+    return msgspec.structs.replace(played, memory=memory.ranks(len(rows), played.actions))
 
 
-def _with_recompute(time: ActionTime, cost_of: Callable[[Action], ActionCost]) -> ActionTime:
-    """Every backward action begins with what runs forward again, both halves of a split one."""
-    if time.kind == "F":
-        return time
-    again = cost_of(Action(time.stage, time.kind, time.microbatch)).recompute_ms
-    return msgspec.structs.replace(time, recompute_ms=again)
+def _by_kind(cost: Priced) -> dict[str, tuple[float, float]]:
+    """Milliseconds of each kind of action, and how many of them are recompute."""
+    whole, split = cost
+    return {
+        "F": (whole.forward_ms, 0.0),
+        "B": (whole.backward_ms, whole.recompute_ms),
+        "I": (split.input_ms, split.input_recompute_ms),
+        "W": (split.weight_ms, split.weight_recompute_ms),
+    }
 
 
 def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches: int) -> bool:
@@ -95,26 +87,33 @@ def is_checkpointed(checkpoint: CheckpointMode, microbatch: int, n_microbatches:
     return checkpoint == "always" or (checkpoint == "except_last" and microbatch < n_microbatches - 1)
 
 
-def _play_timed(rows: Rows, duration: Duration) -> tuple[dict[Action, ActionTime], dict[Action, Action | None]]:
+def _play_timed(
+    rows: Rows, duration: Duration, recompute: Duration
+) -> tuple[dict[Triple, ActionTime], dict[Triple, Triple | None]]:
     rank_of = stage_ranks(rows)
     n_stages = len(rank_of)
-    times: dict[Action, ActionTime] = {}
-    blockers: dict[Action, Action | None] = {}
-    last: dict[int, Action] = {}
+    times: dict[Triple, ActionTime] = {}
+    ends: dict[Triple, float] = {}
+    blockers: dict[Triple, Triple | None] = {}
+    last: dict[int, Triple] = {}
     for action in play(rows):
-        rank = rank_of[action.stage]
-        before = [last[rank]] if rank in last else []
+        stage, kind, microbatch = action
+        rank = rank_of[stage]
+        blocker: Triple | None = last.get(rank)
+        start = ends[blocker] if blocker else 0.0
         for either in needs(action, n_stages):
-            before.append(min((other for other in either if other in times), key=lambda other: times[other].end_ms))
-        blocker = max(before, key=lambda other: times[other].end_ms, default=None)
-        start = times[blocker].end_ms if blocker else 0.0
+            other = either[0] if either[0] in ends else either[-1]
+            if ends[other] > start:
+                blocker, start = other, ends[other]
+        ends[action] = end = start + duration(action)
         times[action] = ActionTime(
             rank=rank,
-            stage=action.stage,
-            kind=action.kind,  # type: ignore[arg-type]
-            microbatch=action.microbatch,
+            stage=stage,
+            kind=kind,  # type: ignore[arg-type]
+            microbatch=microbatch,
             start_ms=start,
-            end_ms=start + duration(action),
+            end_ms=end,
+            recompute_ms=recompute(action),
         )
         blockers[action], last[rank] = blocker, action
     return times, blockers
@@ -134,10 +133,10 @@ def _use(rank: int, times: list[ActionTime], makespan: float) -> RankUse:
     return RankUse(rank=rank, busy_ms=busy, bubble_fraction=idle, n_in_flight=most)
 
 
-def _critical_path(times: dict[Action, ActionTime], blockers: dict[Action, Action | None]) -> tuple[str, ...]:
+def _critical_path(times: dict[Triple, ActionTime], blockers: dict[Triple, Triple | None]) -> tuple[str, ...]:
     at = max(times, key=lambda action: times[action].end_ms, default=None)
     path = []
     while at is not None:
-        path.append(str(at))
+        path.append(times[at].name)
         at = blockers[at]
     return tuple(reversed(path))

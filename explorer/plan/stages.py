@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from explorer.errors import InvalidPlan
 from explorer.plan.simulate import forecast
-from explorer.record.pipeline import ActionCost, BlockCost, Forecast, PipelineProfile, StageCost
+from explorer.plan.split_backward import all_in_weight, as_one_checkpoint, in_a_row
+from explorer.record.pipeline import ActionCost, BlockCost, Forecast, PipelineProfile, StageCost, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy
 
@@ -30,17 +33,37 @@ def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) ->
         costs.append(
             StageCost(
                 stage=stage,
-                kept=_add_up(blocks, [block.kept for block in blocks], scale),
-                recomputed=_add_up(
-                    blocks, [b.recomputed if on else b.kept for b, on in zip(blocks, chosen, strict=True)], scale
+                kept=_of_stage(stage, _add_up(blocks, [block.kept for block in blocks], scale), profile.overhead),
+                recomputed=_of_stage(
+                    stage,
+                    _add_up(
+                        blocks, [b.recomputed if on else b.kept for b, on in zip(blocks, chosen, strict=True)], scale
+                    ),
+                    profile.overhead,
                 ),
                 parameter_bytes=sum(block.parameter_bytes for block in blocks),
                 gradient_bytes=sum(block.gradient_bytes for block in blocks),
                 receive_bytes=round(scale * parts[stage - 1][-1].output_bytes) if stage else 0,
                 gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if stage < len(parts) - 1 else 0,
+                passed_bytes=round(scale * min(block.passed_bytes for block in blocks)),
             )
         )
     return tuple(costs)
+
+
+def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:
+    """Blocks in a row as the stage they are: what it pays once comes on top."""
+    whole = msgspec.structs.replace(
+        cost,
+        forward_ms=cost.forward_ms + overhead.forward_ms,
+        backward_ms=cost.backward_ms + overhead.backward_ms,
+    )
+    if stage == 0:
+        return msgspec.structs.replace(whole, split=all_in_weight(whole))
+    if cost.split is None:
+        return whole
+    split = msgspec.structs.replace(cost.split, input_ms=cost.split.input_ms + overhead.input_ms)
+    return msgspec.structs.replace(whole, split=split)
 
 
 def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]]:
@@ -86,10 +109,13 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
             forward_extra_bytes=max(a + b.recomputed.forward_extra_bytes for a, b in zip(before, blocks, strict=True)),
             backward_extra_bytes=again + last.recomputed.backward_extra_bytes,
             first_backward_extra_bytes=again + last.recomputed.first_backward_extra_bytes,
+            sent_gradient_bytes=blocks[0].recomputed.sent_gradient_bytes,
+            split=as_one_checkpoint(blocks),
         ),
         parameter_bytes=sum(block.parameter_bytes for block in blocks),
         gradient_bytes=sum(block.gradient_bytes for block in blocks),
         output_bytes=last.output_bytes,
+        passed_bytes=min(block.passed_bytes for block in blocks),
     )
 
 
@@ -115,4 +141,6 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         forward_extra_bytes=forward_extra,
         backward_extra_bytes=backward_extra,
         first_backward_extra_bytes=first_extra,
+        sent_gradient_bytes=None if (sent := costs[0].sent_gradient_bytes) is None else round(scale * sent),
+        split=in_a_row(blocks, costs, scale),
     )

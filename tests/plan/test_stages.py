@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.errors import InvalidPlan
 from explorer.plan.stages import predict, stage_costs
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
-from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, SplitCost, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
@@ -65,6 +66,42 @@ def test_a_segment_keeps_its_input_only_and_runs_again_in_one_piece() -> None:
 def test_smaller_microbatches_cost_less() -> None:
     (one,) = stage_costs(profile(1), plan(("b0",), n_microbatches=8), KEEP_ALL)
     assert (one.kept.forward_ms, one.kept.saved_bytes) == (0.5, 50)
+
+
+def test_a_stage_pays_its_overhead_once() -> None:
+    """It does not shrink with the microbatch: half the rows, half the blocks' time, all of the overhead."""
+    paid = msgspec.structs.replace(profile(), overhead=StageOverhead(forward_ms=0.5, backward_ms=0.25, input_ms=0.125))
+    first, last = stage_costs(paid, plan(("b0",), ("b1", "b2", "b3"), n_microbatches=8), KEEP_ALL)
+    assert (first.kept.forward_ms, first.kept.backward_ms) == (0.5 + 0.5, 1.0 + 0.25)
+    assert (last.kept.forward_ms, last.kept.backward_ms) == (1.5 + 0.5, 3.0 + 0.25)
+    assert last.kept.split is None
+
+
+def test_the_first_stage_does_its_whole_backward_in_w() -> None:
+    first, last = stage_costs(split_profile(), plan(("b0", "b1"), ("b2", "b3")), Policy.recompute(["b1"]))
+    said = first.recomputed.split
+    assert said is not None
+    assert (said.input_ms, said.weight_ms, said.weight_recompute_ms) == (0.0, 5.0, 1.0)
+    assert said.weight_extra_bytes == first.recomputed.backward_extra_bytes
+    assert last.kept.split is not None
+    assert last.kept.split.input_ms == 2 * 1.5
+
+
+def split_profile() -> PipelineProfile:
+    half = SplitCost(input_ms=1.5, weight_ms=1.0)
+    blocks = [
+        msgspec.structs.replace(block, kept=msgspec.structs.replace(block.kept, split=half))
+        for block in profile().blocks
+    ]
+    return msgspec.structs.replace(profile(), blocks=tuple(blocks))
+
+
+def test_what_goes_through_a_stage_goes_through_all_of_it() -> None:
+    passing = [msgspec.structs.replace(block, passed_bytes=4 - k) for k, block in enumerate(profile().blocks)]
+    first, last = stage_costs(
+        msgspec.structs.replace(profile(), blocks=tuple(passing)), plan(("b0", "b1"), ("b2", "b3")), KEEP_ALL
+    )
+    assert (first.passed_bytes, last.passed_bytes) == (3, 1)
 
 
 def test_blocks_that_stay_together_are_not_cut() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,20 +53,21 @@ def _called(count: CallCount, fqn: str, *_: Any) -> None:
 @contextmanager
 def counting_calls(pipeline: Pipeline, count: CallCount) -> Iterator[None]:
     """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders."""
-    opened: dict[int, list[int]] = {}
-    settle = device_of(pipeline.trainee.device).clock().settle
+    opened: dict[int, list[Any]] = {}
+    clock = device_of(pipeline.trainee.device).clock()
 
     def scope(fqn: str, entering: bool) -> None:
         stack = opened.setdefault(threading.get_ident(), [])
         if entering:
             count.recompute[fqn] += 1
-            settle()
-            stack.append(time.perf_counter_ns())
+            clock.settle()
+            stack.append(clock.mark())
         elif stack:
             begun = stack.pop()
             if not stack:
-                settle()
-                count.recompute_ms += (time.perf_counter_ns() - begun) / 1e6
+                end = clock.mark()
+                clock.settle()
+                count.recompute_ms += clock.between_ms(begun, end)
 
     with ExitStack() as hooks:
         for part in pipeline.parts:

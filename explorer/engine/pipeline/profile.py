@@ -1,13 +1,17 @@
 """The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
 
-The finest split there is, two microbatches, once with everything kept and once with everything recomputed. From the two
-come time, saved bytes and peaks of each stretch; sums of them are stages, and played by the clock a step. Stretches
-alone take a little longer than in one piece, so their times are scaled to those of the model as a single stage.
+The finest split there is, two microbatches, once with everything kept and once with everything recomputed, each with
+its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each stretch; sums of them are
+stages, and played by the clock a step.
+
+A stage pays some of an action's time once, however many stretches it holds. How much, the same model in two stages
+tells: its second stage against the sum of the stretches that it is made of.
 """
 
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass
 
 import msgspec
 from torch import Tensor
@@ -16,19 +20,20 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.device import device_of
 from explorer.engine.load import Loaded, load
 from explorer.engine.pipeline.build import Pipeline, build
-from explorer.engine.pipeline.inproc import Trace, run_pass
+from explorer.engine.pipeline.profile_bench import N_MICROBATCHES, Bench, n_bytes
 from explorer.engine.step import left_as_found, split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.cuts import Stages
-from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, RankMemory
+from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
-N_MICROBATCHES = 2
-"""The first backward makes the parameters' gradients, the second adds to them."""
+KEPT, RECOMPUTED = "profiling blocks, kept", "profiling blocks, recomputed"
+"""What progress says."""
 N_TIMED = 3
+"""Passes; each gives every action of a stretch twice."""
 
 
 def profile_blocks(
@@ -43,13 +48,13 @@ def profile_blocks(
         loaded = loaded or load(spec.model, seed=spec.seed)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
-        fine = msgspec.structs.replace(spec, plan=plan)
-        report(Progress(what="profiling blocks, kept", done=0, total=2))
-        kept, pipeline = _costs(msgspec.structs.replace(fine, policy=KEEP_ALL), small)
-        report(Progress(what="profiling blocks, recomputed", done=1, total=2))
+        fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)
+        kept = _measured(fine, small, report)
         everything = Policy.recompute([fqn for group in groups for fqn in group])
-        recomputed, _ = _costs(msgspec.structs.replace(fine, policy=everything), small)
-        gradients = [sum(_bytes(p) for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
+        recomputed = _measured(msgspec.structs.replace(fine, policy=everything), small, report)
+        overhead = _mean([kept.overhead, recomputed.overhead])
+        pipeline = kept.pipeline
+        gradients = [sum(n_bytes(p) for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
         return PipelineProfile(
             spec=spec,
             environment=device_of(pipeline.trainee.device).environment(spec.n_threads),
@@ -58,14 +63,16 @@ def profile_blocks(
             blocks=tuple(
                 BlockCost(
                     blocks=group,
-                    kept=kept[j],
-                    recomputed=recomputed[j],
+                    kept=_without(overhead, kept.costs[j]),
+                    recomputed=_without(overhead, recomputed.costs[j]),
                     parameter_bytes=stage.parameter_bytes,
                     gradient_bytes=gradients[j],
                     output_bytes=0 if j == len(groups) - 1 else sum(m.n_bytes for m in pipeline.parts[j].metas_out),
+                    passed_bytes=kept.passed[j],
                 )
                 for j, (group, stage) in enumerate(zip(groups, pipeline.stages(), strict=True))
             ),
+            overhead=overhead,
         )
 
 
@@ -90,68 +97,70 @@ def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
     )
 
 
-def _costs(spec: RunSpec, loaded: Loaded) -> tuple[list[ActionCost], Pipeline]:
-    pipeline = build(spec, loaded)
-    run_pass(pipeline)
-    timed = [run_pass(pipeline) for _ in range(N_TIMED)]
-    watched = run_pass(pipeline, memory=True)
-    ranks = range(len(pipeline.rows))
-    memory = watched.memory(pipeline, tuple(watched.actions), ranks)
-    costs = [_cost(stage, timed, memory[stage]) for stage in ranks]
+@dataclass(frozen=True)
+class _Measured:
+    """What one policy gave: a cost a stretch, overhead included, and how large that is."""
+
+    pipeline: Pipeline
+    costs: list[ActionCost]
+    passed: dict[int, int]
+    overhead: StageOverhead
+
+
+def _measured(spec: RunSpec, loaded: Loaded, report: Report) -> _Measured:
     assert spec.plan is not None
-    one_stage = PipelinePlan(stages=(sum(spec.plan.stages, ()),), n_microbatches=N_MICROBATCHES)
-    whole = build(msgspec.structs.replace(spec, plan=one_stage), loaded)
-    run_pass(whole)
-    in_one = [run_pass(whole) for _ in range(N_TIMED)]
-    scales = {
-        kind: _median(in_one, 0, kind) / max(sum(_median(timed, stage, kind) for stage in ranks), 1e-9) for kind in "FB"
-    }
-    return [_scaled(cost, scales["F"], scales["B"]) for cost in costs], pipeline
+    kept = spec.policy == KEEP_ALL
+    progress = Progress(what=KEPT if kept else RECOMPUTED, done=0 if kept else N_TIMED, total=2 * N_TIMED)
+    report(progress)
+    groups = spec.plan.stages
+    fine, long = Bench(build(spec, loaded)), None
+    if len(groups) > 2:
+        two = msgspec.structs.replace(spec.plan, stages=(groups[0], sum(groups[1:], ())))
+        long = Bench(build(msgspec.structs.replace(spec, plan=two), loaded))
+    for k in range(N_TIMED):  # in turns, so that a slow moment of the machine meets both
+        for bench in (fine, long):
+            if bench is not None:
+                bench.time()
+        report(msgspec.structs.replace(progress, done=progress.done + k + 1))
+    per_block = _weight_ms_per_block(fine, long)
+    return _Measured(fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long))
 
 
-def _median(timed: list[Trace], stage: int, kind: str, what: str = "duration_ms") -> float:
-    times = [time for trace in timed for time in trace.actions if time.stage == stage and time.kind == kind]
-    return statistics.median(getattr(time, what) for time in times)
+def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:
+    """By how much each joint between stretches shortens an action; noise must not eat more than half of a stretch."""
+
+    def joint_ms(kind: str) -> float:
+        if long is None or (kind == "I" and (fine.split is None or long.split is None)):
+            return 0.0
+        alone = [fine.ms(j, kind) for j in range(1, len(fine.pipeline.parts))]
+        return min(max(sum(alone) - long.ms(1, kind), 0.0) / (len(alone) - 1), statistics.mean(alone) / 2)
+
+    return StageOverhead(forward_ms=joint_ms("F"), backward_ms=joint_ms("B"), input_ms=joint_ms("I"))
 
 
-def _scaled(cost: ActionCost, forward: float, backward: float) -> ActionCost:
+def _weight_ms_per_block(fine: Bench, long: Bench | None) -> float:
+    """What W of a stretch takes more for every stretch before it: the sum of it grows with their pairs."""
+    if long is None or fine.split is None or long.split is None:
+        return 0.0
+    alone = [fine.ms(j, "W") for j in range(1, len(fine.pipeline.parts))]
+    return max(long.ms(1, "W") - sum(alone), 0.0) / (len(alone) * (len(alone) - 1) / 2)
+
+
+def _mean(overheads: list[StageOverhead]) -> StageOverhead:
+    return StageOverhead(
+        forward_ms=statistics.mean(one.forward_ms for one in overheads),
+        backward_ms=statistics.mean(one.backward_ms for one in overheads),
+        input_ms=statistics.mean(one.input_ms for one in overheads),
+    )
+
+
+def _without(overhead: StageOverhead, cost: ActionCost) -> ActionCost:
+    split = cost.split
+    if split is not None:
+        split = msgspec.structs.replace(split, input_ms=max(split.input_ms - overhead.input_ms, 0.0))
     return msgspec.structs.replace(
         cost,
-        forward_ms=cost.forward_ms * forward,
-        backward_ms=cost.backward_ms * backward,
-        recompute_ms=cost.recompute_ms * backward,
+        forward_ms=max(cost.forward_ms - overhead.forward_ms, 0.0),
+        backward_ms=max(cost.backward_ms - overhead.backward_ms, 0.0),
+        split=split,
     )
-
-
-def _cost(stage: int, timed: list[Trace], memory: RankMemory) -> ActionCost:
-    forward, first_back, back = (f"{stage}F0", f"{stage}B0", f"{stage}B1")
-    entry, high, left = _levels(memory)
-    return ActionCost(
-        forward_ms=_median(timed, stage, "F"),
-        backward_ms=_median(timed, stage, "B"),
-        recompute_ms=_median(timed, stage, "B", "recompute_ms"),
-        saved_bytes=left[forward] - entry[forward],
-        forward_extra_bytes=high[forward] - entry[forward],
-        first_backward_extra_bytes=high[first_back] - entry[first_back],
-        backward_extra_bytes=high[back] - entry[back],
-    )
-
-
-def _levels(memory: RankMemory) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
-    """Held bytes by action: at its entry, at its highest, and at its end."""
-    entry: dict[str, int] = dict.fromkeys(memory.actions, 0)
-    high, left = dict(entry), dict(entry)
-    before, seen = 0, set[str]()
-    for held, index in zip(memory.held_bytes, memory.action, strict=True):
-        if index >= 0:
-            name = memory.actions[index]
-            if name not in seen:
-                seen.add(name)
-                entry[name] = high[name] = before
-            high[name], left[name] = max(high[name], held), held
-        before = held
-    return entry, high, left
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()

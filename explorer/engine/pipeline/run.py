@@ -180,7 +180,7 @@ class _Found:
         runs = references(self.pipeline, loaded, report)
         buffers = {name: self.buffers.get(name) for name in runs[0].buffers}
         self.values |= {
-            "gradients": gradient_shares(self.pipeline, runs, self.gradients),
+            "gradients": gradient_shares(self.pipeline, loaded, runs, self.gradients),
             "buffers": buffer_shares(runs, buffers),
         }
 
@@ -204,9 +204,12 @@ def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> Forecast:
         by_name.setdefault(time.name, []).append(time)
     taken = {name: statistics.median(time.duration_ms for time in times) for name, times in by_name.items()}
     again = {name: statistics.median(time.recompute_ms for time in times) for name, times in by_name.items()}
-    played = simulate(pipeline.rows, lambda action: taken[str(action)], origin="measured")
-    actions = tuple(msgspec.structs.replace(time, recompute_ms=again[time.name]) for time in played.actions)
-    return msgspec.structs.replace(played, actions=actions)
+    return simulate(
+        pipeline.rows,
+        lambda action: taken[str(action)],
+        recompute=lambda action: again[str(action)],
+        origin="measured",
+    )
 
 
 def with_memory(forecast: Forecast, memory: tuple[RankMemory, ...]) -> Forecast:

@@ -34,6 +34,7 @@ class StagePart:
     sends: tuple[int, ...]
     metas_in: tuple[Meta, ...]
     metas_out: tuple[Meta, ...]
+    is_last: bool
 
 
 def cut_tape(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> tuple[StagePart, ...]:
@@ -69,6 +70,7 @@ def cut_tape(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> tuple[StagePart
                 sends=sends,
                 metas_in=tuple(tape.metas[v] for v in receives) if j else tape.metas[: tape.n_inputs],
                 metas_out=tuple(tape.metas[v] for v in sends),
+                is_last=last,
             )
         )
     return tuple(parts)
@@ -123,7 +125,12 @@ class StageModule(nn.Module):
             else:
                 run_segment(segment, values)
             place += 1 if segment is None else segment.n_steps
-        return tuple(values[index].contiguous() for index in part.sends)
+        sent = tuple(values[index].contiguous() for index in part.sends)
+        if part.is_last:
+            return sent
+        # A split backward cuts what is sent off its graph, in place, while a checkpoint of this stage that read the
+        # same tensor still has to run again from it: so the one that is sent is another, over the same bytes.
+        return tuple(_Contiguous.apply(tensor) if tensor.requires_grad else tensor for tensor in sent)
 
     def _enter(self, fqn: str, *_: Any) -> None:
         self._rng.enter(fqn, self.microbatch)

@@ -4,6 +4,8 @@
               microbatching      recompute                    splitting
 
 The first three run the unsplit model by its own forward, nothing of the tape in them: what splitting does wrong shows.
+Where a bit moved, the same unsplit model in float64 says whether that is rounding (tied weights are summed in another
+order) or an error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import msgspec
 import torch
 from torch import Tensor
 
-from explorer.engine.diffs import Yardstick, difference
+from explorer.engine.diffs import Tensors, Yardstick, difference, same_bits
+from explorer.engine.equivalence import coarsest_epsilon
 from explorer.engine.load import Loaded, call
 from explorer.engine.pipeline.batch_norm import deferred_batch_norm
 from explorer.engine.pipeline.build import Pipeline, microbatches, policy_of
@@ -52,9 +55,14 @@ def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left
     return runs[0], runs[1], runs[2]
 
 
-def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy) -> Left:
-    """The model by its own forward, one microbatch after the other; gradients are means over microbatches."""
+def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy, *, exact: bool = False) -> Left:
+    """The model by its own forward, one microbatch after the other; gradients are means over microbatches.
+
+    `exact` computes in float64.
+    """
     spec = pipeline.spec
+    if exact:
+        spec = msgspec.structs.replace(spec, dtype="float64", autocast="none")
     trainee = prepare(
         msgspec.structs.replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded
     )
@@ -83,20 +91,44 @@ def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Pol
 
 
 def gradient_shares(
-    pipeline: Pipeline, unsplit_runs: tuple[Left, Left, Left], split_gradients: dict[str, Tensor | None]
+    pipeline: Pipeline, loaded: Loaded, unsplit_runs: tuple[Left, Left, Left], split_gradients: Tensors
 ) -> tuple[GradientShares, ...]:
     """One record a parameter, in the model's order."""
-    whole, parted, recomputed = unsplit_runs
+    whole, parted, recomputed = (run.gradients for run in unsplit_runs)
+    by_microbatching = _yardstick(pipeline, loaded, 1, ((whole, parted),))
+    by_the_rest = _yardstick(
+        pipeline, loaded, pipeline.n_microbatches, ((parted, recomputed), (recomputed, split_gradients))
+    )
     return tuple(
         GradientShares(
             name=name,
             stages=tuple(stage for stage, _ in pipeline.owners[name]),
-            microbatching=_gradient(name, whole.gradients[name], parted.gradients[name]),
-            recompute=_gradient(name, parted.gradients[name], recomputed.gradients[name]),
-            splitting=_gradient(name, recomputed.gradients[name], split_gradients.get(name)),
+            microbatching=difference(GradientDiff, name, whole[name], parted[name], by_microbatching),
+            recompute=difference(GradientDiff, name, parted[name], recomputed[name], by_the_rest),
+            splitting=difference(GradientDiff, name, recomputed[name], split_gradients.get(name), by_the_rest),
         )
-        for name in whole.gradients
+        for name in whole
     )
+
+
+def _yardstick(
+    pipeline: Pipeline, loaded: Loaded, n_microbatches: int, pairs: tuple[tuple[Tensors, Tensors], ...]
+) -> Yardstick:
+    """float64 gradients of the unsplit model, where any of `pairs` differs; without where the model has no float64."""
+    epsilon = coarsest_epsilon(pipeline.spec)
+    if all(_same(left[name], right.get(name)) for left, right in pairs for name in left):
+        return Yardstick(epsilon=epsilon)
+    try:
+        exact = unsplit(pipeline, loaded, n_microbatches, KEEP_ALL, exact=True)
+    except Exception:  # a type written into the model, a kernel without float64: then no difference is called rounding
+        return Yardstick(epsilon=epsilon)
+    return Yardstick(reference=exact.gradients, epsilon=epsilon)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    if left is None or right is None:
+        return left is right
+    return same_bits(left, right)
 
 
 def buffer_shares(
@@ -113,10 +145,6 @@ def buffer_shares(
         )
         for name in whole.buffers
     )
-
-
-def _gradient(name: str, left: Tensor | None, right: Tensor | None) -> GradientDiff:
-    return difference(GradientDiff, name, left, right, Yardstick())
 
 
 def _buffer(name: str, left: Tensor | None, right: Tensor | None) -> BufferDiff:

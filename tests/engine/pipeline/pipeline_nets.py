@@ -80,6 +80,40 @@ def unet(batch: int = 8) -> Any:
 UNET = ("down", "deep", "bottom", "up", "head")
 
 
+class Carrying(nn.Module):
+    """The first block's output goes through all others, as a block's argument and return, to the last but one."""
+
+    def __init__(self, width: int, n_blocks: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Beside(width) for _ in range(n_blocks))
+        self.wide = nn.Linear(2 * width, width)
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = x = self.first(x)
+        for block in self.blocks:
+            x, first = block(x, first)
+        return self.head(self.wide(torch.cat([x, first], -1)))
+
+
+class Beside(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.inner = Block(width)
+
+    def forward(self, x: Tensor, carried: Tensor) -> tuple[Tensor, Tensor]:
+        return self.inner(x), carried
+
+
+def carrying(width: int = 16, n_blocks: int = 4, length: int = 8, batch: int = 8) -> Any:
+    net = Carrying(width, n_blocks)
+    return net, (torch.randn(batch, length, width), torch.randn(batch, length, 1)), F.mse_loss
+
+
+CARRYING = ("first", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "wide", "head")
+
+
 class Transposed(nn.Module):
     """A boundary that is not contiguous, and an integer mask that every block reads."""
 

@@ -11,7 +11,7 @@ from explorer.plan.schedule_text import format_rows
 from explorer.plan.schedules import SCHEDULES, one_f_one_b
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
-from tests.engine.pipeline.pipeline_nets import EXPERTS, LANGUAGE, TRANSPOSED, UNET
+from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET
 from tests.engine.pipeline.plans import spec
 
 SOME = Policy.recompute(LANGUAGE[1:4])
@@ -61,10 +61,18 @@ def test_carried_skips_batch_norm_and_work_in_place() -> None:
     assert counted.microbatching.max_abs == 3.0  # four microbatches against one batch
 
 
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV", "1F1B"])
+def test_what_blocks_hand_on_can_be_read_again_after_a_split_backward(schedule: str) -> None:
+    """torch's I detaches in place what a stage sends; a checkpoint of the stage reads it once more in W."""
+    run = run_pipeline(spec("carrying", CARRYING, 4, Policy.recompute(CARRYING), schedule=schedule))
+    assert_split_is_exact(run)
+
+
 def test_non_contiguous_boundaries_and_integer_values() -> None:
     run = run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2))
     assert_split_is_exact(run)
     assert any("int64" in name for name in run.stages[1].receives)
+    assert {s.microbatching.verdict for s in run.gradients} == {"rounding"}  # no dropout: the same sums, in other order
 
 
 def test_a_value_that_leaves_by_an_attribute_is_followed() -> None:
@@ -77,6 +85,7 @@ def test_tied_weights_are_summed_and_named() -> None:
     assert (tied.name, tied.stages) == ("tokens.weight", (0, 2))
     assert tied.splitting.relative_norm is not None
     assert tied.splitting.relative_norm < 1e-6
+    assert (tied.splitting.bitwise, tied.splitting.verdict) == (False, "rounding")
     assert all(s.splitting.bitwise for s in run.gradients if s is not tied)
     assert any("tokens.weight" in note for note in run.notes)
 
@@ -111,6 +120,7 @@ def test_shares_tell_recompute_from_splitting() -> None:
     run = run_pipeline(spec("language", LANGUAGE, 3, careless))
     guilty = {share for shares in run.gradients for share in shares.guilty}
     assert "recompute" in guilty
+    assert "different" in {s.recompute.verdict for s in run.gradients}
     kept = run_pipeline(spec("language", LANGUAGE, 3, SOME))
     assert {share for shares in kept.gradients for share in shares.guilty} <= {"microbatching"}
 

@@ -1,0 +1,106 @@
+"""What a backward in two actions costs: I for the gradient of a stage's input, W later for those of its weights.
+
+    kept        I frees nothing, because W needs the graph; it leaves the gradients at which W begins
+    recomputed  I runs the checkpoint forward; W runs it again for every group of parameters, and what a group does not
+                read of it stays until the last group is done: the graph it hangs on stands that long
+
+Within a stage I goes from the last block to the first, W from the first to the last. The first stage of a model has no
+input gradient: its I does nothing, its W everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.record.pipeline import ActionCost, BlockCost, SplitCost
+
+Priced = tuple[ActionCost, SplitCost]
+"""What a microbatch costs with its backward whole, and in two."""
+
+
+def priced_backward(cost: ActionCost) -> Priced:
+    """The cost, and its backward in two: as measured, else a guess."""
+    return cost, cost.split or halves(cost)
+
+
+def halves(cost: ActionCost) -> SplitCost:
+    """A guess where nothing was measured: the plain backward in two equal parts, recompute in both."""
+    each_ms = (cost.backward_ms - cost.recompute_ms) / 2 + cost.recompute_ms
+    return SplitCost(
+        input_ms=each_ms,
+        weight_ms=each_ms,
+        input_recompute_ms=cost.recompute_ms,
+        weight_recompute_ms=cost.recompute_ms,
+        input_extra_bytes=cost.backward_extra_bytes,
+        weight_extra_bytes=cost.backward_extra_bytes,
+        first_weight_extra_bytes=cost.first_backward_extra_bytes,
+    )
+
+
+def all_in_weight(cost: ActionCost) -> SplitCost:
+    """The first stage: a whole backward, at the time of W."""
+    return SplitCost(
+        input_ms=0.0,
+        weight_ms=cost.backward_ms,
+        weight_recompute_ms=cost.recompute_ms,
+        weight_extra_bytes=cost.backward_extra_bytes,
+        first_weight_extra_bytes=cost.first_backward_extra_bytes,
+    )
+
+
+def in_a_row(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> SplitCost | None:
+    """Blocks one after another as one stage, for a microbatch `scale` times the profile's; None: not all measured."""
+    splits = [cost.split for cost in costs if cost.split is not None]
+    if len(splits) < len(costs):
+        return None
+    owed = [round(scale * split.owed_bytes) for split in splits]
+    ends = [round(scale * split.weight_end_bytes) for split in splits]
+    weight_extra = first_extra = made = 0
+    for k, (block, split) in enumerate(zip(blocks, splits, strict=True)):
+        own = min(block.gradient_bytes, split.first_weight_extra_bytes)
+        first = own + round(scale * (split.first_weight_extra_bytes - own))
+        weight_extra = max(weight_extra, sum(ends[:k]) + round(scale * split.weight_extra_bytes))
+        first_extra = max(first_extra, made + sum(ends[:k]) + first)
+        made += block.gradient_bytes
+    return SplitCost(
+        input_ms=scale * sum(split.input_ms for split in splits),
+        weight_ms=scale * sum(split.weight_ms + k * split.weight_ms_per_block for k, split in enumerate(splits)),
+        input_recompute_ms=scale * sum(split.input_recompute_ms for split in splits),
+        weight_recompute_ms=scale * sum(split.weight_recompute_ms for split in splits),
+        input_extra_bytes=max(
+            sum(owed[k + 1 :]) + round(scale * split.input_extra_bytes) for k, split in enumerate(splits)
+        ),
+        owed_bytes=sum(owed),
+        weight_extra_bytes=weight_extra,
+        first_weight_extra_bytes=first_extra,
+        weight_end_bytes=sum(ends),
+    )
+
+
+def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:
+    """Blocks recomputed together: every group of parameters of any of them runs all of them forward again."""
+    kept = [block.kept.split for block in blocks if block.kept.split is not None]
+    again = [block.recomputed.split for block in blocks if block.recomputed.split is not None]
+    if not len(kept) == len(again) == len(blocks):
+        return None
+    forward_ms = sum(block.kept.forward_ms for block in blocks)
+    saved = sum(block.kept.saved_bytes for block in blocks)
+    n_runs = [one.weight_recompute_ms / one.input_recompute_ms if one.input_recompute_ms else 0.0 for one in again]
+    end = sum(
+        round(split.weight_end_bytes + n * (saved - block.kept.saved_bytes))
+        for split, n, block in zip(again, n_runs, blocks, strict=True)
+    )
+    highest = end + max(split.weight_extra_bytes - split.weight_end_bytes for split in again)
+    weight_ms = sum(split.weight_ms - split.weight_recompute_ms for split in again)
+    return SplitCost(
+        input_ms=forward_ms + sum(split.input_ms for split in kept),
+        weight_ms=weight_ms + sum(n_runs) * forward_ms,
+        input_recompute_ms=forward_ms,
+        weight_recompute_ms=sum(n_runs) * forward_ms,
+        weight_ms_per_block=sum(split.weight_ms_per_block for split in again),
+        input_extra_bytes=sum(block.kept.saved_bytes for block in blocks[:-1]) + again[-1].input_extra_bytes,
+        owed_bytes=sum(split.owed_bytes for split in again),
+        weight_extra_bytes=highest,
+        first_weight_extra_bytes=highest + sum(block.gradient_bytes for block in blocks),
+        weight_end_bytes=end,
+    )

@@ -1,0 +1,82 @@
+"""The price list: what it measures, and how near to the allocator's peaks a prediction from it comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.engine.pipeline import runner
+from explorer.engine.pipeline.build import build
+from explorer.engine.pipeline.inproc import run_pass
+from explorer.engine.pipeline.profile import profile_blocks
+from explorer.errors import NotOnThisDevice
+from explorer.plan.schedules import SCHEDULES
+from explorer.plan.stages import predict
+from explorer.record.pipeline import PipelineProfile
+from explorer.record.policy import KEEP_ALL, Policy
+from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE
+from tests.engine.pipeline.plans import spec
+
+NETS = {"language": LANGUAGE, "carrying": CARRYING}
+WIDE = {"width": 64, "length": 32}
+
+
+def profiled(net: str) -> PipelineProfile:
+    """For the four microbatches of these plans."""
+    groups = tuple((fqn,) for fqn in NETS[net])
+    return profile_blocks(spec(net, NETS[net], 2, arguments=WIDE), groups, n_microbatches=4)
+
+
+@pytest.fixture(scope="module")
+def profiles() -> dict[str, PipelineProfile]:
+    return {net: profiled(net) for net in NETS}
+
+
+@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("net", list(NETS))
+def test_peaks_by_rank_are_those_of_the_run(
+    net: str, schedule: str, recomputed: bool, profiles: dict[str, PipelineProfile]
+) -> None:
+    policy = Policy.recompute(NETS[net]) if recomputed else KEEP_ALL
+    n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
+    plan = spec(net, NETS[net], n_stages, policy, arguments=WIDE, schedule=schedule)
+    assert plan.plan is not None
+    pipeline = build(plan)
+    trace = run_pass(pipeline, memory=True)
+    measured = trace.memory(pipeline, tuple(trace.actions), range(len(pipeline.rows)))
+    predicted = predict(profiles[net], plan.plan, policy).memory
+    off = [(one.peak_bytes or 0) / (other.peak_bytes or 1) - 1 for one, other in zip(predicted, measured, strict=True)]
+    assert max(map(abs, off)) < 0.05, off
+
+
+def test_a_split_backward_is_measured_in_both_halves(profiles: dict[str, PipelineProfile]) -> None:
+    first, *others, _ = profiles["language"].blocks
+    assert first.kept.split is None  # there is no gradient of the input there
+    for block in others:
+        kept, again = block.kept.split, block.recomputed.split
+        assert kept is not None
+        assert again is not None
+        assert kept.input_ms > 0
+        assert kept.weight_ms > 0
+        assert kept.input_recompute_ms == kept.weight_recompute_ms == 0
+        # W runs the block again for each of its groups of parameters: norm, wide, narrow.
+        assert again.weight_recompute_ms > 1.2 * again.input_recompute_ms > 0
+        assert again.owed_bytes >= kept.owed_bytes > 0  # the recomputed tensors that only W reads
+        assert again.weight_end_bytes > 0 > kept.weight_end_bytes  # more with every group, or less
+
+
+def test_what_goes_through_a_block_is_no_bytes_of_its_own(profiles: dict[str, PipelineProfile]) -> None:
+    one = 2 * 32 * 64 * 4
+    said = [(block.output_bytes, block.passed_bytes) for block in profiles["carrying"].blocks]
+    # The last of the blocks also joins what it made and what came through: one tensor of its own.
+    assert said == [(one, 0), (2 * one, one), (2 * one, one), (2 * one, one), (2 * one, 0), (one, 0), (0, 0)]
+
+
+def test_a_torch_without_split_backward_still_prices_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise NotOnThisDevice("This torch has none.", hint="Use another.")
+
+    monkeypatch.setattr(runner, "backward_input", missing)
+    blocks = profiled("language").blocks
+    assert all(cost.split is None for block in blocks for cost in (block.kept, block.recomputed))
+    assert sum(block.kept.backward_ms for block in blocks) > 0
