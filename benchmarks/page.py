@@ -2,7 +2,8 @@
 
 Three graphs: 24 blocks, and 1,000 blocks folded as they are at first, and unfolded. A click is confirmed when the text
 that the server wrote for it has reached the page. Then the Explore page itself on the small GPT: its headline strip
-says how many blocks are recomputed, and a warm Run says what it does.
+says how many blocks are recomputed, and the bar beside a warm Run says the first thing that the worker reports: what it
+does, as step n of m.
 
     python -m benchmarks.page [clicks]
 """
@@ -24,12 +25,13 @@ from served import GRAPH_PAGE, Served, launch, start  # noqa: E402
 
 BUDGET_MS = {"click to confirmed": 150.0, "page ready": 3000.0, "Run to progress": 700.0}
 FIGURES, PROGRESS = '[data-testid="stMetricValue"]', '[data-testid="stProgress"]'
+REPORTED = r"\(\d+ of [1-9]"
 GPT = "/?model=sample_models%2Fgpt.py&size=small"
 GRAPHS = {"24 blocks": ("gpt", "6"), "1,000 blocks, folded": ("many", "125"), "1,000 blocks, unfolded": ("wide", "125")}
 EXPLORE_CLICK = """([selector, scope, wanted]) => new Promise((done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
     const began = performance.now()
-    const said = () => [...document.querySelectorAll(scope)].some((e) => e.innerText.includes(wanted))
+    const said = () => [...document.querySelectorAll(scope)].some((e) => e.innerText.match(wanted))
     const look = new MutationObserver(() => said() && (look.disconnect(), done(performance.now() - began)))
     look.observe(document.body, { subtree: true, childList: true, characterData: true })
     const target = host.shadowRoot.querySelector(selector) ?? document.querySelector(selector)
@@ -102,7 +104,7 @@ def _explore(browser: Any, app: Served, clicks: int) -> None:
         answers.append(page.evaluate(EXPLORE_CLICK, ['[data-id="head"]', FIGURES, wanted]))
         page.wait_for_timeout(100)
     for _ in range(3):
-        began.append(page.evaluate(EXPLORE_CLICK, [".st-key-run button", PROGRESS, "candidate: baseline"]))
+        began.append(page.evaluate(EXPLORE_CLICK, [".st-key-run button", PROGRESS, REPORTED]))
         # To its end: a cancelled run may end the worker, and the next one would find it cold.
         page.get_by_role("button", name="Cancel").wait_for(state="detached", timeout=180_000)
         page.wait_for_timeout(1000)

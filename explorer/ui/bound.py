@@ -18,3 +18,9 @@ def show(key: str, value: Any) -> str:
     st.session_state[key] = st.session_state[key] if chosen else value
     shown[key] = value
     return key
+
+
+def taken(key: str, value: Any) -> None:
+    """In the callback of the widget `key`: what was chosen there made the record `value`."""
+    st.session_state[key] = value
+    st.session_state["shown_values"][key] = value

@@ -37,6 +37,7 @@ def current() -> State:
             "redo": [],
             "jump": None,
             "engine": "inproc",
+            "asked": False,
             "job": None,
             "failure": None,
             "shown": None,
@@ -73,8 +74,11 @@ def marks_of(split: State, graph: ModelGraph) -> State:
     return found
 
 
-def absorb(split: State, state: State, graph: ModelGraph) -> None:
-    """Takes over what was clicked since the last look: cuts, and blocks to recompute, each an undo step."""
+def absorb(split: State, state: State, graph: ModelGraph, *, until_press: bool = False) -> None:
+    """Takes over what was clicked since the last look: cuts, and blocks to recompute, each an undo step.
+
+    With `until_press` only what was clicked before the button whose callback calls this.
+    """
     marks = marks_of(split, graph)
     policy = states.spec_of(state).policy
     if set(marks["on"]) != set(policy.blocks):
@@ -83,7 +87,7 @@ def absorb(split: State, state: State, graph: ModelGraph) -> None:
     for window in ("room", "narrow"):
         if (found := (said or {}).get(window)) is not None:
             st.session_state[window] = found
-    if not block_graph.adopt(marks, said):
+    if not block_graph.adopt(marks, said, until_press=until_press):
         return
     if set(marks["cuts"]) != set(cuts):
         _remember(split, cuts=cuts)
@@ -105,7 +109,7 @@ def stages_of(split: State, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
 
 def cut_at(split: State, state: State, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
     """Marks the cuts of `stages`, one undo step; what was clicked meanwhile is adopted first."""
-    absorb(split, state, graph)
+    absorb(split, state, graph, until_press=True)
     marks = marks_of(split, graph)
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
     if set(cuts) != set(marks["cuts"]):
@@ -115,7 +119,7 @@ def cut_at(split: State, state: State, graph: ModelGraph, stages: tuple[tuple[st
 
 def undo(split: State, state: State, graph: ModelGraph, *, forward: bool = False) -> None:
     """One cut or toggle back, or forward again."""
-    absorb(split, state, graph)
+    absorb(split, state, graph, until_press=True)
     source, other = ("redo", "undo") if forward else ("undo", "redo")
     if not split[source]:
         return

@@ -31,7 +31,9 @@ def attach(split: State) -> None:
 
 
 def start(split: State, request: Describe | ProfileStages | RunPipeline) -> None:
-    """Hands `request` to the worker. What goes wrong stays in `split` as a failure."""
+    """Hands `request` to the worker, unless something is under way. What goes wrong stays in `split` as a failure."""
+    if split["job"] is not None:  # a button that was drawn before that started
+        return
     split["failure"] = None
     try:
         model = request.model if isinstance(request, Describe) else request.spec.model
@@ -91,6 +93,11 @@ def settle(split: State) -> bool:
             if isinstance(job.result, PipelineRun) and job.result.failure is None:
                 records.keep(_run_key(spec), key)
     return True
+
+
+def under_way(split: State) -> Job | None:
+    """The job under way, after the result of a finished one was taken."""
+    return None if settle(split) else running(split)
 
 
 def profile_of(spec: RunSpec) -> PipelineProfile | None:

@@ -3,6 +3,7 @@
 spec      the run as it is drawn now (model, policy, options)     policy marks live in `marks` between two reruns
 baseline  key of the measured baseline                            shown     key of the last comparison
 job       what the worker does for this page                      failure   why the last job has no result
+asked     Run was pressed and has not started yet                 redraw    more than the graph has to be drawn again
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ def fresh(spec: RunSpec) -> State:
         "shown": None,
         "pictures": None,
         "matrix": None,
+        "asked": False,
         "job": None,
         "failure": None,
         "tick": None,
@@ -133,8 +135,11 @@ def marks_of(state: State, graph: ModelGraph) -> State:
     return found
 
 
-def absorb(state: State, graph: ModelGraph) -> None:
-    """Takes over what was clicked since the last look; a changed policy goes on the undo list."""
+def absorb(state: State, graph: ModelGraph, *, until_press: bool = False) -> None:
+    """Takes over what was clicked since the last look; a changed policy goes on the undo list.
+
+    With `until_press` only what was clicked before the button whose callback calls this.
+    """
     marks = marks_of(state, graph)
     said = st.session_state.get(state["widget"])
     if (room := (said or {}).get("room")) and room != st.session_state.get("room"):
@@ -143,9 +148,10 @@ def absorb(state: State, graph: ModelGraph) -> None:
     if slim is not None and slim != narrow():
         st.session_state["narrow"], state["redraw"] = slim, True
     selected = marks["selected"]
-    if not block_graph.adopt(marks, said):
+    if not block_graph.adopt(marks, said, until_press=until_press):
         return
-    state["redraw"] = state["redraw"] or marks["selected"] != selected
+    if marks["selected"] != selected:
+        state["redraw"], state["by_role"] = True, bool(marks["selected"])
     policy = spec_of(state).policy
     if set(marks["on"]) != set(policy.blocks):
         _record(state, decision.policy_after(policy, marks["on"], graph))
@@ -153,7 +159,7 @@ def absorb(state: State, graph: ModelGraph) -> None:
 
 def set_policy(state: State, policy: Policy, graph: ModelGraph) -> None:
     """A preset, an import, an option of the policy: one step of undo."""
-    absorb(state, graph)
+    absorb(state, graph, until_press=True)
     if policy == spec_of(state).policy:
         return
     _record(state, policy)
@@ -162,7 +168,7 @@ def set_policy(state: State, policy: Policy, graph: ModelGraph) -> None:
 
 def undo(state: State, graph: ModelGraph, *, forward: bool = False) -> None:
     """One decision back, or forward again."""
-    absorb(state, graph)
+    absorb(state, graph, until_press=True)
     source, other = ("redo", "undo") if forward else ("undo", "redo")
     if not state[source]:
         return
@@ -170,6 +176,12 @@ def undo(state: State, graph: ModelGraph, *, forward: bool = False) -> None:
     state["spec"] = {**state["spec"], "policy": state[source].pop()}
     block_graph.replace(marks_of(state, graph), spec_of(state).policy.blocks)
     to_address(state)
+
+
+def join(state: State, graph: ModelGraph, blocks: tuple[str, str]) -> None:
+    """Recomputes two blocks as one segment."""
+    absorb(state, graph, until_press=True)
+    set_policy(state, decision.joined(spec_of(state).policy, *blocks), graph)
 
 
 def _record(state: State, policy: Policy) -> None:
@@ -185,6 +197,13 @@ def jump_to(state: State, graph: ModelGraph, fqn: str) -> None:
     marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
     state["n_jumps"] += 1
     state["jump"] = [fqn, state["n_jumps"]]
+
+
+def select(state: State, graph: ModelGraph, fqn: str) -> None:
+    """Selects `fqn` and scrolls to it, from outside the graph."""
+    absorb(state, graph)
+    marks_of(state, graph)["selected"] = fqn
+    jump_to(state, graph, fqn)
 
 
 def fail(state: State, failure: Failure | ExplorerError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -17,9 +18,14 @@ from explorer.ui import backend
 from explorer.ui import state as states
 from explorer.ui.state import State
 
+FIRST_WORD_S = 0.05
+"""A warm worker says within this what it does: then the first drawing shows it, and not only the second."""
+
 
 def start(state: State, request: Request) -> None:
-    """Hands `request` to the worker. What goes wrong stays in `state` as a failure."""
+    """Hands `request` to the worker, unless something is under way. What goes wrong stays in `state` as a failure."""
+    if state["job"] is not None:  # a button that was drawn before that started
+        return
     state["failure"] = None
     try:
         states.check_offered(states.spec_of(state).model, backend.samples())
@@ -94,6 +100,11 @@ def settle(state: State) -> bool:
     return True
 
 
+def under_way(state: State) -> Job | None:
+    """The job under way, after the result of a finished one was taken."""
+    return None if settle(state) else running(state)
+
+
 def prepare(state: State) -> None:
     """First visit: the model is described and its baseline measured without being asked. One attempt each."""
     spec = states.spec_of(state)
@@ -110,13 +121,9 @@ def prepare(state: State) -> None:
 def compare(state: State) -> None:
     """The run that a person asked for: baseline and candidate, both measured now."""
     start(state, Compare(baseline=states.baseline_of(state), candidate=states.spec_of(state)))
-
-
-def cancel(state: State) -> None:
-    """Asks the worker to stop; the result says that it was cancelled."""
-    job = running(state)
-    if job is not None:
-        job.cancel()
+    job, deadline = running(state), time.monotonic() + FIRST_WORD_S
+    while job is not None and not job.began and time.monotonic() < deadline:
+        time.sleep(0.002)
 
 
 def result(state: State, name: str) -> Any:

@@ -35,6 +35,7 @@ def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> go.Figure:
                 go.Bar(
                     y=labels, x=[size / unit for size in line], name=role, orientation="h", customdata=custom,
                     marker={"color": ROLE_COLOURS[role], "pattern": hatch(ROLE_PATTERNS[role])},
+                    unselected={"marker": {"opacity": 1}},  # a click finds a block, it does not single out a bar
                     hovertemplate=f"<b>%{{y}}</b><br>{role}: %{{customdata[1]}}, %{{customdata[2]}} of all"
                     "<extra></extra>",
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,6 +52,14 @@ def page(browser: Browser) -> Iterator[Page]:
     yield visited
     context.close()
     assert not errors, errors
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Reference of a small model of a user's own, outside the project."""
+    path = tmp_path_factory.mktemp("model") / "tiny.py"
+    shutil.copyfile(HERE / "tiny_model.py", path)
+    return f"{path}:build"
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ if "state" not in S:
 
 
 def preset() -> None:
-    bg.adopt(S.state, S.get("graph"))
+    bg.adopt(S.state, S.get("graph"), until_press=True)
     bg.replace(S.state, [f"blocks.{i}" for i in range(0, n, 2)])
 
 
@@ -44,9 +44,12 @@ def panel() -> None:
     }
     paint = bg.Paint(height=600, labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
     drawing = layout(graph, S.state["open"], cuts=kind == "unet")
-    bg.block_graph(drawing, S.state, paint, key="graph", on_change=lambda: None)
+    bg.block_graph(drawing, S.state, paint, key="graph")
     st.text("confirmed: " + (" ".join(sorted(S.state["on"])) or "none"))
     st.text("cuts: " + " ".join(sorted(S.state["cuts"])) + " selected: " + S.state["selected"])
 
 
-panel()
+if st.button("Remove"):
+    S.removed = not S.get("removed")
+if not S.get("removed"):
+    panel()

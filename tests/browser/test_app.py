@@ -14,42 +14,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY = """
-import torch
-from torch import nn
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16))
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-class Tiny(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-def build():
-    return Tiny(), torch.randn(512, 16)
-
-def broken():
-    raise ValueError("the factory says no")
-"""
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    path = tmp_path_factory.mktemp("model") / "tiny.py"
-    path.write_text(TINY)
-    return f"{path}:build"
 
 
 @pytest.fixture
@@ -79,6 +43,12 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
         page.get_by_role("tab", name=tab).click()
         page.get_by_test_id("stPlotlyChart").first.wait_for()
         assert page.get_by_test_id("stException").count() == 0
+
+    bar = page.locator(".st-key-ledger .bars .point path").first
+    bar.scroll_into_view_if_needed()
+    page.wait_for_timeout(500)
+    bar.click(force=True)
+    page.locator('[data-id][aria-selected="true"]').wait_for()
 
     page.get_by_role("button", name="Policy file").click()
     with page.expect_download() as download:
@@ -110,6 +80,29 @@ def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
     page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
     assert "job=" not in page.url
+
+
+@pytest.mark.parametrize(("path", "panel"), [("", "results"), ("/pipeline", "pipeline_results")])
+def test_a_window_made_narrow_stacks_the_page(
+    explore: Page, serve: Callable[..., object], tiny: str, path: str, panel: str
+) -> None:
+    page = explore
+    page.goto(serve(ROOT / "app.py", "--model", tiny).url + path)  # type: ignore[attr-defined]
+    page.get_by_role("treeitem").first.wait_for()
+    beside = page.locator(f".st-key-{panel}")
+    beside.wait_for()
+
+    def below() -> bool:
+        graph, results = page.locator(".graph").bounding_box(), beside.bounding_box()
+        assert graph is not None
+        assert results is not None
+        return results["y"] > graph["y"] + graph["height"] - 1
+
+    assert not below()
+    page.set_viewport_size({"width": 800, "height": 900})
+    page.wait_for_function(f"""() => document.querySelector(".st-key-{panel}").getBoundingClientRect().width > 600""")
+    page.wait_for_timeout(500)
+    assert below()
 
 
 def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(

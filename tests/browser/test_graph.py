@@ -13,10 +13,19 @@ if TYPE_CHECKING:
 
 GRAPH_PAGE = Path(__file__).resolve().parent / "graph_page.py"
 
+WATCH_LISTENERS = """
+    globalThis.listening = new Map()
+    const [add, remove] = [document.addEventListener, document.removeEventListener]
+    const ours = (act) => act.toString().includes("onPress")
+    document.addEventListener = (...a) => (ours(a[1]) && listening.set(a[0], a[1]), add.apply(document, a))
+    document.removeEventListener = (...a) => (listening.delete(a[0]), remove.apply(document, a))
+"""
+
 
 @pytest.fixture
 def open_graph(page: Page, serve: Callable[..., object]) -> Callable[..., Page]:
     def opened(kind: str, n: int = 12, *, scheme: str = "light") -> Page:
+        page.add_init_script(WATCH_LISTENERS)
         page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
         page.goto(serve(GRAPH_PAGE, kind, str(n)).url)  # type: ignore[attr-defined]
         page.get_by_role("treeitem").first.wait_for()
@@ -39,10 +48,13 @@ def unfold(page: Page, name: str, first: str) -> None:
     row(page, first).wait_for()
 
 
-CLICK = """([ids, gap]) => new Promise(async (done) => {
+PRESET = "Every second"
+CLICK = """([names, gap]) => new Promise(async (done) => {
     const host = [...document.querySelectorAll("*")].find((e) => e.shadowRoot?.querySelector(".graph"))
-    for (const id of ids) {
-        host.shadowRoot.querySelector(`[data-id="${id}"]`).click()
+    for (const name of names) {
+        const block = host?.shadowRoot.querySelector(`[data-id="${name}"]`)
+        const target = block ?? [...document.querySelectorAll("button")].find((e) => e.innerText === name)
+        target.click()
         await new Promise((next) => setTimeout(next, gap))
     }
     done()
@@ -63,15 +75,34 @@ def test_fast_clicks_lose_nothing(open_graph: Callable[..., Page], gap_ms: int) 
     assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == 5
 
 
-def test_a_preset_and_the_clicks_around_it_both_count(open_graph: Callable[..., Page]) -> None:
+@pytest.mark.parametrize("gap_ms", [0, 10, 50])
+def test_a_preset_and_the_clicks_around_it_all_count_in_their_order(
+    open_graph: Callable[..., Page], gap_ms: int
+) -> None:
     page = open_graph("gpt", 12)
     unfold(page, "blocks", "blocks.11")
-    page.evaluate(CLICK, [["blocks.1"], 0])
-    page.get_by_role("button", name="Every second").click()
-    # Streamlit may merge a click at this very moment into the preset's rerun, where nobody knows which came first.
-    confirmed(page, *(f"blocks.{i}" for i in range(0, 12, 2)))
-    page.evaluate(CLICK, [["blocks.3"], 0])
-    confirmed(page, "blocks.3", *(f"blocks.{i}" for i in range(0, 12, 2)))
+    evens = [f"blocks.{i}" for i in range(0, 12, 2)]
+    for i in (1, 3, 5, 7):
+        one, other = f"blocks.{i}", f"blocks.{i + 4}"
+        page.evaluate(CLICK, [[one, PRESET, other], gap_ms])
+        confirmed(page, *evens, other)
+        page.evaluate(CLICK, [[PRESET, one, other, one], gap_ms])
+        confirmed(page, *evens, other)
+        page.evaluate(CLICK, [[one, other, PRESET], gap_ms])
+        confirmed(page, *evens)
+    page.wait_for_timeout(500)  # late answers must not bring old marks back
+    assert page.locator('[data-id^="blocks."][aria-checked="true"]').count() == len(evens)
+
+
+def test_the_graph_leaves_no_listener_behind(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 3)
+    page.evaluate(CLICK, [["Remove"], 0])
+    page.get_by_role("treeitem").first.wait_for(state="detached")
+    page.wait_for_timeout(300)
+    assert page.evaluate("listening.size") == 0
+    page.evaluate(CLICK, [["Remove"], 0])
+    page.get_by_role("treeitem").first.wait_for()
+    assert page.evaluate("listening.size") == 3
 
 
 def test_everything_works_by_keyboard(open_graph: Callable[..., Page]) -> None:
@@ -138,7 +169,12 @@ def test_cuts_toggle_by_click_and_key_and_refuse_with_a_reason(open_graph: Calla
     refused = page.locator('[data-cut="down0>down1"]')
     assert "skip from down0" in (refused.get_attribute("title") or "")
     refused.click(force=True)
+    refused.focus()
+    assert page.evaluate("() => document.activeElement.shadowRoot.activeElement.dataset.cut") == "down0>down1"
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(500)
     assert refused.get_attribute("aria-checked") == "false"
+    page.get_by_text("cuts: selected:", exact=False).wait_for()
 
 
 def test_hostile_names_stay_names(open_graph: Callable[..., Page]) -> None:

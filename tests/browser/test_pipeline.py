@@ -12,41 +12,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-TINY = """
-import torch
-from torch import nn
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Dropout(0.1), nn.Linear(32, 16))
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-class Tiny(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-        self.head = nn.Linear(16, 2)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-def build():
-    return Tiny(), torch.randn(64, 16)
-"""
 N_GRADIENTS = 4 * 4 + 2
 
 
 @pytest.fixture
-def pipeline(page: Page, serve: Callable[..., object], tmp_path_factory: pytest.TempPathFactory) -> Page:
+def pipeline(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     """The page once the blocks of the tiny model are priced."""
-    path = tmp_path_factory.mktemp("model") / "tiny.py"
-    path.write_text(TINY)
-    page.goto(serve(ROOT / "app.py", "--model", f"{path}:build").url + "/pipeline")  # type: ignore[attr-defined]
+    page.goto(serve(ROOT / "app.py", "--model", tiny).url + "/pipeline")  # type: ignore[attr-defined]
     page.get_by_role("treeitem").first.wait_for(timeout=120_000)
     page.get_by_text("Drawn from the price of each block.").wait_for(timeout=120_000)
     return page

@@ -24,12 +24,20 @@ def graph_data(at: AppTest) -> dict[str, Any]:
     return data
 
 
-def say(at: AppTest, **marks: Any) -> AppTest:
-    """A click in the graph, as the browser tells it: the whole set of marks, and what it was based on."""
+def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, Any]:
+    """A click in the graph, as the browser tells it: the whole set of marks, and what it was based on.
+
+    With `pressed` something outside the graph was pressed behind the click; else the click came last.
+    """
     data = graph_data(at)
     said = {"seq": data["seq"] + 1, "base": data["revision"]}
-    said |= {name: data[name] for name in ("on", "open", "cuts", "selected")}
-    at.session_state[at.session_state["explore"]["widget"]] = {"marks": {**said, **marks}}
+    said |= {name: data[name] for name in ("on", "open", "cuts", "selected")} | marks
+    return {"marks": {**said, "press": said if pressed else None}}
+
+
+def say(at: AppTest, **marks: Any) -> AppTest:
+    """A click in the graph, and what the page answers."""
+    at.session_state[at.session_state["explore"]["widget"]] = message(at, **marks)
     at.run()
     assert not at.exception, at.exception[0].message
     return at

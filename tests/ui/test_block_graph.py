@@ -25,6 +25,7 @@ def marks(seq: int, base: int, on: set[str], cuts: set[str] = frozenset(), **fie
             "cuts": sorted(cuts),
             "open": [],
             "selected": "",
+            "press": None,
             **fields,
         }
     }
@@ -37,53 +38,107 @@ class Browser:
         self.on: set[str] = set()
         self.seq, self.revision = 0, 0
         self.pending: list[tuple[int, str]] = []
+        self.press: dict[str, Any] | None = None
         self.wire: list[dict[str, Any]] = []
+        """To the server: messages, and presses on a button that replaces the marks."""
+
+    def message(self) -> dict[str, Any]:
+        said: dict[str, Any] = marks(self.seq, self.revision, self.on)["marks"]
+        return said
 
     def click(self, id: str) -> None:
         self.on ^= {id}
         self.seq += 1
         self.pending.append((self.seq, id))
-        self.wire.append(marks(self.seq, self.revision, self.on))
+        self.wire.append({"marks": {**self.message(), "press": self.press}})
+
+    def press_button(self, ids: list[str]) -> None:
+        if self.pending and (self.press is None or self.press["seq"] < self.seq):
+            self.press = self.message()
+            self.wire.append({"marks": {**self.press, "press": self.press}})
+        self.wire.append({"replace": ids})
 
     def hear(self, state: dict[str, Any]) -> None:
         self.on, self.revision = set(state["on"]), state["revision"]
         self.pending = [(seq, id) for seq, id in self.pending if seq > state["seq"]]
+        if self.press and self.press["seq"] <= state["seq"]:
+            self.press = None
         for _, id in self.pending:
             self.on ^= {id}
 
 
-@settings(max_examples=500)
+class Server:
+    """Reruns of the page: each takes what has come in, callbacks first; one may be interrupted before it draws."""
+
+    def __init__(self) -> None:
+        self.state = bg.fresh()
+        self.said: dict[str, Any] | None = None
+        self.answers: list[dict[str, Any]] = []
+
+    def rerun(self, came: list[dict[str, Any]], *, interrupted: bool = False) -> None:
+        for item in came:
+            self.said = item if "marks" in item else self.said
+        for item in came:
+            if "replace" in item:
+                bg.adopt(self.state, self.said, until_press=True)
+                bg.replace(self.state, item["replace"])
+        if not interrupted:
+            bg.adopt(self.state, self.said)
+            self.answers.append({**self.state, "on": list(self.state["on"])})
+
+
+REPLACED = {"preset": ["a", "c"], "other preset": ["b"]}
+
+
+@settings(max_examples=1000)
 @given(
-    st.lists(st.one_of(st.sampled_from(IDS), st.just("deliver"), st.just("answer"), st.just("replace")), max_size=30)
+    st.lists(
+        st.one_of(
+            st.sampled_from(IDS),
+            st.sampled_from(tuple(REPLACED)),
+            st.just("answer"),
+            st.tuples(st.sampled_from(["rerun", "interrupted"]), st.integers(1, 4)),
+        ),
+        max_size=30,
+    )
 )
-def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[str]) -> None:
-    """The truth: each click flips its block, each preset replaces all; the last message wins on the wire."""
-    browser, state = Browser(), bg.fresh()
-    answers: list[dict[str, Any]] = []
+def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[Any]) -> None:
+    """The truth: each click flips its block, each preset replaces all, in the order in which a person did them."""
+    browser, server = Browser(), Server()
     expected: set[str] = set()
-    clicked_since_replace: list[str] = []
     for event in events:
-        if event == "deliver" and browser.wire:
-            bg.adopt(state, browser.wire[-1])
-            answers.append({**state, "on": list(state["on"])})
-        elif event == "answer" and answers:
-            browser.hear(answers.pop(0))
-        elif event == "replace":
-            bg.adopt(state, browser.wire[-1] if browser.wire else None)
-            bg.replace(state, ["a", "c"])
-            expected, clicked_since_replace = {"a", "c"}, []
-            answers.append({**state, "on": list(state["on"])})
+        if event in REPLACED:
+            browser.press_button(REPLACED[event])
+            expected = set(REPLACED[event])
         elif event in IDS:
             browser.click(event)
             expected ^= {event}
-            clicked_since_replace.append(event)
-    if browser.wire:
-        bg.adopt(state, browser.wire[-1])
-    assert set(state["on"]) == expected
-    for answer in answers:
+        elif event == "answer":
+            if server.answers:
+                browser.hear(server.answers.pop(0))
+        elif browser.wire:
+            kind, n = event
+            server.rerun(browser.wire[:n], interrupted=kind == "interrupted")
+            del browser.wire[:n]
+    server.rerun(browser.wire)
+    assert set(server.state["on"]) == expected
+    for answer in server.answers:
         browser.hear(answer)
-    browser.hear(state)
     assert browser.on == expected
+
+
+def test_a_click_in_the_same_rerun_as_a_preset_counts_after_it_and_not_before_it() -> None:
+    for clicks_before, clicks_after, expected in (([], ["b"], "ab"), (["b"], [], "a"), (["b"], ["b", "d"], "abd")):
+        browser, server = Browser(), Server()
+        for id in clicks_before:
+            browser.click(id)
+        browser.press_button(["a"])
+        for id in clicks_after:
+            browser.click(id)
+        server.rerun(browser.wire)
+        assert "".join(sorted(server.state["on"])) == expected
+        server.rerun([{"replace": ["c"]}])  # what was adopted before is not flipped a second time
+        assert server.state["on"] == ["c"]
 
 
 def test_an_old_message_changes_nothing() -> None:

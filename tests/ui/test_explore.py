@@ -16,7 +16,7 @@ from explorer.ui import link
 from explorer.ui.panels.files import policy_text, take_policy
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, say, settle, texts
+from tests.ui.page_driver import figures, graph_data, message, say, settle, texts
 
 App = Callable[..., AppTest]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -100,6 +100,40 @@ def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
     at = press(press(at, "redo"), "redo")
     assert graph_data(at)["on"] == ALL
     assert graph_data(at)["revision"] > 0
+
+
+@pytest.mark.parametrize(
+    ("pressed", "marked", "undone"), [(False, ["blocks.1", "head"], ["head"]), (True, ["head"], [])]
+)
+def test_a_click_in_the_rerun_of_undo_counts_in_its_order(
+    app: App, pressed: bool, marked: list[str], undone: list[str]
+) -> None:
+    """Undo and a click on blocks.1 at once: undo takes back what was before it, or the click if that came first."""
+    at = say(app(), on=["head"])
+    if not pressed:
+        at = say(at, on=["head", "norm"])
+    on = [*graph_data(at)["on"], "blocks.1"]
+    at.session_state[at.session_state["explore"]["widget"]] = message(at, pressed=pressed, on=on)
+    at = press(at, "undo")
+    assert graph_data(at)["on"] == marked
+    assert graph_data(press(at, "undo"))["on"] == undone
+
+
+def test_a_policy_file_and_a_click_in_one_rerun_both_count(app: App) -> None:
+    at = say(app(), on=["head"])
+    at.session_state[at.session_state["explore"]["widget"]] = message(at, on=["head", "norm"])
+    at.file_uploader(key="upload_policy").upload("policy.yaml", b"version: 1\npolicy:\n  units: [blocks.0]\n")
+    at = settle(at.run())
+    assert graph_data(at)["on"] == ["blocks.0", "norm"]
+
+
+def test_a_run_pressed_while_something_runs_starts_nothing(app: App, worker: FakeWorker) -> None:
+    worker.slow = True
+    at = say(app(), on=ALL)
+    at.button(key="run").click().run()
+    at.session_state["explore"]["asked"] = True
+    at.run()
+    assert len(worker.of(Compare)) == 1
 
 
 def test_the_address_restores_model_policy_and_options(app: App) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +18,7 @@ from explorer.ui import backend, pipeline_state
 from tests import graphs, pipelines
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import figures, texts
+from tests.ui.page_driver import figures, graph_data, message, texts
 
 SCRIPT = "from explorer.ui.pages import pipeline\npipeline.page()\n"
 GRAPH = graphs.gpt(6)
@@ -82,17 +81,9 @@ def settled(at: AppTest) -> AppTest:
     raise AssertionError("the worker has not finished")
 
 
-def drawn(at: AppTest) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
-    return data
-
-
 def say(at: AppTest, **marks: Any) -> AppTest:
     """A click in the graph, as the browser tells it."""
-    data = drawn(at)
-    said = {name: data[name] for name in ("on", "open", "cuts", "selected")}
-    said |= {"seq": data["seq"] + 1, "base": data["revision"], **marks}
-    at.session_state[pipeline_state.WIDGET] = {"marks": said}
+    at.session_state[pipeline_state.WIDGET] = message(at, **marks)
     return settled(at.run())
 
 
@@ -125,7 +116,7 @@ def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(visit: Op
 
 
 def test_every_block_of_the_spine_is_in_view_with_its_stage(visit: Open) -> None:
-    data = drawn(visit())
+    data = graph_data(visit())
     shown = {row[0] for row in data["geometry"]["rows"]}
     assert set(GRAPH.spine) <= shown
     stages = [data["labels"][fqn][5] for fqn in GRAPH.spine]
@@ -149,14 +140,14 @@ def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(visit: Open,
 def test_the_number_of_stages_cuts_by_parameters(visit: Open) -> None:
     at = visit()
     at = settled(at.number_input(key="pipeline_stages").set_value(4).run())
-    assert len(drawn(at)["cuts"]) == 3
+    assert len(graph_data(at)["cuts"]) == 3
     assert figures(at)["Plan"] == "4 stages"
 
 
 def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     assert policy(at) == Policy.recompute(["blocks.1"])
-    assert drawn(at)["on"] == ["blocks.1"]
+    assert graph_data(at)["on"] == ["blocks.1"]
     assert "1 block recomputed" in texts(at)
     at = say(at, on=["blocks.1", "blocks.2"])
     assert policy(at) == Policy.recompute(["blocks.1", "blocks.2"])
@@ -164,15 +155,13 @@ def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
 
 def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
-    old = drawn(at)
+    said = message(at, on=["blocks.1", "blocks.3"])
     state = at.session_state["explore"]
     spec = from_plain(state["spec"], RunSpec)
     state["spec"] = to_plain(msgspec.structs.replace(spec, policy=Policy.recompute(["head"])))
-    said = {name: old[name] for name in ("on", "open", "cuts", "selected")}
-    said |= {"seq": old["seq"] + 1, "base": old["revision"], "on": ["blocks.1", "blocks.3"]}
-    at.session_state[pipeline_state.WIDGET] = {"marks": said}
+    at.session_state[pipeline_state.WIDGET] = said
     at = settled(at.run())
-    assert drawn(at)["on"] == ["blocks.3", "head"]
+    assert graph_data(at)["on"] == ["blocks.3", "head"]
     assert set(policy(at).blocks) == {"blocks.3", "head"}
 
 
@@ -201,15 +190,37 @@ def test_an_older_run_is_never_shown_as_this_plan(visit: Open, worker: PipelineW
 def test_undo_and_redo_walk_through_cuts_and_toggles(visit: Open) -> None:
     at = say(say(visit(), cuts=CUT), on=["head"])
     at = press(at, "pipeline_undo")
-    assert drawn(at)["on"] == []
+    assert graph_data(at)["on"] == []
     assert policy(at) == Policy()
-    assert sorted(drawn(at)["cuts"]) == CUT
+    assert sorted(graph_data(at)["cuts"]) == CUT
     at = press(at, "pipeline_undo")
-    assert len(drawn(at)["cuts"]) == 1
+    assert len(graph_data(at)["cuts"]) == 1
     assert at.button(key="pipeline_undo").disabled
     at = press(press(at, "pipeline_redo"), "pipeline_redo")
-    assert drawn(at)["on"] == ["head"]
-    assert sorted(drawn(at)["cuts"]) == CUT
+    assert graph_data(at)["on"] == ["head"]
+    assert sorted(graph_data(at)["cuts"]) == CUT
+
+
+@pytest.mark.parametrize(
+    ("pressed", "cuts"), [(False, ["blocks.0>blocks.1", "blocks.4>blocks.5"]), (True, ["blocks.0>blocks.1"])]
+)
+def test_a_cut_in_the_rerun_of_a_redo_or_of_other_stages_counts_in_its_order(
+    visit: Open, pressed: bool, cuts: list[str]
+) -> None:
+    at = say(visit(), cuts=["blocks.0>blocks.1"])
+    at = say(at, cuts=CUT)
+    before = graph_data(at)["cuts"]
+    if pressed:
+        at = press(at, "pipeline_undo")
+        at.session_state[pipeline_state.WIDGET] = message(at, pressed=True, cuts=CUT)
+    else:
+        at.session_state[pipeline_state.WIDGET] = message(at, cuts=[*before, "blocks.4>blocks.5"])
+    at = press(at, "pipeline_undo")
+    assert sorted(graph_data(at)["cuts"]) == cuts
+    at.session_state[pipeline_state.WIDGET] = message(at, cuts=[*graph_data(at)["cuts"], "norm>head"])
+    at = settled(at.number_input(key="pipeline_stages").set_value(2).run())
+    assert "norm>head" in graph_data(at)["cuts"]
+    assert at.number_input(key="pipeline_stages").value == len(graph_data(at)["cuts"]) + 1
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -219,7 +230,7 @@ def test_the_address_restores_the_plan(visit: Open) -> None:
     at.selectbox(key="pipeline_checkpoint").set_value("except_last")
     at = settled(at.toggle(key="pipeline_keyed").set_value(False).run())
     again = visit(**address(at))
-    assert sorted(drawn(again)["cuts"]) == CUT
+    assert sorted(graph_data(again)["cuts"]) == CUT
     assert policy(again) == policy(at)
     for name in ("n_microbatches", "schedule", "checkpoint", "keyed_rng", "deferred_batch_norm"):
         assert again.session_state["pipeline"][name] == at.session_state["pipeline"][name], name
@@ -293,4 +304,4 @@ def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: O
 def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
     at = say(visit(), cuts=CUT)
     at.session_state["pipeline"]["jump"] = ["blocks.4", 1]
-    assert drawn(at.run())["jump"] == {"id": "blocks.4", "n": 1}
+    assert graph_data(at.run())["jump"] == {"id": "blocks.4", "n": 1}

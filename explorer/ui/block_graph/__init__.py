@@ -6,7 +6,7 @@ A graph's state is a plain dictionary (`fresh()`), so that it survives a reload 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,12 +66,15 @@ def fresh(opened: Iterable[str] = ()) -> dict[str, Any]:
     return {"on": [], "cuts": [], "open": list(opened), "selected": "", "seq": 0, "revision": 0, "was": {}}
 
 
-def adopt(state: dict[str, Any], said: Mapping[str, Any] | None) -> bool:
+def adopt(state: dict[str, Any], said: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
     """Takes over what the browser said, if it is news. Returns whether it was.
 
-    Clicks made before a preset arrived are applied to the preset: what they flipped is flipped there.
+    Clicks on an older revision are applied to the newer one: what they flipped is flipped there. With `until_press`
+    clicks made after the last press outside the graph are left for the next call (rule 4 of graph.js).
     """
     marks = (said or {}).get("marks")
+    if marks and until_press:
+        marks = marks["press"]
     if not marks or marks["seq"] <= state["seq"]:
         return False
     state["seq"] = marks["seq"]
@@ -92,7 +95,7 @@ def adopt(state: dict[str, Any], said: Mapping[str, Any] | None) -> bool:
 
 
 def replace(state: dict[str, Any], on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
-    """A preset, an undo or an import: the marks are these from now on. Call `adopt` first."""
+    """A preset, an undo or an import: the marks are these from now on. Call `adopt(until_press=True)` first."""
     _remember(state)
     state["on"] = list(on)
     if cuts is not None:
@@ -113,20 +116,25 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
     return kept + [id for id in flips if id not in set(marks)]
 
 
-def block_graph(
-    drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str, on_change: Callable[[], None]
-) -> None:
+def block_graph(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str) -> None:
     """Draws the graph; what a person marks arrives in `st.session_state[key]["marks"]` for `adopt`.
+
+    The page adopts it when it is drawn: a callback of the graph could not tell what came before it in the same rerun.
 
     A window much higher or lower than `paint.room` arrives as "room", one of the other width as "narrow".
     """
     _component()(
         key=key,
         data=payload(drawing, state, paint),
-        on_marks_change=on_change,
-        on_room_change=on_change,
-        on_narrow_change=on_change,
+        # A state without a callback has no key.
+        on_marks_change=_nothing,
+        on_room_change=_nothing,
+        on_narrow_change=_nothing,
     )
+
+
+def _nothing() -> None:
+    pass
 
 
 def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str, Any]:

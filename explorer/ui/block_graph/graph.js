@@ -4,12 +4,16 @@
 // 2. The server answers with its marks and the number it has seen; what is drawn is always that answer with the
 //    clicks that are not yet in it flipped on top. So an old answer undoes no click.
 // 3. A new `revision` (preset, undo, import) replaces the server's marks. A message that still stands on an older
-//    revision is applied by what it flipped there: neither the preset nor the click is lost. Only a click that
-//    Streamlit merges into the preset's own rerun is overruled by the preset: their order is gone by then.
-// 4. Text reaches the page through textContent and setAttribute alone: a module may have any name.
+//    revision is applied by what it flipped there: neither the preset nor the click is lost.
+// 4. Streamlit may hand a click and a preset to the server in one rerun, where their order is gone. So a message says
+//    which of its clicks came before the last press outside the graph, unless the server has answered those: `press`
+//    is the whole message as it stood at that press. A press that finds clicks under way sends it at once. What
+//    replaces the marks takes over `press` first; the rest lies on top of it by rule 3.
+// 5. Text reaches the page through textContent and setAttribute alone: a module may have any name.
 
 const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
+const OUTSIDE = ["pointerdown", "click", "keydown"] // a press by mouse, by script, by key
 const WORDS = { true: "recompute", false: "keep", mixed: "some" }
 
 function element(tag, className, act) {
@@ -111,7 +115,7 @@ function drawCut([id, top, left, right, title, refused]) {
   cut.setAttribute("role", "checkbox")
   cut.setAttribute("aria-label", title)
   cut.setAttribute("aria-disabled", !!refused)
-  cut.tabIndex = refused ? -1 : 0
+  cut.tabIndex = 0 // a refused one too: its reason is read out
   const text = element("span", "scissors")
   text.textContent = title
   cut.append(text)
@@ -188,16 +192,20 @@ function paint(v, data) {
 
 // ---- what a person does
 
+function message(v) {
+  const { seq, revision, on, open, cuts, selected } = v
+  return { seq, base: revision, on: [...on], open: [...open], cuts: [...cuts], selected }
+}
+
 function send(v, flips = [], kind = "on") {
-  v.pending.push({ seq: v.seq + 1, kind, flips })
-  v.emit("marks", {
-    seq: ++v.seq,
-    base: v.revision,
-    on: [...v.on],
-    open: [...v.open],
-    cuts: [...v.cuts],
-    selected: v.selected,
-  })
+  v.pending.push({ seq: ++v.seq, kind, flips })
+  v.emit("marks", { ...message(v), press: v.press })
+}
+
+function onPress(v, event) {
+  if (event.composedPath().includes(v.root) || !v.pending.length || v.press?.seq === v.seq) return
+  v.press = message(v)
+  v.emit("marks", { ...v.press, press: v.press }) // rule 4
 }
 
 function toggle(v, node) {
@@ -264,7 +272,7 @@ function onKey(v, event) {
   if (cut) {
     if (key !== " " && key !== "Enter") return
     event.preventDefault()
-    return flip(v, "cuts", [cut.dataset.cut])
+    return cut.getAttribute("aria-disabled") === "true" || flip(v, "cuts", [cut.dataset.cut])
   }
   const node = v.nodes.get(v.at)
   if (!node) return
@@ -295,23 +303,32 @@ function onKey(v, event) {
 
 const level = (v, id) => Number(v.nodes.get(id).box.getAttribute("aria-level"))
 
+// The server cannot see the window: it is told when the page is laid out for one much higher, lower, or of other width.
+function onResize(v) {
+  if (!v.fits.room) return
+  const [room, narrow] = [window.innerHeight, window.innerWidth < NARROW]
+  if (Math.abs(room - v.fits.room) > 80) v.emit("room", (v.fits.room = room))
+  if (narrow !== v.fits.narrow) v.emit("narrow", (v.fits.narrow = narrow))
+}
+
 export default function ({ data, parentElement, setStateValue }) {
   let v = views.get(parentElement)
   if (!v) {
     v = { root: parentElement.querySelector(".graph"), nodes: new Map(), cutNodes: new Map(), actions: {} }
-    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [] })
+    Object.assign(v, { on: new Set(), open: new Set(), cuts: new Set(), selected: "", seq: 0, pending: [], press: null })
     v.root.onclick = (event) => onClick(v, event)
     v.root.onkeydown = (event) => onKey(v, event)
     v.root.onfocusin = ({ target }) => target.dataset.id !== undefined && rove(v, target.dataset.id, false)
+    v.onpress = (event) => onPress(v, event)
+    for (const kind of OUTSIDE) document.addEventListener(kind, v.onpress, true)
+    v.onresize = () => onResize(v)
+    window.addEventListener("resize", v.onresize)
     views.set(parentElement, v)
   }
   v.emit = setStateValue
   v.root.style.maxHeight = `${data.height}px`
-  // The server cannot see the window; it is told once, and when the window was made much higher or lower.
-  const room = window.innerHeight
-  if (data.room && Math.abs(room - (v.room ?? data.room)) > 80) setStateValue("room", (v.room = room))
-  const narrow = window.innerWidth < NARROW
-  if (data.room && narrow !== (v.narrow ?? data.narrow)) setStateValue("narrow", (v.narrow = narrow))
+  v.fits = { room: data.room, narrow: data.narrow, ...v.fits }
+  onResize(v)
   if (v.shape !== data.shape) {
     draw(v, data.geometry)
     v.shape = data.shape
@@ -320,6 +337,7 @@ export default function ({ data, parentElement, setStateValue }) {
   v.cuts = new Set(data.cuts)
   v.pending = v.pending.filter(({ seq }) => seq > data.seq)
   v.pending.forEach(({ kind, flips }) => xor(v[kind], flips))
+  if (v.press && v.press.seq <= data.seq) v.press = null
   if (!v.pending.length) {
     v.open = new Set(data.open)
     v.selected = data.selected
@@ -336,5 +354,9 @@ export default function ({ data, parentElement, setStateValue }) {
     box.classList.add("found")
     setTimeout(() => box.classList.remove("found"), 1600)
   }
-  return () => views.delete(parentElement)
+  return () => {
+    for (const kind of OUTSIDE) document.removeEventListener(kind, v.onpress, true)
+    window.removeEventListener("resize", v.onresize)
+    views.delete(parentElement)
+  }
 }

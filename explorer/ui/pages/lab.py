@@ -22,10 +22,11 @@ from explorer.record.measurement import Failure
 from explorer.ui import backend
 from explorer.ui.panels.charts import chart
 from explorer.ui.panels.failure import failure_panel
+from explorer.ui.panels.progress import watch
+from explorer.ui.panels.run_bar import RUN_WIDTH
 from explorer.view.lab import lab_alt, lab_chart, lab_origins, lab_table
 
 State = dict[str, Any]
-LOOK_EVERY_S = 0.3
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",
     "measured": "Read off this run: values of tensors, or the allocator's own events.",
@@ -41,8 +42,7 @@ def page() -> None:
         told = _choice(state)
         request = _switches(state, told)
         _first_visit(state, request)
-        busy = state["job"] is not None
-        st.fragment(_run_bar, run_every=LOOK_EVERY_S if busy else None)(state, request, shown_busy=busy)
+        _run_bar(state, request)
         _words(told)
     with right:
         if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="lab"):
@@ -56,7 +56,13 @@ def _state() -> State:
     """This visitor's choices; on the first visit those of the address bar."""
     if "lab" not in st.session_state:
         query = st.query_params.to_dict()
-        state: State = {"name": STORIES[0].name, "switches": {}, "job": query.pop("job", None), "failure": None}
+        state: State = {
+            "name": STORIES[0].name,
+            "switches": {},
+            "job": query.pop("job", None),
+            "failure": None,
+            "asked": False,
+        }
         state |= {"shown": {}, "visited": False}
         try:
             told = story(query.pop("experiment", STORIES[0].name))
@@ -153,31 +159,22 @@ def _settle(state: State) -> bool:
     return True
 
 
-def _run_bar(state: State, request: RunLab, *, shown_busy: bool) -> None:
-    """Run, or how far it is and Cancel."""
-    if _settle(state) or (state["job"] is None and shown_busy):
+def _run_bar(state: State, request: RunLab) -> None:
+    """Run, and below it how far it is and Cancel."""
+    busy = state["job"] is not None
+    if st.button(
+        "Run",
+        key="lab_run",
+        type="primary",
+        icon=":material/play_arrow:",
+        width=RUN_WIDTH,
+        disabled=busy,
+        help="Runs the experiment now, with the switches as they stand. It takes seconds.",
+    ):
+        _start(state, request)
         st.rerun()
-    job = _job(state)
-    button, rest = st.columns([2, 3], vertical_alignment="center")
-    with button:
-        if st.button(
-            "Run",
-            key="lab_run",
-            type="primary",
-            icon=":material/play_arrow:",
-            width="stretch",
-            disabled=job is not None,
-            help="Runs the experiment now, with the switches as they stand. It takes seconds.",
-        ):
-            _start(state, request)
-            st.rerun()
-    if job is not None:
-        with rest:
-            st.button("Cancel", key="lab_cancel", icon=":material/cancel:", width="stretch", on_click=job.cancel)
-        progress = job.progress
-        share = progress.done / progress.total if progress and progress.total else 0.0
-        what = progress.what if progress else "starting"
-        st.progress(min(share, 1.0), text=f"{_plain(what)}, {job.elapsed_s:.0f} s")
+    if busy:
+        watch(lambda: None if _settle(state) else _job(state), "Running", key="lab_cancel")
 
 
 def _words(told: Story) -> None:

@@ -29,12 +29,13 @@ from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.model import arguments_panel, model_panel, options_panel
 from explorer.ui.panels.pipeline import engine_picker, plan_panel, strip
 from explorer.ui.panels.pipeline_results import Results, result_tabs
+from explorer.ui.panels.progress import watch
+from explorer.ui.panels.run_bar import RUN_WIDTH
 from explorer.ui.pipeline_figures import figures
 from explorer.ui.plain import plain
 from explorer.ui.state import State
 from explorer.view.units import count
 
-LOOK_EVERY_S = 0.5
 RIGHT_HEIGHT = 520
 DOING = {
     "Describe": "Reading the model",
@@ -53,6 +54,8 @@ def page() -> None:
     pipeline_work.settle(split)
     pipeline_work.prepare(split, states.spec_of(state))
     graph = backend.graph_of(states.spec_of(state).model)
+    if graph is not None:
+        pipeline_state.absorb(split, state, graph)
 
     slot = st.container()
     if states.narrow():
@@ -83,9 +86,7 @@ def page() -> None:
         if found is not None:
             result_tabs(found, split)
     with st.bottom:
-        busy = split["job"] is not None
-        spec = found.spec if found is not None and not found.fault else None
-        st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(split, spec, shown_busy=busy)
+        st.fragment(_bar)(split, state, found.spec if found is not None and not found.fault else None)
 
 
 def _choices(split: State, state: State, samples: tuple[Any, ...]) -> None:
@@ -154,32 +155,35 @@ def _trouble(split: State, state: State, found: Results | None) -> None:
         st.info(words.ONE_RANK, icon=":material/info:")
 
 
-def _bar(split: State, spec: RunSpec | None, *, shown_busy: bool) -> None:
+def _bar(split: State, state: State, spec: RunSpec | None) -> None:
     """Run, engine, progress, cancel. `spec` holds the plan; None: it cannot run."""
-    job = pipeline_work.running(split)
-    if pipeline_work.settle(split) or (job is None and shown_busy):
-        st.rerun()
-    button, middle, end = st.columns([2, 6, 2], vertical_alignment="center")
-    with button:
-        pressed = st.button(
+    if split["asked"]:
+        _start(split, state, spec)
+    busy = split["job"] is not None
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="pipeline_bar"):
+        st.button(
             "Run",
             type="primary",
             icon=":material/play_arrow:",
             key="pipeline_run",
-            width="stretch",
-            disabled=job is not None or spec is None,
+            width=RUN_WIDTH,
+            disabled=busy or spec is None,
             help=words.RUN,
+            on_click=lambda: split.update(asked=True),
         )
-    if pressed and spec is not None:
+        with st.container(width="stretch"):
+            if busy:
+                watch(lambda: pipeline_work.under_way(split), DOING[split["job"]["what"]], key="pipeline_cancel")
+            else:
+                engine_picker(split)
+
+
+def _start(split: State, state: State, spec: RunSpec | None) -> None:
+    """Starts what was asked for. An old failure leaves the page, a new one comes onto it: that draws the whole page."""
+    split["asked"] = False
+    failed = split["failure"] is not None
+    if spec is not None:
         pipeline_work.run(split, spec)
+        pipeline_state.to_address(split, state, backend.graph_of(spec.model))
+    if failed or split["failure"] is not None:
         st.rerun()
-    if job is None:
-        with middle:
-            engine_picker(split)
-        return
-    progress = job.progress
-    share = progress.done / progress.total if progress and progress.total else 0.0
-    what = f"{progress.what} ({progress.done} of {progress.total})" if progress else "starting"
-    middle.progress(min(share, 1.0), text=f"{DOING[split['job']['what']]}: {what}, {job.elapsed_s:.0f} s")
-    with end:
-        st.button("Cancel", icon=":material/cancel:", key="pipeline_cancel", width="stretch", on_click=job.cancel)

@@ -19,6 +19,8 @@ from explorer.ui.reopen import PAGES, reopen
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import NOT_MEASURED, mib
 
+MOST_ROWS, HEIGHT = 12, 380
+"""More rows than these scroll, within so many pixels."""
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 
@@ -63,7 +65,7 @@ def _table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
         key=_table_key(),
         hide_index=True,
         width="stretch",
-        height=min(36 * (len(runs) + 1) + 4, 380),
+        height="content" if len(runs) < MOST_ROWS else HEIGHT,
         on_select="rerun",
         selection_mode="multi-row",
         alt="Every finished run",

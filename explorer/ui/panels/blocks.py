@@ -96,7 +96,7 @@ def graph_panel(state: State, facts: Facts) -> None:
         jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
     )
     drawing = layout(graph, marks["open"])
-    block_graph.block_graph(drawing, marks, paint, key=state["widget"], on_change=lambda: states.absorb(state, graph))
+    block_graph.block_graph(drawing, marks, paint, key=state["widget"])
     _segment_button(state, facts)
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
@@ -112,14 +112,13 @@ def _segment_button(state: State, facts: Facts) -> None:
     second = decision.next_in_sequence(first, facts.graph)
     if second is None or not {first, second} <= set(facts.policy.blocks):
         return
-    merged = decision.joined(facts.policy, first, second)
-    if merged == facts.policy:
+    if decision.joined(facts.policy, first, second) == facts.policy:
         return
     st.button(
         f"Recompute {plain(first)} and {plain(second)} as one segment",
         icon=":material/join:",
         key="join",
         help=glossary.SEGMENT,
-        on_click=states.set_policy,
-        args=(state, merged, facts.graph),
+        on_click=states.join,
+        args=(state, facts.graph, (first, second)),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -27,7 +27,24 @@ def pickable_chart(figure: Any, *, key: str, alt: str, height: int | None = None
         figure, key=key, width="stretch", config=_config(key), alt=alt, on_select="rerun", selection_mode="points"
     )
     points = event["selection"]["points"]
-    custom = points[0].get("customdata") if points else None
+    return _custom(points[0]) if points else None
+
+
+def clickable_chart(figure: Any, act: Callable[[list[Any]], None], *, key: str, alt: str) -> None:
+    """As `chart`, and a click calls `act` with the point's customdata, once: later reruns do not repeat it."""
+
+    def clicked() -> None:
+        points = st.session_state[key]["selection"]["points"]
+        if points:
+            act(_custom(points[0]))
+
+    st.plotly_chart(
+        figure, key=key, width="stretch", config=_config(key), alt=alt, on_select=clicked, selection_mode="points"
+    )
+
+
+def _custom(point: Mapping[str, Any]) -> Any:
+    custom = point.get("customdata")
     return list(custom.values()) if isinstance(custom, dict) else custom
 
 

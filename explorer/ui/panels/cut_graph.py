@@ -40,7 +40,6 @@ def cut_graph(
             jump=(split["jump"][0], split["jump"][1]) if split["jump"] else None,
         ),
         key=pipeline_state.WIDGET,
-        on_change=lambda: pipeline_state.absorb(split, state, graph),
     )
 
 

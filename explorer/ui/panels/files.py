@@ -47,11 +47,19 @@ def policy_menu(state: State, graph: ModelGraph) -> None:
             width="stretch",
             help="A file that applies this policy with torch only, for images without Checkpoint Explorer.",
         )
-        given = st.file_uploader("Open a policy file", type=["yaml", "yml"], key="upload_policy", max_upload_size=1)
-        if given is not None and st.session_state.get("taken_policy") != given.file_id:
-            st.session_state["taken_policy"] = given.file_id
-            take_policy(state, graph, given.getvalue())
-            st.rerun()
+        st.file_uploader(
+            "Open a policy file",
+            type=["yaml", "yml"],
+            key="upload_policy",
+            max_upload_size=1,
+            on_change=lambda: _take_upload(state, graph),
+        )
+
+
+def _take_upload(state: State, graph: ModelGraph) -> None:
+    given = st.session_state.get("upload_policy")
+    if given is not None:  # None: a person took the file out again
+        take_policy(state, graph, given.getvalue())
 
 
 def take_policy(state: State, graph: ModelGraph, data: bytes) -> None:

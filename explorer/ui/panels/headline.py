@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import streamlit as st
 
@@ -10,17 +10,25 @@ from explorer.ui import glossary
 from explorer.ui import state as states
 from explorer.ui.figures import Cell
 
-NARROW_WIDTH = 205
-"""Pixels of a cell where three stand side by side."""
+SIDE_BY_SIDE = 3
+"""Figures in one row where the window is narrow."""
+T = TypeVar("T")
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
 
 def headline_strip(cells: tuple[Cell, ...]) -> None:
     """Draws `cells` side by side, in two rows where the window is narrow; a figure of an earlier policy is dimmed."""
-    with st.container(horizontal=True, gap="small", key="strip"):
-        for cell in cells:
-            with st.container(gap=None, width=NARROW_WIDTH if states.narrow() else "stretch"):
-                _cell(cell)
+    for row in rows_of_figures(cells):
+        with st.container(horizontal=True, gap="small"):
+            for cell in row:
+                with st.container(gap=None):
+                    _cell(cell)
+
+
+def rows_of_figures(figures: tuple[T, ...]) -> list[tuple[T, ...]]:
+    """All in one row, or a few in each where the window is narrow."""
+    n = SIDE_BY_SIDE if states.narrow() else len(figures)
+    return [figures[start : start + n] for start in range(0, len(figures), n)]
 
 
 def _cell(cell: Cell) -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import streamlit as st
 
 from explorer.plan.explain import explain
 from explorer.plan.ledger import ledger
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.ui import glossary
+from explorer.ui import state as states
 from explorer.ui.bound import show
-from explorer.ui.panels.charts import chart, pickable_chart, twin
+from explorer.ui.panels.charts import clickable_chart, pickable_chart, twin
+from explorer.ui.shown import Picked, picked
+from explorer.ui.state import State
 from explorer.view.axis import Axis
 from explorer.view.ledger import ledger_alt, ledger_chart, ledger_table
 from explorer.view.roles import roles, roles_alt, roles_table
@@ -20,14 +24,13 @@ from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import mib
 
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
-Picked = tuple[str, int] | None
-"""Run and tick of a point in the timeline."""
 
 
 def memory_panel(
-    baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str, picked: Picked
+    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
 ) -> Picked:
     """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons. Returns the pick."""
+    at = picked(state)
     candidate = comparison.candidate if comparison else None
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     left, right = st.columns([4, 2], vertical_alignment="center")
@@ -56,25 +59,24 @@ def memory_panel(
     custom = pickable_chart(figure, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt, height=340)
     if custom:
         name = "candidate" if view == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
-        picked = (name, int(custom[1]))
+        at = (name, int(custom[1]))
     if comparison and graph:
         _why(comparison, graph)
-    _alive(baseline, candidate, picked)
+    _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
     twin(table, key="timeline", what="the memory timeline")
-    return picked
+    return at
 
 
-def ledger_of(baseline: Measurement | None, candidate: Measurement | None, picked: Picked) -> Ledger | None:
-    """What is alive at the picked point; None where nothing is picked or that run has no timeline."""
-    if picked is None:
-        return None
-    run = candidate if picked[0] == "candidate" else baseline
-    if run is None or run.allocations is None or picked[1] > run.allocations.n_ticks:
-        return None
-    return ledger(run, picked[1])
+def _select(state: State, graph: ModelGraph | None, fqns: list[str]) -> None:
+    """The first block of a row is selected and scrolled to, as if it were clicked in the graph."""
+    fqn = next((fqn for fqn in fqns if graph is not None and fqn in graph.by_fqn and fqn), None)
+    if graph is not None and fqn is not None:
+        states.select(state, graph, fqn)
 
 
-def _alive(baseline: Measurement, candidate: Measurement | None, picked: Picked) -> None:
+def _alive(
+    baseline: Measurement, candidate: Measurement | None, picked: Picked, select: Callable[[list[str]], None]
+) -> None:
     run = candidate if candidate and (picked is None or picked[0] == "candidate") else baseline
     if run.allocations is None:
         return
@@ -82,8 +84,8 @@ def _alive(baseline: Measurement, candidate: Measurement | None, picked: Picked)
     at = ledger(run, picked[1] if picked and picked[0] == name and picked[1] <= run.allocations.n_ticks else None)
     where = "at the peak" if at.is_peak else f"at event {at.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
-    st.caption("Click the line above to see another moment; ◎ on a block shows its share.")
-    chart(ledger_chart(at), key="ledger", alt=ledger_alt(at))
+    st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
+    clickable_chart(ledger_chart(at), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at))
     twin(ledger_table(at), key="ledger", what="what is alive")
 
 

@@ -15,8 +15,8 @@ from explorer.record.plan import CheckpointMode, PipelinePlan
 from explorer.ui import glossary, pipeline_state
 from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
-from explorer.ui.bound import show
-from explorer.ui.panels.headline import NARROW_WIDTH
+from explorer.ui.bound import show, taken
+from explorer.ui.panels.headline import rows_of_figures
 from explorer.ui.pipeline_figures import Figure
 from explorer.ui.plan_link import MOST_MICROBATCHES
 from explorer.ui.state import State
@@ -25,34 +25,39 @@ from explorer.view.nesting import ancestors
 
 def strip(figures: tuple[Figure, ...]) -> None:
     """Five figures side by side, each with what it means and where it comes from."""
-    with st.container(horizontal=True, gap="small", key="pipeline_strip"):
-        for figure in figures:
-            with st.container(gap=None, width=NARROW_WIDTH if states.narrow() else "stretch"):
-                origin = glossary.ORIGIN.get(figure.origin, "")
-                st.metric(
-                    figure.label,
-                    figure.value,
-                    figure.delta or None,
-                    delta_color="off",
-                    delta_arrow="off",
-                    help=f"{figure.help} {origin}".rstrip(),
-                )
-                st.caption(figure.origin or "\N{NO-BREAK SPACE}")
+    for row in rows_of_figures(figures):
+        with st.container(horizontal=True, gap="small"):
+            for figure in row:
+                with st.container(gap=None):
+                    _figure(figure)
+
+
+def _figure(figure: Figure) -> None:
+    origin = glossary.ORIGIN.get(figure.origin, "")
+    st.metric(
+        figure.label,
+        figure.value,
+        figure.delta or None,
+        delta_color="off",
+        delta_arrow="off",
+        help=f"{figure.help} {origin}".rstrip(),
+    )
+    st.caption(figure.origin or "\N{NO-BREAK SPACE}")
 
 
 def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
     """The controls; returns the plan as it is drawn now."""
-    pipeline_state.absorb(split, state, graph)
     _first_cut(split, state, graph)
     stages = pipeline_state.stages_of(split, graph)
-    one, two, three = st.columns([4, 4, 5], vertical_alignment="bottom", gap="small")
-    with one:
-        n_stages = int(
-            st.number_input(
-                "Stages", 1, max(len(graph.spine), 1), key=show("pipeline_stages", len(stages)), help=words.STAGE
-            )
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
+        st.number_input(
+            "Stages",
+            1,
+            max(len(atoms(graph)), len(stages), 1),
+            key=show("pipeline_stages", len(stages)),
+            help=words.STAGE,
+            on_change=lambda: _take_stages(split, state, graph, profile),
         )
-    with two:
         split["n_microbatches"] = int(
             st.number_input(
                 "Microbatches",
@@ -62,27 +67,24 @@ def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineP
                 help=words.MICROBATCH,
             )
         )
-    with three:
         split["schedule"] = st.selectbox(
             "Schedule", SCHEDULES, key=show("pipeline_schedule", split["schedule"]), help=words.SCHEDULE
         )
-    rule = _tools(split, state, graph)
-    if rule is not None or n_stages != len(stages):
-        _cut(split, state, graph, (n_stages, rule or "by-parameters"), profile)
-        st.rerun()
+    _tools(split, state, graph, profile)
     return plan_of(split, stages)
 
 
-def _tools(split: State, state: State, graph: ModelGraph) -> CutRule | None:
-    """Balance, undo, redo, go to a stage, and what is rarely changed; returns the rule that a person chose."""
+def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """Balance, undo, redo, go to a stage, and what is rarely changed."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
-        rule: CutRule | None = st.menu_button(
+        st.menu_button(
             "Balance",
             list(words.BALANCE),
             format_func=words.BALANCE.__getitem__,
             key="pipeline_balance",
             icon=":material/balance:",
             help=words.BALANCE_HELP,
+            on_click=lambda: _balance(split, state, graph, profile),
         )
         for name, help in (("undo", "Take back the last cut or toggle"), ("redo", "Make it again")):
             st.button(
@@ -108,7 +110,20 @@ def _tools(split: State, state: State, graph: ModelGraph) -> CutRule | None:
         )
         with st.popover("", icon=":material/settings:", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
             _more(split)
-    return rule
+
+
+def _take_stages(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """As many stages as a person asked for, of even parameters."""
+    _cut(split, state, graph, (int(st.session_state["pipeline_stages"]), "by-parameters"), profile)
+    taken("pipeline_stages", len(pipeline_state.stages_of(split, graph)))
+
+
+def _balance(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """As many stages as there are, cut by the rule that a person chose."""
+    rule: CutRule | None = st.session_state.get("pipeline_balance")
+    pipeline_state.absorb(split, state, graph, until_press=True)
+    if rule is not None:
+        _cut(split, state, graph, (len(pipeline_state.stages_of(split, graph)), rule), profile)
 
 
 def _jump(split: State, state: State, graph: ModelGraph) -> None:

@@ -1,13 +1,13 @@
-"""Run, progress, cancel: what is happening, how far it is, how long it has taken."""
+"""Run at the bottom of the Explore page, and beside it what is under way."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from explorer.jobs.client import Job
 from explorer.record.graph import ModelGraph
 from explorer.ui import glossary, work
 from explorer.ui import state as states
+from explorer.ui.panels.progress import watch
 from explorer.ui.state import State
 
 DOING = {
@@ -17,49 +17,45 @@ DOING = {
     "DrawAutograd": "Drawing the autograd graph",
     "DeriveMatrix": "Taking derivatives of every kind",
 }
-LOOK_EVERY_S = 0.2
 RUN_WIDTH = 140
 
 
 def run_bar(state: State, graph: ModelGraph | None) -> None:
-    """Looks at the job five times a second while there is one; the rest of the page stays usable."""
+    """A press on Run draws this bar again and nothing else; the rest of the page stays usable."""
+    st.fragment(_bar)(state, graph)
+
+
+def _bar(state: State, graph: ModelGraph | None) -> None:
+    if state["asked"]:
+        _start(state, graph)
     busy = state["job"] is not None
-    st.fragment(_bar, run_every=LOOK_EVERY_S if busy else None)(state, graph, shown_busy=busy)
-
-
-def _bar(state: State, graph: ModelGraph | None, *, shown_busy: bool) -> None:
-    job = work.running(state)
-    if work.settle(state) or (job is None and shown_busy):
-        st.rerun()
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="run_row"):
-        _row(state, graph, job)
-
-
-def _row(state: State, graph: ModelGraph | None, job: Job | None) -> None:
-    if st.button(
-        "Run",
-        type="primary",
-        icon=":material/play_arrow:",
-        key="run",
-        width=RUN_WIDTH,
-        disabled=job is not None or graph is None,
-        help=glossary.RUN,
-    ):
-        if graph is not None:
-            states.absorb(state, graph)
-        work.compare(state)
-        st.rerun()
-    if job is None:
+        st.button(
+            "Run",
+            type="primary",
+            icon=":material/play_arrow:",
+            key="run",
+            width=RUN_WIDTH,
+            disabled=busy or graph is None,
+            help=glossary.RUN,
+            on_click=lambda: state.update(asked=True),
+        )
         with st.container(width="stretch"):
-            st.caption(_said(state))
-        return
-    progress = job.progress
-    share = progress.done / progress.total if progress and progress.total else 0.0
-    what = f"{progress.what} ({progress.done} of {progress.total})" if progress else "starting"
-    doing = DOING[state["job"]["what"]]
-    with st.container(width="stretch"):
-        st.progress(min(share, 1.0), text=f"{doing}: {what}, {job.elapsed_s:.0f} s")
-    st.button("Cancel", icon=":material/cancel:", key="cancel", on_click=work.cancel, args=(state,))
+            if busy:
+                watch(lambda: work.under_way(state), DOING[state["job"]["what"]], key="cancel")
+            else:
+                st.caption(_said(state))
+
+
+def _start(state: State, graph: ModelGraph | None) -> None:
+    """Starts what was asked for. An old failure leaves the page, a new one comes onto it: that draws the whole page."""
+    state["asked"] = False
+    if graph is not None:
+        states.absorb(state, graph)
+    failed = state["failure"] is not None
+    work.compare(state)
+    if failed or state["failure"] is not None:
+        st.rerun()
 
 
 def _said(state: State) -> str:

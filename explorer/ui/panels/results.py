@@ -1,0 +1,99 @@
+"""The tabs beside the graph: memory, cost, gradients, blocks, autograd. Hidden ones are not computed."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.jobs.protocol import DeriveMatrix, DrawAutograd
+from explorer.plan.hazards import hazards
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.ui import backend, glossary, work
+from explorer.ui import state as states
+from explorer.ui.panels.autograd import autograd_panel
+from explorer.ui.panels.cost import cost_panel
+from explorer.ui.panels.failure import failure_panel
+from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_panel
+from explorer.ui.panels.memory import OF_BASELINE, OF_CANDIDATE, memory_panel
+from explorer.ui.panels.table import table_panel
+from explorer.ui.shown import picked
+from explorer.ui.state import State
+from explorer.view.nesting import RUN
+from explorer.view.units import count
+
+TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
+
+
+def results(state: State) -> None:
+    """All that was measured, of the last comparison or else of the baseline alone."""
+    graph = backend.graph_of(states.spec_of(state).model)
+    comparison: Comparison | None = work.result(state, "shown")
+    baseline = comparison.baseline if comparison is not None else work.result(state, "baseline")
+    tabs = st.tabs(TABS, key="tabs", on_change="rerun")
+    if baseline is None:
+        with tabs[0]:
+            _waiting(state)
+        return
+    block = states.marks_of(state, graph)["selected"].removeprefix(RUN) if graph is not None else ""
+    memory, cost, gradients, blocks, autograd = tabs
+    if memory.open:
+        with memory:
+            _memory(state, baseline, comparison, graph, block)
+    if cost.open:
+        with cost:
+            cost_panel(comparison) if comparison else st.caption(glossary.EMPTY)
+    if gradients.open:
+        with gradients:
+            _gradients(state, graph, comparison)
+    if blocks.open:
+        with blocks:
+            table_panel(comparison or baseline)
+    if autograd.open and graph is not None:
+        with autograd:
+            asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state["job"] is not None)
+            if asked is not None:
+                work.start(state, DrawAutograd(spec=states.spec_of(state), block=asked))
+                st.rerun()
+
+
+def _waiting(state: State) -> None:
+    if state["job"]:
+        st.caption("The model is read and its baseline measured; the charts follow in a few seconds.")
+        st.skeleton(height=320)
+    else:
+        st.caption("Nothing was measured yet. Press **Run** at the bottom.")
+
+
+def _memory(
+    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
+) -> None:
+    for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
+        if run is not None and run.failure is not None:
+            failure_panel(run.failure, key=name)
+    if state["by_role"]:
+        st.session_state["memory_view"] = OF_CANDIDATE if comparison else OF_BASELINE
+        state["by_role"] = False
+    now = memory_panel(state, baseline, comparison, graph, block=block)
+    if now != picked(state):
+        state["tick"] = list(now) if now else None
+        st.rerun()
+
+
+def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | None) -> None:
+    spec = states.spec_of(state)
+    if graph is not None:
+        found = hazards(graph, spec.policy, spec.plan, spec)
+        with st.expander(
+            f"Known before any run: {count(len(found), 'hazard')}", icon=":material/warning:", key="hazards"
+        ):
+            hazards_panel(found)
+    if comparison is None:
+        st.caption(glossary.EMPTY)
+        return
+    if comparison.failure is not None:
+        failure_panel(comparison.failure, key="comparison")
+    gradients_panel(comparison)
+    if matrix_panel(work.result(state, "matrix"), busy=state["job"] is not None):
+        work.start(state, DeriveMatrix(spec=spec))
+        st.rerun()

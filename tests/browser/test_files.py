@@ -1,0 +1,79 @@
+"""What leaves the page comes back: policy file, run file and pictures, through a real browser's downloads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MEASURED = "Baseline and the policy that is drawn."
+
+
+@pytest.fixture
+def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
+    """The page once a policy with one block was run."""
+    page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
+    page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
+    page.locator('[data-id="head"]').click()
+    page.get_by_test_id("stMetricValue").get_by_text("1 block", exact=True).wait_for()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text(MEASURED).wait_for(timeout=180_000)
+    return page
+
+
+def downloaded(page: Page, button: Locator, folder: Path) -> Path:
+    with page.expect_download() as download:
+        button.click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return path
+
+
+def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Path) -> None:
+    page = measured
+    head = page.locator('[data-id="head"]')
+
+    page.get_by_role("button", name="Policy file").click()
+    policy = downloaded(page, page.get_by_role("button", name="Policy with evidence"), tmp_path)
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="undo", exact=False).click()
+    page.locator('[data-id="head"][aria-checked="false"]').wait_for()
+    page.get_by_role("button", name="Policy file").click()
+    page.locator(".st-key-upload_policy input[type=file]").set_input_files(policy)
+    page.locator('[data-id="head"][aria-checked="true"]').wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text(MEASURED).wait_for()
+    head.click()
+    page.locator('[data-id="head"][aria-checked="false"]').wait_for()  # the file does not come back by itself
+
+    chart = page.get_by_test_id("stPlotlyChart").first
+    chart.hover()
+    picture = downloaded(page, chart.locator('[data-title^="Download plot"]'), tmp_path)
+    assert picture.suffix == ".svg"
+    assert "Where is the peak" in picture.read_text()
+
+    page.get_by_role("button", name="Run file").click()
+    run = downloaded(page, page.get_by_role("button", name="This run"), tmp_path)
+    page.keyboard.press("Escape")
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_text("Open a run file").click()
+    page.locator(".st-key-upload_run input[type=file]").set_input_files(run)
+    page.get_by_text("was added").wait_for()
+    page.get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
+    page.get_by_role("button", name="Open", exact=True).click()
+    page.get_by_text(MEASURED).wait_for()
+    page.locator('[data-id="head"][aria-checked="true"]').wait_for()
+
+
+def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]) -> None:
+    page.goto(serve(ROOT / "app.py").url + "/lab")  # type: ignore[attr-defined]  # an app whose worker is still cold
+    page.get_by_role("button", name="Cancel").click(timeout=120_000)
+    page.get_by_text("The run was cancelled").wait_for()
+    page.get_by_role("button", name="Run", exact=True).click()
+    page.get_by_text("What to take away").wait_for(timeout=120_000)
