@@ -36,6 +36,10 @@ function put(node, text) {
   if (node.textContent !== text) node.textContent = text
 }
 
+function say(node, attribute, value) {
+  if (node.getAttribute(attribute) !== `${value}`) node.setAttribute(attribute, value)
+}
+
 // ---- drawing: only when the shape changes
 
 function drawRow([id, name, kind, depth, top, height, left, right, flags, members]) {
@@ -147,8 +151,8 @@ function stateOf(v, node) {
 
 function mark(v) {
   for (const node of v.nodes.values()) {
-    if (node.toggles || node.members.length) node.box.setAttribute("aria-checked", stateOf(v, node))
-    node.box.setAttribute("aria-selected", v.selected === node.id)
+    if (node.toggles || node.members.length) say(node.box, "aria-checked", stateOf(v, node))
+    say(node.box, "aria-selected", v.selected === node.id)
     if (node.chip) {
       const on = v.on.has(node.id)
       put(node.chip, on ? v.actions[node.id] || WORDS.true : WORDS.false)
@@ -159,7 +163,7 @@ function mark(v) {
       put(node.count, `${n} of ${node.members.length}`)
     }
   }
-  for (const [id, cut] of v.cutNodes) cut.setAttribute("aria-checked", v.cuts.has(id))
+  for (const [id, cut] of v.cutNodes) say(cut, "aria-checked", v.cuts.has(id))
 }
 
 function paint(v, data) {
@@ -168,26 +172,34 @@ function paint(v, data) {
   const joined = new Map()
   for (const segment of data.segments || [])
     segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
+  const stages = data.colours.stages
   for (const [id, node] of v.nodes) {
-    const [bytes, note, badges, title, heat, stage] = data.labels[id] || ["", "", [], "", 0, null]
-    put(node.bytes, bytes)
-    put(node.note, note)
-    node.box.title = title
-    node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note].filter(Boolean).join(", "))
-    node.heat.style.width = `${Math.round(100 * heat)}%`
-    node.badges.replaceChildren(
-      ...badges.map(([sign, severity, text]) => {
-        const badge = element("span", `badge ${severity}`)
-        badge.textContent = sign
-        badge.title = text
-        badge.setAttribute("aria-label", text)
-        return badge
-      }),
-    )
-    node.box.dataset.joined = joined.get(id) || ""
-    node.box.classList.toggle("staged", stage !== null)
-    if (stage !== null) node.box.style.setProperty("--stage", data.colours.stages[stage % data.colours.stages.length])
+    const label = data.labels[id] || ["", "", [], "", 0, null]
+    const stage = label[5] === null ? "" : stages[label[5] % stages.length]
+    const drawn = JSON.stringify([label, stage, joined.get(id)])
+    if (drawn !== node.drawn) paintRow(node, label, stage, joined.get(id) || "")
+    node.drawn = drawn
   }
+}
+
+function paintRow(node, [bytes, note, badges, title, heat], stage, joined) {
+  put(node.bytes, bytes)
+  put(node.note, note)
+  node.box.title = title
+  node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note].filter(Boolean).join(", "))
+  node.heat.style.width = `${Math.round(100 * heat)}%`
+  node.badges.replaceChildren(
+    ...badges.map(([sign, severity, text]) => {
+      const badge = element("span", `badge ${severity}`)
+      badge.textContent = sign
+      badge.title = text
+      badge.setAttribute("aria-label", text)
+      return badge
+    }),
+  )
+  node.box.dataset.joined = joined
+  node.box.classList.toggle("staged", !!stage)
+  node.box.style.setProperty("--stage", stage)
 }
 
 // ---- what a person does
