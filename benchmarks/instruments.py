@@ -26,7 +26,7 @@ from explorer.record import ModelRef, Policy, RunSpec
 BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}
 
 
-def main(target: str = "sample_models/gpt.py", rounds: str = "9") -> None:
+def main(target: str = "sample_models/gpt.py", rounds: str = "15") -> None:
     spec = RunSpec(model=ModelRef(target=target))
     with left_as_found():
         plain = prepare(spec)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.engine.allocator import Ints
-from explorer.engine.tracker import BACKWARD, FORWARD, NONE, RECOMPUTE, Tracker
+from explorer.engine.tracker import BACKWARD, FORWARD, NONE, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record.base import Column
 from explorer.record.measurement import PHASES, ROLES
 
@@ -24,16 +24,14 @@ class Story:
         self.owner = as_ints(tracker.owner)
         self.seen_ns, self.died_ns = as_ints(tracker.seen_ns), as_ints(tracker.died_ns)
         self.turns = as_ints(tracker.turns)
-        self.op_name, self.op_block = as_ints(tracker.op_name), as_ints(tracker.op_block)
-        self.op_phase = as_ints(tracker.op_phase)
-        self.op_first_ns = as_ints(tracker.op_first_ns)[: len(tracker.op_last_ns)]
-        self.op_last_ns = as_ints(tracker.op_last_ns)
+        ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
+        self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
         self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
         self.borders = tracker.borders
         self.fqns = tracker.fqns
         self.n_existing = tracker.n_existing
-        self.n_ops = len(self.op_last_ns)
+        self.n_ops = len(ops)
         self.existed = np.arange(len(self.n_bytes)) < self.n_existing
 
     def turn(self, *, of_death: bool) -> Ints:

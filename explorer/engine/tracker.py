@@ -20,6 +20,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +35,7 @@ from explorer.record.measurement import PHASES, ROLES, Phase, Role
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 NONE = -1
+OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
 VIEW: tuple[int, Any] = (NONE, None)
 """An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
 LIFT = torch.ops.aten.lift_fresh.default
@@ -74,9 +76,10 @@ class _Numbered(Frame):
 class Tracker(TorchDispatchMode):
     """Watches between enter and exit; the columns stand afterwards, also after an exception.
 
-    Operators are numbered in order; `op_*` are their columns. Storages are numbered in order; `made_by` is the operator
-    that returned a storage first, NONE for one that was there before. `turns` is the order of all births (number + 1)
-    and deaths (its negative).
+    Operators are numbered in order; `ops` holds OP_COLUMNS of each, one after another: kernels empty the processor's
+    caches between two operators, and five columns would be five places to fetch. Storages are numbered in order;
+    `made_by` is the operator that returned a storage first, NONE for one that was there before. `turns` is the order of
+    all births (number + 1) and deaths (its negative).
     """
 
     supports_higher_order_operators = True
@@ -93,8 +96,7 @@ class Tracker(TorchDispatchMode):
         self.scopes = BlockScopes(model, self, segments=segments, new_frame=_Numbered)
         self.fqns = self.scopes.fqns
         self.op_names: list[str] = [""]
-        self.op_first_ns, self.op_last_ns = array("q"), array("q")
-        self.op_name, self.op_block, self.op_phase = array("q"), array("q"), array("q")
+        self.ops = array("q")
         self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
         self.role, self.owner = array("q"), array("q")
         self.seen_ns, self.died_ns = array("q"), array("q")
@@ -110,7 +112,7 @@ class Tracker(TorchDispatchMode):
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
         """By (phase, block), the block's own operators only."""
         self.begin_ns = self.end_ns = 0
-        self._device_type = device.type
+        self._is_here = attrgetter(f"is_{device.type}")
         self._phase = FORWARD
         self._live: dict[int, _Watched] = {}
         self._known_ops: dict[Any, tuple[int, Any]] = {}
@@ -186,17 +188,13 @@ class Tracker(TorchDispatchMode):
         out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
         if out is None:
             out = func(*args, **kwargs)
+        last_ns = time.time_ns()
         block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
         name, count = known
         if count is not None:
             self.flops[phase, block] += count(*args, **kwargs, out_val=out)
-        op = len(self.op_name)
-        self.op_name.append(name)
-        self.op_block.append(block)
-        self.op_phase.append(phase)
-        self.op_first_ns.append(first_ns)
-        self._see_all(out, op)
-        self.op_last_ns.append(time.time_ns())
+        self.ops.extend((name, block, phase, first_ns, last_ns))
+        self._see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
         return out
 
     def _learn(self, func: Any) -> tuple[int, Any]:
@@ -238,7 +236,7 @@ class Tracker(TorchDispatchMode):
 
     def _see(self, tensor: torch.Tensor, op: int) -> int:
         """Number of the tensor's storage, counted as born now if it is new or was resized; NONE: not on this device."""
-        if tensor.device.type != self._device_type:
+        if not self._is_here(tensor):
             return NONE
         try:
             storage = tensor.untyped_storage()

@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.recording import tracker_of
 from explorer.engine.step import Trainee, left_as_found, prepare, run_step
-from explorer.engine.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
+from explorer.engine.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 
@@ -153,4 +153,4 @@ def test_what_is_made_from_pythons_numbers_is_seen_and_its_views_are_not_noted()
         made = torch.tensor(numbers)
         _ = made.view(10, 100).t()[3]
     assert list(tracker.n_bytes) == [made.nbytes]
-    assert {tracker.op_names[op] for op in tracker.op_name} == {"aten.lift_fresh.default"}
+    assert {tracker.op_names[op] for op in tracker.ops[:: len(OP_COLUMNS)]} == {"aten.lift_fresh.default"}
