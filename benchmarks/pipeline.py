@@ -8,11 +8,14 @@ memory    peak by rank against real processes: replay's, and predicted         a
 
 Every timed pass of the profile is followed by one of each replay: the machine's pace drifts, and a ratio of two figures
 taken minutes apart would tell of that.
+
+    python -m benchmarks.pipeline [sample_models/gpt.py]
 """
 
 from __future__ import annotations
 
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -38,17 +41,16 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 
-MODEL = ModelRef(target="sample_models/gpt.py")
 N_MICROBATCHES = 8
 SPLITS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
 PRESETS = {"keep-all": KEPT, "all": RECOMPUTED}
 """And what the profile says while it measures what a preset does."""
 
 
-def main() -> None:
+def main(target: str = "sample_models/gpt.py") -> None:
     torch.set_num_threads(1)
-    graph = describe(MODEL)
-    base = RunSpec(model=MODEL, optimizer="none")
+    base = RunSpec(model=ModelRef(target=target), optimizer="none")
+    graph = describe(base.model)
     report_start(base)
     stages = stages_by("by-time", graph, 4)
     replays = {name: [Replay(spec_of(base, graph, stages, schedule, name)) for schedule in SPLITS] for name in PRESETS}
@@ -112,7 +114,7 @@ def report_speed(profile: PipelineProfile, stages: Stages) -> None:
         own_ms = _predict_ms(profile, PipelinePlan(stages=stages, n_microbatches=N_MICROBATCHES, schedule=schedule))
         big_ms = _predict_ms(big, PipelinePlan(stages=wide, n_microbatches=64, schedule=schedule))
         print(
-            f"predict {schedule:22s} sample GPT, 4 stages, {N_MICROBATCHES} microbatches {own_ms:4.1f} ms   "
+            f"predict {schedule:22s} the model, 4 stages, {N_MICROBATCHES} microbatches {own_ms:4.1f} ms   "
             f"100 blocks, 16 stages, 64 microbatches {big_ms:5.1f} ms"
         )
 
@@ -145,4 +147,4 @@ def _worst(memory: Sequence[RankMemory], real: Sequence[RankMemory]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

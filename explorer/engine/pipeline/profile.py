@@ -1,7 +1,7 @@
 """The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
 
-The finest split there is, two microbatches, once with everything kept and once with everything recomputed, each with
-its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each stretch; sums of them are
+The finest split there is, two microbatches one after the other, once with everything kept and once with everything
+recomputed, each with its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each stretch; sums of them are
 stages, and played by the clock a step.
 
 A stage pays some of an action's time once, however many stretches it holds. How much, the same model in two stages
@@ -33,7 +33,7 @@ from explorer.record.run import RunSpec
 KEPT, RECOMPUTED = "profiling blocks, kept", "profiling blocks, recomputed"
 """What progress says."""
 N_TIMED = 3
-"""Passes; each gives every action of a stretch twice."""
+"""Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
 
 
 def profile_blocks(
@@ -132,8 +132,8 @@ def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:
     def joint_ms(kind: str) -> float:
         if long is None or (kind == "I" and (fine.split is None or long.split is None)):
             return 0.0
-        alone = [fine.ms(j, kind) for j in range(1, len(fine.pipeline.parts))]
-        return min(max(sum(alone) - long.ms(1, kind), 0.0) / (len(alone) - 1), statistics.mean(alone) / 2)
+        alone = [fine.least_ms(j, kind) for j in range(1, len(fine.pipeline.parts))]
+        return min(max(sum(alone) - long.least_ms(1, kind), 0.0) / (len(alone) - 1), statistics.mean(alone) / 2)
 
     return StageOverhead(forward_ms=joint_ms("F"), backward_ms=joint_ms("B"), input_ms=joint_ms("I"))
 
