@@ -1,8 +1,8 @@
 """The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
 
 The finest split there is, two microbatches one after the other, once with everything kept and once with everything
-recomputed, each with its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each stretch; sums of them are
-stages, and played by the clock a step.
+recomputed, each with its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each
+stretch; sums of them are stages, and played by the clock a step.
 
 A stage pays some of an action's time once, however many stretches it holds. How much, the same model in two stages
 tells: its second stage against the sum of the stretches that it is made of.
