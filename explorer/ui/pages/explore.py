@@ -53,12 +53,13 @@ def page() -> None:
         left, right = st.columns([6, 8], gap="medium")
         height = RIGHT_HEIGHT + states.extra_height()
     with right, st.container(height=height or "content", border=False, key="results"):
-        notice = st.empty()
-        _trouble(state)
-        results(state)
-    with left:
+        notice, charts = st.empty(), st.container()
+    with left:  # before the charts: a browser fetches the code of what it sees first
         _choices(state, samples)
         st.fragment(_desk)(state, slot, notice)
+    with charts:
+        _trouble(state)
+        results(state)
     with st.bottom:
         _bar(state)
 
