@@ -13,6 +13,8 @@ from explorer.record.pipeline import ActionCost, BlockCost, Forecast, PipelinePr
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy
 
+N_SHOWN = 3
+
 
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
     """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
@@ -20,6 +22,16 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> For
     Blocks that the policy recomputes count as recomputed whole; a segment keeps its input only.
     """
     return forecast(plan, stage_costs(profile, plan, policy))
+
+
+def left_out(plan: PipelinePlan, policy: Policy) -> str:
+    """What `predict` does not see of this policy, in a sentence; empty: it sees all."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    inside = [fqn for fqn in policy.blocks if fqn not in whole]
+    if not inside:
+        return ""
+    shown = ", ".join(inside[:N_SHOWN]) + (", ..." if len(inside) > N_SHOWN else "")
+    return f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({shown})."
 
 
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:

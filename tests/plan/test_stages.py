@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from explorer.errors import InvalidPlan
-from explorer.plan.stages import predict, stage_costs
+from explorer.plan.stages import left_out, predict, stage_costs
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
 from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, SplitCost, StageOverhead
@@ -120,3 +120,11 @@ def test_a_prediction_has_every_rank_and_says_where_it_comes_from() -> None:
     assert played.origin == "predicted"
     assert [memory.rank for memory in played.memory] == [0, 1]
     assert all(memory.origin == "predicted" and memory.peak_action for memory in played.memory)
+
+
+def test_what_is_recomputed_inside_a_block_is_said_to_be_left_out() -> None:
+    two = plan(("b0", "b1"), ("b2", "b3"))
+    assert left_out(two, Policy.recompute(["b0", ("b2", "b3")])) == ""
+    assert "(b1.mlp)" in left_out(two, Policy.recompute(["b0", "b1.mlp"]))
+    many = left_out(two, Policy.recompute([f"b{k}.mlp" for k in range(4)]))
+    assert "b2.mlp, ...)" in many and "b3.mlp" not in many

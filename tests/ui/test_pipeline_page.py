@@ -144,6 +144,13 @@ def test_the_number_of_stages_cuts_by_parameters(visit: Open) -> None:
     assert figures(at)["Plan"] == "4 stages"
 
 
+def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: Open) -> None:
+    at = say(visit(), on=["blocks.1"])
+    assert "leaves out" not in texts(at)
+    said = texts(say(at, on=["blocks.2.mlp"])).replace("\\", "")
+    assert "leaves out what is recomputed inside one (blocks.2.mlp)" in said
+
+
 def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     assert policy(at) == Policy.recompute(["blocks.1"])

@@ -22,7 +22,7 @@ from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.step import left_as_found
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.simulate import simulate
-from explorer.plan.stages import predict
+from explorer.plan.stages import left_out, predict
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline import (
     ActionTime,
@@ -237,7 +237,10 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
             f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward "
             "runs a non-reentrant checkpoint again for every group of parameters."
         )
-    if run.spec.plan is not None and not run.spec.plan.keyed_rng:
+    plan = run.spec.plan
+    if plan is not None and run.predicted is not None and (missing := left_out(plan, run.spec.policy)):
+        said.append(missing)
+    if plan is not None and not plan.keyed_rng:
         said.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
     return tuple(said)
 

@@ -14,7 +14,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.hazards import hazards
-from explorer.plan.stages import predict
+from explorer.plan.stages import left_out, predict
 from explorer.record.base import from_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure
@@ -116,6 +116,8 @@ def _plan(split: State, state: State, graph: ModelGraph) -> Results:
     profile = pipeline_work.profile_of(spec)
     n_blocks = len(spec.policy.blocks)
     st.caption(f"{count(n_blocks, 'block')} recomputed, as on the Explore page." if n_blocks else words.KEEPS_ALL)
+    if profile is not None and (missing := left_out(plan, spec.policy)):
+        st.caption(plain(missing))
     cut_graph(split, state, graph, plan, profile)
     full = msgspec.structs.replace(spec, plan=plan)
     run = pipeline_work.shown(split, full)
