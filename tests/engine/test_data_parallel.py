@@ -27,9 +27,10 @@ Tensors = dict[str, Tensor]
 
 @pytest.mark.slow
 def test_two_ranks_keep_their_gradients_under_a_policy(root: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # A rank that gloo aborts is started once more; wrong gradients are wrong again.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     ran = subprocess.run(
-        [*command, "-m", "tests.engine.test_data_parallel"],
+        [*command, "--nproc-per-node", "2", "-m", "tests.engine.test_data_parallel"],
         cwd=root,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -38,7 +39,7 @@ def test_two_ranks_keep_their_gradients_under_a_policy(root: Path) -> None:
     )
     assert ran.returncode == 0, ran.stdout
     for how in HOW:
-        assert ran.stdout.count(f"{how}: the same 19 tensors") == 2, ran.stdout
+        assert ran.stdout.count(f"{how}: the same 19 tensors") >= 2, ran.stdout
 
 
 def net() -> nn.Sequential:
