@@ -49,6 +49,8 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.wait_for_timeout(500)
     bar.click(force=True)
     page.locator('[data-id][aria-selected="true"]').wait_for()
+    page.wait_for_timeout(500)  # a press while the page is drawn anew may miss its button
+    page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
 
     page.get_by_role("button", name="Policy file").click()
     with page.expect_download() as download:
