@@ -35,7 +35,8 @@ from explorer.plan.presets import preset
 from explorer.plan.schedules import SCHEDULES
 from explorer.plan.stages import predict
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline import ActionTime, PipelineProfile, RankMemory
+from explorer.record.pipeline import ActionTime, RankMemory
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress

@@ -33,7 +33,8 @@ from explorer.plan.schedule_text import format_rows, from_csv
 from explorer.plan.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline import PipelineProfile, PipelineRun
+from explorer.record.pipeline import PipelineRun
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import CheckpointMode, PipelineEngine, PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec

@@ -18,7 +18,8 @@ from explorer.record.lab import LabOutcome
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Failure, Measurement, SavedFile
 from explorer.record.picture import AutogradPictures
-from explorer.record.pipeline import PipelineProfile, PipelineRun
+from explorer.record.pipeline import PipelineRun
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress
 from explorer.record.run import Device, RunSpec

@@ -13,7 +13,7 @@ from typing import Literal
 from explorer.errors import InvalidPlan, nearest
 from explorer.plan.schedule_text import Rows
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline import PipelineProfile
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.policy import Policy
 
 CutRule = Literal["by-parameters", "by-time", "by-memory"]

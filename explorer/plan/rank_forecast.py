@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from explorer.plan.split_backward import Priced
-from explorer.record.pipeline import ActionCost, ActionTime, RankMemory, StageCost, rank_memory
+from explorer.record.pipeline import ActionTime, RankMemory, rank_memory
+from explorer.record.pipeline_cost import ActionCost, StageCost
 from explorer.record.plan import PipelinePlan
 
 

@@ -17,7 +17,8 @@ from explorer.plan.schedule_text import Action, Rows, stage_ranks
 from explorer.plan.schedules import rows_of
 from explorer.plan.split_backward import Priced, priced_backward
 from explorer.record.base import Origin
-from explorer.record.pipeline import ActionTime, Forecast, RankUse, StageCost
+from explorer.record.pipeline import ActionTime, Forecast, RankUse
+from explorer.record.pipeline_cost import StageCost
 from explorer.record.plan import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from explorer.record.pipeline import ActionCost, BlockCost, SplitCost
+from explorer.record.pipeline_cost import ActionCost, BlockCost, SplitCost
 
 Priced = tuple[ActionCost, SplitCost]
 """What a microbatch costs with its backward whole, and in two."""

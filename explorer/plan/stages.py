@@ -9,7 +9,8 @@ import msgspec
 from explorer.errors import InvalidPlan
 from explorer.plan.simulate import forecast
 from explorer.plan.split_backward import all_in_weight, as_one_checkpoint, in_a_row
-from explorer.record.pipeline import ActionCost, BlockCost, Forecast, PipelineProfile, StageCost, StageOverhead
+from explorer.record.pipeline import Forecast
+from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy
 

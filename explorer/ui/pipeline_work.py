@@ -14,7 +14,8 @@ from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.plan.cuts import atoms
 from explorer.record.base import to_json
 from explorer.record.measurement import Failure
-from explorer.record.pipeline import PipelineProfile, PipelineRun
+from explorer.record.pipeline import PipelineRun
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.run import RunSpec
 from explorer.ui import backend, pipeline_state, work
 from explorer.ui import state as states

@@ -11,7 +11,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.schedule_text import Action, parse_rows
 from explorer.plan.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
 from explorer.plan.simulate import UNIT_MS, forecast, is_checkpointed, simulate
-from explorer.record.pipeline import ActionCost, SplitCost, StageCost
+from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
 from explorer.record.plan import PipelinePlan
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.plan.split_backward import all_in_weight, as_one_checkpoint, halves, in_a_row
-from explorer.record.pipeline import ActionCost, BlockCost, SplitCost
+from explorer.record.pipeline_cost import ActionCost, BlockCost, SplitCost
 
 KEPT = SplitCost(input_ms=1.0, weight_ms=1.0, input_extra_bytes=30, owed_bytes=20, weight_extra_bytes=10,
                  first_weight_extra_bytes=18, weight_end_bytes=-40)  # fmt: skip

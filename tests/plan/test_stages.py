@@ -9,7 +9,7 @@ from explorer.errors import InvalidPlan
 from explorer.plan.stages import left_out, predict, stage_costs
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
-from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, SplitCost, StageOverhead
+from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, SplitCost, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec

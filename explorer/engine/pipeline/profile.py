@@ -24,7 +24,7 @@ from explorer.engine.pipeline.profile_bench import N_MICROBATCHES, Bench, n_byte
 from explorer.engine.step import left_as_found, split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.cuts import Stages
-from explorer.record.pipeline import ActionCost, BlockCost, PipelineProfile, StageOverhead
+from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report, silent

@@ -21,7 +21,8 @@ from explorer.engine.pipeline.inproc import run_pass
 from explorer.engine.pipeline.split import StageModule
 from explorer.errors import NotOnThisDevice
 from explorer.plan.schedule_text import Action, Rows
-from explorer.record.pipeline import ActionCost, ActionTime, RankMemory, SplitCost
+from explorer.record.pipeline import ActionTime, RankMemory
+from explorer.record.pipeline_cost import ActionCost, SplitCost
 
 N_MICROBATCHES = 2
 

@@ -24,15 +24,8 @@ from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.simulate import simulate
 from explorer.plan.stages import left_out, predict
 from explorer.record.base import from_msgpack
-from explorer.record.pipeline import (
-    ActionTime,
-    BlockCalls,
-    Forecast,
-    PipelineProfile,
-    PipelineRun,
-    RankMemory,
-    RankReport,
-)
+from explorer.record.pipeline import ActionTime, BlockCalls, Forecast, PipelineRun, RankMemory, RankReport
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import PipelineEngine
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec

@@ -18,7 +18,8 @@ from explorer.plan.stages import left_out, predict
 from explorer.record.base import from_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure
-from explorer.record.pipeline import Forecast, PipelineProfile
+from explorer.record.pipeline import Forecast
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import PipelinePlan
 from explorer.record.run import RunSpec
 from explorer.ui import backend, pipeline_state, pipeline_work

@@ -10,7 +10,7 @@ from explorer.errors import ExplorerError
 from explorer.plan.cuts import CutRule, atoms, stages_by
 from explorer.plan.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline import PipelineProfile
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import CheckpointMode, PipelinePlan
 from explorer.ui import glossary, pipeline_state
 from explorer.ui import pipeline_words as words

@@ -11,7 +11,7 @@ from explorer.engine.pipeline.profile import profile_blocks
 from explorer.errors import NotOnThisDevice
 from explorer.plan.schedules import SCHEDULES
 from explorer.plan.stages import predict
-from explorer.record.pipeline import PipelineProfile
+from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE
 from tests.engine.pipeline.plans import spec
