@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.settled import press, settled
+
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
@@ -22,7 +24,7 @@ def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
     page.get_by_role("treeitem").first.wait_for(timeout=120_000)
     page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
-    return page
+    return settled(page)
 
 
 def confirm_marks(page: Page, text: str) -> None:
@@ -40,19 +42,17 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     confirm_marks(page, "4 of 4 blocks")
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Blocks", "Memory"):
-        page.get_by_role("tab", name=tab).click()
+        press(page, page.get_by_role("tab", name=tab))
         page.get_by_test_id("stPlotlyChart").first.wait_for()
         assert page.get_by_test_id("stException").count() == 0
 
-    bar = page.locator(".st-key-ledger .bars .point path").first
+    bar = settled(page).locator(".st-key-ledger .bars .point path").first
     bar.scroll_into_view_if_needed()
-    page.wait_for_timeout(500)
+    settled(page)
     bar.click(force=True)
     page.locator('[data-id][aria-selected="true"]').wait_for()
-    page.wait_for_timeout(500)  # a press while the page is drawn anew may miss its button
-    page.locator('[data-testid="stApp"][data-test-script-state="notRunning"]').wait_for()
 
-    page.get_by_role("button", name="Policy file").click()
+    press(page, page.get_by_role("button", name="Policy file"))
     with page.expect_download() as download:
         page.get_by_role("button", name="Policy with evidence").click()
     saved = tmp_path / "policy.yaml"
@@ -68,7 +68,7 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
 
     page.reload()
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
-    page.get_by_role("link", name="Runs").click()
+    press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
 
 
@@ -93,6 +93,7 @@ def test_a_window_made_narrow_stacks_the_page(
     page.get_by_role("treeitem").first.wait_for()
     beside = page.locator(f".st-key-{panel}")
     beside.wait_for()
+    settled(page)
 
     def below() -> bool:
         """False also while one of them is being drawn anew."""
@@ -113,7 +114,7 @@ def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(
 ) -> None:
     page.goto(serve(ROOT / "app.py", "--model", tiny.replace(":build", ":broken")).url)  # type: ignore[attr-defined]
     page.get_by_text("the factory says no").first.wait_for(timeout=120_000)
-    page.get_by_text("Traceback").first.click()
+    press(page, page.get_by_text("Traceback").first)
     assert page.get_by_test_id("stException").count() == 0
 
 

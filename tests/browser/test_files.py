@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.settled import press, settled
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
@@ -24,7 +26,7 @@ def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     page.get_by_test_id("stMetricValue").get_by_text("1 block", exact=True).wait_for()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_text(MEASURED).wait_for(timeout=180_000)
-    return page
+    return settled(page)
 
 
 def downloaded(page: Page, button: Locator, folder: Path) -> Path:
@@ -39,34 +41,35 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     page = measured
     head = page.locator('[data-id="head"]')
 
-    page.get_by_role("button", name="Policy file").click()
+    press(page, page.get_by_role("button", name="Policy file"))
     policy = downloaded(page, page.get_by_role("button", name="Policy with evidence"), tmp_path)
     page.keyboard.press("Escape")
-    page.get_by_role("button", name="undo", exact=False).click()
+    press(page, page.get_by_role("button", name="undo", exact=False))
     page.locator('[data-id="head"][aria-checked="false"]').wait_for()
-    page.get_by_role("button", name="Policy file").click()
+    press(page, page.get_by_role("button", name="Policy file"))
     page.locator(".st-key-upload_policy input[type=file]").set_input_files(policy)
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
     page.keyboard.press("Escape")
     page.get_by_text(MEASURED).wait_for()
-    head.click()
+    press(page, head)
     page.locator('[data-id="head"][aria-checked="false"]').wait_for()  # the file does not come back by itself
 
-    chart = page.get_by_test_id("stPlotlyChart").first
+    chart = settled(page).get_by_test_id("stPlotlyChart").first
     chart.hover()
     picture = downloaded(page, chart.locator('[data-title^="Download plot"]'), tmp_path)
     assert picture.suffix == ".svg"
     assert "Where is the peak" in picture.read_text()
 
-    page.get_by_role("button", name="Run file").click()
+    press(page, page.get_by_role("button", name="Run file"))
     run = downloaded(page, page.get_by_role("button", name="This run"), tmp_path)
     page.keyboard.press("Escape")
-    page.get_by_role("link", name="Runs").click()
-    page.get_by_text("Open a run file").click()
+    press(page, page.get_by_role("link", name="Runs"))
+    page.get_by_text("Select a row to open").wait_for()
+    press(page, page.get_by_text("Open a run file"))
     page.locator(".st-key-upload_run input[type=file]").set_input_files(run)
     page.get_by_text("was added").wait_for()
-    page.get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
-    page.get_by_role("button", name="Open", exact=True).click()
+    settled(page).get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
+    press(page, page.get_by_role("button", name="Open", exact=True))
     page.get_by_text(MEASURED).wait_for()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
 

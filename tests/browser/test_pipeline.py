@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.browser.settled import press, settled
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
@@ -21,7 +23,7 @@ def pipeline(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     page.goto(serve(ROOT / "app.py", "--model", tiny).url + "/pipeline")  # type: ignore[attr-defined]
     page.get_by_role("treeitem").first.wait_for(timeout=120_000)
     page.get_by_text("Drawn from the price of each block.").wait_for(timeout=120_000)
-    return page
+    return settled(page)
 
 
 def value(page: Page, label: str) -> Locator:
@@ -45,20 +47,21 @@ def test_cut_run_and_compare_every_gradient(pipeline: Page) -> None:
 
     free = page.locator('[data-cut][aria-checked="false"]').first
     name = free.get_attribute("data-cut")
-    free.click()
+    press(page, free)
     says(page, "Plan", "4 stages")
     line = page.locator(f'[data-cut="{name}"]')
+    settled(page)
     line.focus()
     page.keyboard.press("Enter")
     says(page, "Plan", "3 stages")
 
     page.locator('[data-id="layers.1"] .chip').click()
     page.get_by_text("1 block recomputed").wait_for()
-    page.get_by_test_id("stButton").get_by_role("button", name="Run").click()
+    press(page, page.get_by_test_id("stButton").get_by_role("button", name="Run"))
     says(page, "Gradients", f"{N_GRADIENTS} of {N_GRADIENTS}")
     assert page.get_by_text("measured").first.is_visible()
 
-    page.get_by_role("tab", name="Calls").click()
+    press(page, page.get_by_role("tab", name="Calls"))
     page.get_by_text("at most 2 runs for each forward call").wait_for()
 
     page.reload()
