@@ -4,9 +4,10 @@ requested   what tensors asked for; falls when a free is completed       request
 allocated   the blocks handed out: falls when a free is requested        allocated_bytes.all
 reserved    segments taken from the driver, cached blocks included       reserved_bytes.all
 
-1. The history says requests, not blocks. The allocated curve is derived: requests rounded up to 512 bytes. A block of
-   a large segment may be up to 1 MiB larger than that (what is left of it is not worth splitting off), so the curve is
-   a lower bound of what was handed out, and `allocated_peak_bytes` beside it is the allocator's own figure.
+1. The history says requests, not blocks. The allocated curve is derived: blocks alive at the end have the size that
+   the snapshot's segments give them, the others their request rounded up to 512 bytes. A block of a large segment may
+   be up to 1 MiB larger than that (what is left of it is not worth splitting off), so the curve is a lower bound of
+   what was handed out, and `allocated_peak_bytes` beside it is the allocator's own figure.
 2. The curves are hung up at their ends, where the allocator's counters stand after the last event. A history that
    lost its beginning (it is a ring) is then still right for the events that it has; that it lost some is seen by the
    sum of its events, which must lead from the counter before to the counter after.
@@ -16,7 +17,7 @@ Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -64,7 +65,8 @@ class CudaRecorder:
         finally:
             torch.cuda.memory._record_memory_history(None)
         index = torch.cuda.current_device() if self.device.index is None else self.device.index
-        self.log = read_trace(self.snapshot["device_traces"][index], self._before, after)
+        blocks = blocks_of(self.snapshot["segments"], index)
+        self.log = read_trace(self.snapshot["device_traces"][index], self._before, after, blocks)
         if not self.stacks:
             self.snapshot = {}
 
@@ -73,8 +75,12 @@ class CudaRecorder:
 class _Curves:
     """Events of requested bytes, and the other two curves as changes since the first event of the history."""
 
+    sizes: dict[int, int]
+    """Block bytes of the entries (by their place in the history) that allocate what is alive at the end."""
     events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     """(time in ns, pointer, requested bytes, allocated so far, reserved so far)"""
+    handed_out: dict[int, int] = field(default_factory=dict)
+    """Block bytes by pointer."""
     allocated: int = 0
     reserved: int = 0
     refusal: Refusal | None = None
@@ -82,7 +88,7 @@ class _Curves:
 
     def add(self, entry: dict[str, Any]) -> None:
         action, size = entry["action"], int(entry.get("size", 0))
-        self.n_entries += 1
+        place, self.n_entries = self.n_entries, self.n_entries + 1
         if action == "oom":
             self.refusal = Refusal(size, entry.get("device_free"))
         elif action in ("segment_alloc", "segment_map"):
@@ -90,9 +96,10 @@ class _Curves:
         elif action in ("segment_free", "segment_unmap"):
             self.reserved -= size
         elif action == "free_requested":
-            self.allocated -= _rounded(size)
+            self.allocated -= self.handed_out.pop(entry["addr"], _rounded(size))
         elif action == "alloc":
-            self.allocated += _rounded(size)
+            block = self.handed_out[entry["addr"]] = self.sizes.get(place, _rounded(size))
+            self.allocated += block
             self._event(entry, size)
         elif action == "free_completed":
             self._event(entry, -size)
@@ -101,9 +108,24 @@ class _Curves:
         self.events.append((int(entry["time_us"]) * 1000, entry["addr"], n_bytes, self.allocated, self.reserved))
 
 
-def read_trace(trace: Iterable[dict[str, Any]], before: dict[str, int], after: dict[str, int]) -> AllocatorLog:
-    """The events of one device's trace; `before` and `after` are memory_stats around the recording."""
-    curves = _Curves()
+def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]:
+    """Size in bytes of each block in use, by its address: what a snapshot's segments say of one device."""
+    return {
+        block["address"]: int(block["size"])
+        for segment in segments
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def read_trace(
+    trace: Sequence[dict[str, Any]], before: dict[str, int], after: dict[str, int], blocks: dict[int, int]
+) -> AllocatorLog:
+    """The events of one device's trace; `before` and `after` are memory_stats around the recording, `blocks` are the
+    blocks in use after it."""
+    last = {entry["addr"]: place for place, entry in enumerate(trace) if entry["action"] == "alloc"}
+    curves = _Curves({place: blocks[pointer] for pointer, place in last.items() if pointer in blocks})
     for entry in trace:
         curves.add(entry)
     columns = np.array(curves.events, dtype=np.int64).reshape(-1, 5)

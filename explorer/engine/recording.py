@@ -97,7 +97,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
                     tracker.tag(optimizer_tensors(trainee))
         finally:
             with suppress(Exception):  # a device without memory has none for a probe either
-                probes.append(take_probe(device.torch))
+                probes.append(take_probe(device.torch, number=1))
     log = recorder.log
     if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
         run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from explorer.engine.allocator import AllocatorLog, clock_skew_ns, lifetimes, peak_bytes, take_probe
 from explorer.engine.allocator_cpu import CpuRecorder
-from explorer.engine.allocator_cuda import CudaRecorder, read_trace
+from explorer.engine.allocator_cuda import CudaRecorder, blocks_of, read_trace
 from explorer.engine.recording import doubts
 from explorer.errors import NotOnThisDevice
 
 CPU = torch.device("cpu")
+MIB = 2**20
 
 
 def log_of(events: list[tuple[int, int]], base_bytes: int | None = None) -> AllocatorLog:
@@ -148,31 +149,78 @@ def synthetic_trace() -> list[dict[str, Any]]:
 
 
 def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
-    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2000, 4000, 5000, 7000]
     assert log.base_bytes is not None
     assert peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
     assert log.allocated is not None and log.allocated.tolist() == [1024, 2048, 1024, 1024, 1536]
-    mib = 2**20
-    assert log.reserved is not None and log.reserved.tolist() == [2 * mib, 22 * mib, 22 * mib, 22 * mib, 2 * mib]
-    assert (log.allocated_peak_bytes, log.reserved_peak_bytes) == (2048, 22 * mib)
+    assert log.reserved is not None and log.reserved.tolist() == [2 * MIB, 22 * MIB, 22 * MIB, 22 * MIB, 2 * MIB]
+    assert (log.allocated_peak_bytes, log.reserved_peak_bytes) == (2048, 22 * MIB)
 
 
 def test_synthetic_cuda_refusal_says_what_was_asked_and_free() -> None:
     refused = synthetic_entry("oom", 0, 2**40, 3, device_free=2**30)
     del refused["addr"]
-    log = read_trace([refused], SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace([refused], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert log.refusal is not None
     assert (log.refusal.asked_bytes, log.refusal.free_bytes) == (2**40, 2**30)
+
+
+@st.composite
+def handed_out(draw: st.DrawFn) -> tuple[list[dict[str, Any]], dict[int, int], list[int]]:
+    """A history whose blocks may be larger than what was asked, the blocks alive after it, and the true curve."""
+    alive = {900: (5000, 5120), 901: (700_000, 700_416)}
+    true = [sum(block for _, block in alive.values())]
+    trace = []
+    for _ in range(draw(st.integers(0, 40))):
+        pointer = draw(st.sampled_from([1, 2, 3, 4, 900, 901]))
+        if pointer in alive:
+            asked, block = alive.pop(pointer)
+            trace += [synthetic_entry(f"free_{state}", pointer, asked, 1) for state in ("requested", "completed")]
+            true.append(true[-1] - block)
+        elif pointer < 900:
+            asked = draw(st.integers(1, 3 * MIB))
+            block = -(-asked // 512) * 512 + draw(st.sampled_from([0, 0, 512, MIB // 2, MIB]))
+            alive[pointer] = (asked, block)
+            trace.append(synthetic_entry("alloc", pointer, asked, 1))
+            true.append(true[-1] + block)
+    return trace, {pointer: block for pointer, (_, block) in alive.items()}, true
+
+
+@given(handed_out())
+def test_the_derived_curve_never_says_more_than_was_handed_out(
+    history: tuple[list[dict[str, Any]], dict[int, int], list[int]],
+) -> None:
+    trace, blocks, true = history
+    after = SYNTHETIC_STATS | {"allocated_bytes.all.current": true[-1]}
+    log = read_trace(trace, SYNTHETIC_BASE, after, blocks)
+    assert log.allocated is not None
+    assert log.allocated[-1] == true[-1]
+    seen = log.allocated.tolist()
+    assert len(seen) == len(true) and all(ours <= theirs for ours, theirs in zip(seen, true))
+    if {entry["addr"] for entry in trace if entry["action"] == "free_completed"} <= {900, 901}:
+        assert seen == true  # whatever was allocated lives on, and the segments say how large its blocks are
+
+
+def test_blocks_in_use_are_those_of_the_asked_gpu() -> None:
+    def segment(device: int, *blocks: tuple[int, int, str]) -> dict[str, Any]:
+        named = [{"address": address, "size": size, "state": state} for address, size, state in blocks]
+        return {"device": device, "address": 0, "total_size": 2 * MIB, "blocks": named}
+
+    segments = [
+        segment(0, (1, 512, "active_allocated")),
+        segment(1, (2, 1024, "active_allocated"), (3, 512, "inactive"), (4, 512, "active_awaiting_free")),
+    ]
+    assert blocks_of(segments, 1) == {2: 1024}
 
 
 @pytest.mark.parametrize("n_lost", range(1, 8))
 def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int) -> None:
     """The ring keeps the newest entries: levels are hung up at the end, where the counters stand."""
-    whole = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
-    log = read_trace(synthetic_trace()[n_lost:], SYNTHETIC_BASE, SYNTHETIC_STATS)
+    whole = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
+    log = read_trace(synthetic_trace()[n_lost:], SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     n_events = len(log.n_bytes)
     assert log.base_bytes is not None and whole.base_bytes is not None
     assert log.base_bytes == whole.base_bytes + whole.n_bytes[: len(whole.n_bytes) - n_events].sum()
@@ -186,11 +234,11 @@ def test_a_full_history_is_noticed_and_still_right_for_what_it_holds(n_lost: int
 
 def test_a_ring_that_is_just_full_is_not_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("explorer.engine.allocator_cuda.MAX_ENTRIES", len(SYNTHETIC_TRACE))
-    assert not read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS).is_complete
+    assert not read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {}).is_complete
 
 
 def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
-    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert doubts(log, 1899) == ["The drawn peak is 1,899 bytes; the allocator's own requested peak is 1,900 bytes."]
     assert doubts(log_of([(1, 5)]), 5) == []  # the CPU's allocator has no counter of its own
 
@@ -198,7 +246,7 @@ def test_a_drawn_peak_that_the_allocator_contradicts_is_said() -> None:
 def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
     trace = synthetic_trace()
     trace[3]["time_us"] = 1
-    log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS)
+    log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
     assert log.time_ns.tolist() == [2000, 2000, 5000, 7000]
 
@@ -222,7 +270,7 @@ def made_up_cuda(monkeypatch: pytest.MonkeyPatch) -> list[str | None]:
         "memory_stats": lambda device: next(stats),
         "reset_peak_memory_stats": lambda device: None,
         "memory._record_memory_history": record,
-        "memory._snapshot": lambda: {"device_traces": [[], synthetic_trace()]},
+        "memory._snapshot": lambda: {"device_traces": [[], synthetic_trace()], "segments": []},
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(f"torch.cuda.{name}", fake)

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from explorer.engine.allocator import AllocatorLog, lifetimes
+from explorer.engine.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
+from explorer.engine.allocator_cuda import read_trace
 from explorer.engine.attribution import attribute
 from explorer.engine.device import CpuDevice
 from explorer.engine.load import load
@@ -221,6 +222,51 @@ def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
     assert {ROLES[found.allocations.role[i]] for i in new} == {"unattributed"}
     assert {found.allocations.blocks[found.allocations.block[i]] for i in new} >= {"0.0", "3.1"}
     assert {span.phase for span in found.phases} <= set(PHASES)
+
+
+def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> AllocatorLog:
+    """A CPU's recording in the words of CUDA's history: whole microseconds of another clock, two entries a free."""
+    older = set(lifetimes(log).older_frees.tolist())
+    trace: list[dict[str, Any]] = []
+    for i, (time_ns, pointer, n_bytes) in enumerate(
+        zip(*(c.tolist() for c in (log.time_ns, log.pointer, log.n_bytes)))
+    ):
+        entry = {"addr": pointer, "size": abs(n_bytes), "time_us": (time_ns + skew_ns) // 1000}
+        if n_bytes > 0:
+            trace.append({"action": "alloc", **entry})
+        elif i not in older:
+            trace += [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]
+    grown = int(log.n_bytes[[i for i in range(len(log.n_bytes)) if i not in older]].sum())
+    counters = [
+        f"{kind}_bytes.all.{when}" for kind in ("requested", "allocated", "reserved") for when in ("current", "peak")
+    ]
+    before = dict.fromkeys(counters, base_bytes)
+    return read_trace(trace, before, dict.fromkeys(counters, base_bytes + grown), {})
+
+
+@pytest.mark.parametrize("mode", ["keep", "mixed"])
+def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str) -> None:
+    with left_as_found():
+        trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode]))
+        run_step(trainee)
+        trainee.model.zero_grad(set_to_none=True)
+        tracker = tracker_of(trainee)
+        with CpuDevice().recorder() as recorder:
+            probes = [take_probe(trainee.device)]
+            with tracker:
+                run_step(trainee, tracker.on_phase)
+            probes.append(take_probe(trainee.device, number=1))
+    theirs = recorder.log
+    ours = as_cuda_says_it(theirs, sum(tracker.n_bytes[: tracker.n_existing]), -3_123_456_789)
+    assert ours.is_complete
+    cpu, cuda = (attribute(log, tracker, clock_skew_ns(log, probes)) for log in (theirs, ours))
+    assert cuda.allocations.held_bytes == cpu.allocations.held_bytes
+    assert cuda.n_unmatched == cpu.n_unmatched
+    assert len(cuda.allocations.role) == len(cpu.allocations.role)
+    assert list(cuda.allocations.role) == list(cpu.allocations.role)
+    tagged = [i for i, role in enumerate(cpu.allocations.role) if ROLES[role] != "unattributed"]  # others go by time
+    assert [cuda.allocations.block[i] for i in tagged] == [cpu.allocations.block[i] for i in tagged]
+    assert len(tagged) > 100
 
 
 def test_a_long_history_is_attributed() -> None:

@@ -55,7 +55,7 @@ class MemoryWatch:
 
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either, and the recording must end
-            self._probes.append(take_probe(self._device))
+            self._probes.append(take_probe(self._device, number=len(self._probes)))
 
     @contextmanager
     def doing(self, rank: int, name: str) -> Iterator[None]:
