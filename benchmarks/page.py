@@ -1,9 +1,10 @@
 """How fast the page answers in a real Chromium: click to confirmed toggle, and the page once the server answers.
 
 Three graphs: 24 blocks, and 1,000 blocks folded as they are at first, and unfolded. A click is confirmed when the text
-that the server wrote for it has reached the page. Then the Explore page itself on the small GPT: its headline strip
-says how many blocks are recomputed, and the bar beside a warm Run says the first thing that the worker reports: what it
-does, as step n of m.
+that the server wrote for it has reached the page. Then the Explore page itself on the small GPT, whose
+baseline is measured: it is ready when the graph stands, which answers clicks from then on, and its charts follow. Its
+headline strip says how many blocks are recomputed, and the bar beside a warm Run says the first thing that the worker
+reports: what it does, as step n of m. Every visit is one with an empty cache.
 
     python -m benchmarks.page [clicks]
 """
@@ -23,8 +24,9 @@ sys.path[:0] = [str(ROOT / "tests" / "browser"), str(ROOT)]
 from chromium import find  # noqa: E402
 from served import GRAPH_PAGE, Served, launch, start  # noqa: E402
 
-BUDGET_MS = {"click to confirmed": 150.0, "page ready": 3000.0, "Run to progress": 700.0}
+BUDGET_MS = {"click to confirmed": "150", "page ready": "3000", "Run to progress": "700", "charts drawn": ""}
 FIGURES, PROGRESS = '[data-testid="stMetricValue"]', '[data-testid="stProgress"]'
+CHART = ".js-plotly-plot .main-svg"
 REPORTED = r"\(\d+ of [1-9]"
 GPT = "/?model=sample_models%2Fgpt.py&size=small"
 GRAPHS = {"24 blocks": ("gpt", "6"), "1,000 blocks, folded": ("many", "125"), "1,000 blocks, unfolded": ("wide", "125")}
@@ -97,16 +99,19 @@ def _explore(browser: Any, app: Served, clicks: int) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 800})
     page.goto(app.url + GPT)
     page.get_by_text("Measured with everything kept.").wait_for(timeout=180_000)
-    ready = []
-    for _ in range(3):
+    ready, drawn = [], []
+    for _ in range(5):
         page.close()
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         first = time.perf_counter()
         page.goto(app.url + GPT)
         page.get_by_role("treeitem").first.wait_for(timeout=60_000)
         ready.append(1000 * (time.perf_counter() - first))
-        page.wait_for_timeout(4000)
+        page.locator(CHART).first.wait_for(timeout=60_000)
+        drawn.append(1000 * (time.perf_counter() - first))
+        page.wait_for_timeout(3000)
     _say("Explore, small GPT", "page ready", ready)
+    _say("Explore, small GPT", "charts drawn", drawn)
     answers, began = [], []
     for i in range(clicks):
         wanted = "0 blocks" if i % 2 else "1 block"
@@ -124,7 +129,7 @@ def _explore(browser: Any, app: Served, clicks: int) -> None:
 
 def _say(graph: str, figure: str, ms: list[float]) -> None:
     print(
-        f"{graph:26} {figure:20} {statistics.median(ms):8.0f} {min(ms):8.0f} {max(ms):8.0f} {BUDGET_MS[figure]:8.0f}",
+        f"{graph:26} {figure:20} {statistics.median(ms):8.0f} {min(ms):8.0f} {max(ms):8.0f} {BUDGET_MS[figure]:>8}",
         flush=True,
     )
 

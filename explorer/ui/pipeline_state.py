@@ -16,7 +16,7 @@ from explorer.record.base import from_plain, to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Failure
 from explorer.record.policy import Policy
-from explorer.ui import block_graph, decision, link, plan_link
+from explorer.ui import block_graph, decision, link, plan_link, window
 from explorer.ui import state as states
 from explorer.ui.state import KEPT_STEPS, State
 from explorer.view.nesting import ancestors, default_open
@@ -84,9 +84,7 @@ def absorb(split: State, state: State, graph: ModelGraph, *, until_press: bool =
     if set(marks["on"]) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
     cuts, said = list(marks["cuts"]), st.session_state.get(WIDGET)
-    for window in ("room", "narrow"):
-        if (found := (said or {}).get(window)) is not None:
-            st.session_state[window] = found
+    window.take(said)
     if not block_graph.adopt(marks, said, until_press=until_press):
         return
     if set(marks["cuts"]) != set(cuts):

@@ -21,11 +21,9 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Failure
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
-from explorer.ui import block_graph, decision, link
+from explorer.ui import block_graph, decision, link, window
 from explorer.view.nesting import ancestors, default_open
 
-USUAL_ROOM = 800
-"""Height of a laptop's window: the page fits it without scrolling."""
 KEPT_STEPS = 100
 """Undo goes back this far."""
 State = dict[str, Any]
@@ -115,17 +113,6 @@ def choose(state: State, spec: RunSpec) -> None:
     to_address(state)
 
 
-def extra_height() -> int:
-    """Pixels by which this visitor's window is higher than USUAL_ROOM, in steps of 20."""
-    room: int = st.session_state.get("room", USUAL_ROOM)
-    return max(0, min(room, 1600) - USUAL_ROOM) // 20 * 20
-
-
-def narrow() -> bool:
-    """Whether this visitor's window has no room for two columns."""
-    return bool(st.session_state.get("narrow", False))
-
-
 def marks_of(state: State, graph: ModelGraph) -> State:
     """The state of the drawn graph, made on first use from the policy."""
     found: State | None = state["marks"]
@@ -142,11 +129,7 @@ def absorb(state: State, graph: ModelGraph, *, until_press: bool = False) -> Non
     """
     marks = marks_of(state, graph)
     said = st.session_state.get(state["widget"])
-    if (room := (said or {}).get("room")) and room != st.session_state.get("room"):
-        st.session_state["room"], state["redraw"] = room, True
-    slim = (said or {}).get("narrow")
-    if slim is not None and slim != narrow():
-        st.session_state["narrow"], state["redraw"] = slim, True
+    state["redraw"] |= window.take(said)
     selected = marks["selected"]
     if not block_graph.adopt(marks, said, until_press=until_press):
         return

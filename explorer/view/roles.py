@@ -131,7 +131,8 @@ def _total(run: Measurement, log: Allocations, ticks: Indices, x: Any, total: By
         for tick, size, said, row in zip(ticks.tolist(), total[ticks].tolist(), words, by_role)
     ]
     return go.Scatter(
-        x=x, y=total[ticks] / unit, name="total", mode="lines+markers", showlegend=False, customdata=custom,
+        x=x, y=total[ticks] / unit, name="total", mode="lines+markers", showlegend=False,
+        customdata=np.array(custom, dtype=object),
         line={"shape": "hv", "width": 1, "color": "rgba(128,128,128,0.9)"}, **PICKABLE,
         hovertemplate="<b>%{customdata[2]}</b> held<br>%{customdata[5]}<br>%{customdata[3]}, event %{customdata[1]}"
         "<br>%{customdata[4]}<extra></extra>",

@@ -130,7 +130,8 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     words = hover_fields(run, log, ticks)
     custom = [[name, tick, mib(size), *said] for tick, size, said in zip(ticks.tolist(), line[ticks].tolist(), words)]
     return go.Scatter(
-        x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=custom, **PICKABLE,
+        x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=np.array(custom, dtype=object),
+        **PICKABLE,
         line={"shape": "hv", "width": 2, "color": RUN_COLOURS[name], "dash": dash},
         hovertemplate="<b>%{customdata[2]}</b> held, %{customdata[0]}<br>%{customdata[3]}, event %{customdata[1]}"
         "<br>%{customdata[4]}<extra></extra>",

@@ -14,7 +14,7 @@ from explorer.plan.catalogue import Sample
 from explorer.ui import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import settle
+from tests.ui.page_driver import WINDOW, settle
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAMPLES = (
@@ -45,6 +45,7 @@ def app(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     def start(**query: str) -> AppTest:
         at = AppTest.from_file(str(ROOT / "app.py"), default_timeout=60)
+        at.session_state["window"] = WINDOW
         for name, value in query.items():
             at.query_params[name] = value
         return settle(at.run())

@@ -7,6 +7,9 @@ from typing import Any
 
 from streamlit.testing.v1 import AppTest
 
+WINDOW = {"height": 800, "narrow": False}
+"""What a graph in a laptop's window says once it stands; AppTest has no browser that would."""
+
 
 def settle(at: AppTest) -> AppTest:
     """Runs until what the worker has finished was taken over, as the page's timer does."""

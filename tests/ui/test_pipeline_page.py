@@ -18,7 +18,7 @@ from explorer.ui import backend, pipeline_state
 from tests import graphs, pipelines
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import figures, graph_data, message, texts
+from tests.ui.page_driver import WINDOW, figures, graph_data, message, texts
 
 SCRIPT = "from explorer.ui.pages import pipeline\npipeline.page()\n"
 GRAPH = graphs.gpt(6)
@@ -64,6 +64,7 @@ def visit(worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
 
     def start(**query: str) -> AppTest:
         at = AppTest.from_string(SCRIPT, default_timeout=60)
+        at.session_state["window"] = WINDOW
         for name, value in query.items():
             at.query_params[name] = value
         return settled(at.run())

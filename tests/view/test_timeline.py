@@ -45,7 +45,7 @@ def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
 
 def test_hover_names_block_phase_operator_and_bytes() -> None:
     run = measured(recompute=[3])
-    words = {point[1]: point[3:] for point in line_of(timeline(run), "baseline").customdata}
+    words = {point[1]: point[3:] for point in line_of(timeline(run), "baseline").customdata.tolist()}
     span = next(span for span in run.phases if span.phase == "recompute")
     assert words[span.first_tick] == [
         "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.record.base import Record
+from explorer.record.base import Record, to_plain
 from explorer.view.geometry import Layout
 
 HERE = Path(__file__).parent
@@ -41,6 +41,15 @@ class Label(Record):
     stage: int | None = None
 
 
+class Window(Record):
+    """A browser's window: its height in pixels, and whether it is too narrow for two columns."""
+
+    height: int
+    narrow: bool
+    known: bool
+    """False: this is a guess."""
+
+
 class Paint(Record):
     """Everything that can change without anything moving."""
 
@@ -53,10 +62,8 @@ class Paint(Record):
     """The word on a block whose action is not plain recompute."""
     height: int = 520
     """Pixels from which the graph scrolls."""
-    room: int = 0
-    """Height of the window that the page is laid out for; 0: it does not matter."""
-    narrow: bool = False
-    """Whether the page is laid out for a window too narrow for two columns."""
+    window: Window | None = None
+    """The window that the page is laid out for; None: it does not matter."""
     jump: tuple[str, int] | None = None
     """Node to scroll to, and how many jumps there were: a new number scrolls."""
 
@@ -121,15 +128,14 @@ def block_graph(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key:
 
     The page adopts it when it is drawn: a callback of the graph could not tell what came before it in the same rerun.
 
-    A window much higher or lower than `paint.room` arrives as "room", one of the other width as "narrow".
+    Where `paint.window` is a guess or much different from the browser's, that arrives as "window".
     """
     _component()(
         key=key,
         data=payload(drawing, state, paint),
         # A state without a callback has no key.
         on_marks_change=_nothing,
-        on_room_change=_nothing,
-        on_narrow_change=_nothing,
+        on_window_change=_nothing,
     )
 
 
@@ -155,8 +161,7 @@ def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str
         "actions": dict(paint.actions),
         "jump": {"id": paint.jump[0], "n": paint.jump[1]} if paint.jump else None,
         "height": paint.height,
-        "room": paint.room,
-        "narrow": paint.narrow,
+        "window": to_plain(paint.window) if paint.window else None,
     }
 
 

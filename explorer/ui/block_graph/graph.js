@@ -315,12 +315,14 @@ function onKey(v, event) {
 
 const level = (v, id) => Number(v.nodes.get(id).box.getAttribute("aria-level"))
 
-// The server cannot see the window: it is told when the page is laid out for one much higher, lower, or of other width.
+// The server cannot see the window: it is told at first, and when the page is laid out for a much different one.
 function onResize(v) {
-  if (!v.fits.room) return
-  const [room, narrow] = [window.innerHeight, window.innerWidth < NARROW]
-  if (Math.abs(room - v.fits.room) > 80) v.emit("room", (v.fits.room = room))
-  if (narrow !== v.fits.narrow) v.emit("narrow", (v.fits.narrow = narrow))
+  if (!v.window) return
+  const seen = { height: window.innerHeight, narrow: window.innerWidth < NARROW }
+  const near = Math.abs(seen.height - v.window.height) <= 80 && seen.narrow === v.window.narrow
+  if (near && v.window.known) return
+  v.emit("window", seen)
+  v.window = { ...seen, known: true }
 }
 
 export default function ({ data, parentElement, setStateValue }) {
@@ -339,7 +341,7 @@ export default function ({ data, parentElement, setStateValue }) {
   }
   v.emit = setStateValue
   v.root.style.maxHeight = `${data.height}px`
-  v.fits = { room: data.room, narrow: data.narrow, ...v.fits }
+  if (!v.window || !data.window?.known) v.window = data.window
   onResize(v)
   if (v.shape !== data.shape) {
     draw(v, data.geometry)

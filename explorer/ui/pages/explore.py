@@ -14,7 +14,7 @@ import streamlit as st
 from explorer.record.base import from_plain
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Failure
-from explorer.ui import backend, glossary, work
+from explorer.ui import backend, glossary, window, work
 from explorer.ui import state as states
 from explorer.ui.figures import strip
 from explorer.ui.forecast import forecast
@@ -47,19 +47,22 @@ def page() -> None:
     states.to_address(state)
 
     slot = st.empty()
-    if states.narrow():
+    if window.narrow():
         left, right, height = st.container(), st.container(), None
     else:
         left, right = st.columns([6, 8], gap="medium")
-        height = RIGHT_HEIGHT + states.extra_height()
+        height = RIGHT_HEIGHT + window.extra_height()
     with right, st.container(height=height or "content", border=False, key="results"):
         notice, charts = st.empty(), st.container()
-    with left:  # before the charts: a browser fetches the code of what it sees first
+    with left:
         _choices(state, samples)
         st.fragment(_desk)(state, slot, notice)
     with charts:
         _trouble(state)
-        results(state)
+        if window.is_known() or graph is None:
+            results(state)
+        else:
+            st.skeleton(height=320)
     with st.bottom:
         _bar(state)
 

@@ -22,7 +22,7 @@ from explorer.record.pipeline import Forecast
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.plan import PipelinePlan
 from explorer.record.run import RunSpec
-from explorer.ui import backend, pipeline_state, pipeline_work
+from explorer.ui import backend, pipeline_state, pipeline_work, window
 from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
 from explorer.ui.panels.cut_graph import cut_graph
@@ -59,11 +59,11 @@ def page() -> None:
         pipeline_state.absorb(split, state, graph)
 
     slot = st.container()
-    if states.narrow():
+    if window.narrow():
         left, right, height = st.container(), st.container(), None
     else:
         left, right = st.columns([6, 8], gap="medium")
-        height = RIGHT_HEIGHT + states.extra_height()
+        height = RIGHT_HEIGHT + window.extra_height()
     found = None
     with left:
         _choices(split, state, samples)
@@ -84,7 +84,9 @@ def page() -> None:
         )
     with right, st.container(height=height or "content", border=False, key="pipeline_results"):
         _trouble(split, state, found)
-        if found is not None:
+        if found is not None and not window.is_known():
+            st.skeleton(height=320)
+        elif found is not None:
             result_tabs(found, split)
     with st.bottom:
         st.fragment(_bar)(split, state, found.spec if found is not None and not found.fault else None)

@@ -136,7 +136,7 @@ def _two(one: StoredRun, other: StoredRun) -> None:
         return
     st.text(f"baseline: {one.name}\ncandidate: {other.name}")
     chart(timeline(first, second), key="two_runs", alt=timeline_alt(first, second))
-    twin(timeline_table(first, second), key="two_runs", what="both timelines")
+    twin(lambda: timeline_table(first, second), key="two_runs", what="both timelines")
     said = [first.headlines(), second.headlines()]
     st.dataframe(
         [{"figure": name, one.name: _text(said[0][name]), f"{other.name} ": _text(said[1][name])} for name in said[0]],

@@ -7,7 +7,7 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.presets import PRESETS, preset
 from explorer.record.graph import ModelGraph
-from explorer.ui import block_graph, decision, glossary
+from explorer.ui import block_graph, decision, glossary, window
 from explorer.ui import state as states
 from explorer.ui.block_graph import Paint
 from explorer.ui.labels import Facts, labels
@@ -90,9 +90,8 @@ def graph_panel(state: State, facts: Facts) -> None:
         stage_colours=STAGE_COLOURS,
         segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
-        height=HEIGHT + states.extra_height(),
-        room=states.USUAL_ROOM + states.extra_height(),
-        narrow=states.narrow(),
+        height=HEIGHT + window.extra_height(),
+        window=window.laid_out_for(),
         jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
     )
     drawing = layout(graph, marks["open"])

@@ -48,13 +48,23 @@ def _custom(point: Mapping[str, Any]) -> Any:
     return list(custom.values()) if isinstance(custom, dict) else custom
 
 
-def twin(rows: Sequence[dict[str, Any]], *, key: str, what: str) -> None:
-    """The chart's numbers as a table and as a CSV file."""
-    with st.expander("As a table", icon=":material/table_chart:", key=f"{key}_twin"):
-        st.dataframe(list(rows), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {what}")
+Rows = Sequence[dict[str, Any]]
+
+
+def twin(rows: Callable[[], Rows], *, key: str, what: str) -> None:
+    """The chart's numbers as a table and as a CSV file; `rows` are asked for when it is unfolded."""
+    st.fragment(_twin)(rows, key, what)
+
+
+def _twin(rows: Callable[[], Rows], key: str, what: str) -> None:
+    fold = st.expander("As a table", icon=":material/table_chart:", key=f"{key}_twin", on_change="rerun")
+    if not fold.open:
+        return
+    with fold:
+        st.dataframe(list(rows()), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {what}")
         st.download_button(
             "CSV",
-            data=lambda: as_csv(rows),
+            data=lambda: as_csv(rows()),
             file_name=f"{key}.csv",
             mime="text/csv",
             key=f"{key}_csv",
@@ -63,7 +73,7 @@ def twin(rows: Sequence[dict[str, Any]], *, key: str, what: str) -> None:
         )
 
 
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+def as_csv(rows: Rows) -> str:
     """Rows as CSV; a cell that a spreadsheet would take for a formula is quoted as text."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     text = io.StringIO()

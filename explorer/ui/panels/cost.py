@@ -39,7 +39,7 @@ def cost_panel(comparison: Comparison) -> None:
     )
     draw = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
     chart(draw(comparison), key=f"cost_{draw.__name__}", alt=recompute_cost_alt(comparison))
-    twin(recompute_cost_table(comparison), key="cost", what="the cost of each block")
+    twin(lambda: recompute_cost_table(comparison), key="cost", what="the cost of each block")
 
 
 def _row(name: str, run: Measurement) -> dict[str, str]:

@@ -8,7 +8,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy
-from explorer.ui import block_graph, pipeline_state
+from explorer.ui import block_graph, pipeline_state, window
 from explorer.ui import state as states
 from explorer.ui.block_graph import Label, Paint
 from explorer.ui.state import State
@@ -34,9 +34,8 @@ def cut_graph(
             recompute_colour=RECOMPUTE,
             stage_colours=STAGE_COLOURS,
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
-            height=HEIGHT + states.extra_height(),
-            room=states.USUAL_ROOM + states.extra_height(),
-            narrow=states.narrow(),
+            height=HEIGHT + window.extra_height(),
+            window=window.laid_out_for(),
             jump=(split["jump"][0], split["jump"][1]) if split["jump"] else None,
         ),
         key=pipeline_state.WIDGET,

@@ -47,7 +47,7 @@ def gradients_panel(comparison: Comparison) -> None:
     for cause in comparison.causes:
         st.text(f"Likely cause: {cause}")
     chart(gradient_chart(comparison), key="gradients", alt=gradient_alt(comparison))
-    twin(gradient_table(comparison), key="gradients", what="the differences of each tensor")
+    twin(lambda: gradient_table(comparison), key="gradients", what="the differences of each tensor")
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):
         with st.expander(f"{title} ({len(rows)})", key=f"rest_{key}"):
@@ -91,5 +91,5 @@ def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
                 key="matrix",
                 alt="Grid of outcomes: rows are derivatives, columns are kinds of checkpointing",
             )
-            twin(matrix_table(matrix), key="matrix", what="derivatives and checkpointing")
+            twin(lambda: matrix_table(matrix), key="matrix", what="derivatives and checkpointing")
     return asked

@@ -6,8 +6,7 @@ from typing import Literal, TypeVar
 
 import streamlit as st
 
-from explorer.ui import glossary
-from explorer.ui import state as states
+from explorer.ui import glossary, window
 from explorer.ui.figures import Cell
 
 SIDE_BY_SIDE = 3
@@ -27,7 +26,7 @@ def headline_strip(cells: tuple[Cell, ...]) -> None:
 
 def rows_of_figures(figures: tuple[T, ...]) -> list[tuple[T, ...]]:
     """All in one row, or a few in each where the window is narrow."""
-    n = SIDE_BY_SIDE if states.narrow() else len(figures)
+    n = SIDE_BY_SIDE if window.narrow() else len(figures)
     return [figures[start : start + n] for start in range(0, len(figures), n)]
 
 

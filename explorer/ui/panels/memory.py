@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import streamlit as st
 
@@ -44,18 +45,12 @@ def memory_panel(
         )
     axis: Axis = "time" if timed else "tick"
     if view == TWO and candidate:
-        figure, alt, table = (
-            timeline(baseline, candidate, axis=axis),
-            timeline_alt(baseline, candidate),
-            timeline_table(baseline, candidate),
-        )
+        figure, alt = timeline(baseline, candidate, axis=axis), timeline_alt(baseline, candidate)
+        table = partial(timeline_table, baseline, candidate)
     else:
         run = candidate if view == OF_CANDIDATE and candidate else baseline
-        figure, alt, table = (
-            roles(run, block=block or None, axis=axis),
-            roles_alt(run),
-            roles_table(run, block=block or None),
-        )
+        figure, alt = roles(run, block=block or None, axis=axis), roles_alt(run)
+        table = partial(roles_table, run, block=block or None)
     custom = pickable_chart(figure, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt, height=340)
     if custom:
         name = "candidate" if view == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
@@ -86,7 +81,7 @@ def _alive(
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
     clickable_chart(ledger_chart(at), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at))
-    twin(ledger_table(at), key="ledger", what="what is alive")
+    twin(lambda: ledger_table(at), key="ledger", what="what is alive")
 
 
 def _why(comparison: Comparison, graph: ModelGraph) -> None:

@@ -116,7 +116,7 @@ def _schedule(found: Results) -> None:
         width="stretch",
         alt="Busy and idle time of each rank",
     )
-    twin(gantt.gantt_table(shown), key="pipeline_actions", what="actions")
+    twin(lambda: gantt.gantt_table(shown), key="pipeline_actions", what="actions")
 
 
 def _multiplied(hazards: tuple[Hazard, ...]) -> None:
@@ -144,7 +144,7 @@ def _memory(found: Results) -> None:
     predicted = run.predicted.memory if run is not None and run.predicted else ()
     if run is not None and predicted:
         chart(ranks.against_chart(run), key="pipeline_against", alt="Predicted beside measured peak of each rank.")
-    twin(ranks.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
+    twin(lambda: ranks.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
 
 
 def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.DeltaGenerator) -> RankMemory | None:
@@ -176,7 +176,7 @@ def _truth(found: Results) -> None:
         st.dataframe(moved, key="pipeline_moved", hide_index=True, width="stretch", alt="Tensors moved by splitting")
     for note in run.notes:
         st.text(note)
-    twin(splitting.truth_table(run), key="pipeline_gradients", what="gradients by cause")
+    twin(lambda: splitting.truth_table(run), key="pipeline_gradients", what="gradients by cause")
 
 
 def _calls(found: Results) -> None:
@@ -199,4 +199,4 @@ def _calls(found: Results) -> None:
         key="pipeline_calls",
         alt=f"Runs per forward call of {count(len(run.blocks), 'block')}, at most {worst.multiplier:g}.",
     )
-    twin(splitting.calls_table(run), key="pipeline_counts", what="forward calls")
+    twin(lambda: splitting.calls_table(run), key="pipeline_counts", what="forward calls")

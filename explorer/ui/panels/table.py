@@ -13,7 +13,7 @@ from explorer.view.blocks import saved_bytes_alt, saved_bytes_chart, saved_bytes
 def table_panel(run: Comparison | Measurement) -> None:
     """Saved bytes per block as a chart, and the whole bill as a table."""
     chart(saved_bytes_chart(run), key="saved", alt=saved_bytes_alt(run))
-    twin(saved_bytes_table(run), key="saved", what="saved bytes per block")
+    twin(lambda: saved_bytes_table(run), key="saved", what="saved bytes per block")
     st.markdown("**Every block**")
     both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
     st.dataframe(_bill(*both), key="bill", hide_index=True, width="stretch", alt="Bill of every block")

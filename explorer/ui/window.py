@@ -1,0 +1,51 @@
+"""The visitor's window, which the server cannot see: a block graph says how large it is as soon as it stands.
+
+first visit   strip and graph ──▶ the graph says "window" ──▶ the page again, laid out for it, charts included
+later         the window is known; one of much other size arrives the same way
+
+So whoever comes sees the graph before the browser fetches what draws charts, and charts are drawn for a known width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import streamlit as st
+
+from explorer.ui.block_graph import Window
+
+USUAL_HEIGHT = 800
+"""Of a laptop's window: the page fits it without scrolling."""
+LARGEST_HEIGHT = 1600
+KEY = "window"
+
+
+def take(said: Mapping[str, Any] | None) -> bool:
+    """Takes over what a graph said of its window. Returns whether it was news."""
+    seen = (said or {}).get("window")
+    if seen is None or seen == st.session_state.get(KEY):
+        return False
+    st.session_state[KEY] = dict(seen)
+    return True
+
+
+def is_known() -> bool:
+    """Whether a graph has spoken."""
+    return KEY in st.session_state
+
+
+def extra_height() -> int:
+    """Pixels by which this visitor's window is higher than USUAL_HEIGHT, in steps of 20."""
+    height: int = st.session_state[KEY]["height"] if is_known() else USUAL_HEIGHT
+    return max(0, min(height, LARGEST_HEIGHT) - USUAL_HEIGHT) // 20 * 20
+
+
+def narrow() -> bool:
+    """Whether this visitor's window has no room for two columns."""
+    return is_known() and bool(st.session_state[KEY]["narrow"])
+
+
+def laid_out_for() -> Window:
+    """What the page is laid out for now."""
+    return Window(height=USUAL_HEIGHT + extra_height(), narrow=narrow(), known=is_known())
