@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
@@ -11,6 +12,11 @@ from explorer.record.policy import Policy
 from explorer.ui import glossary
 from explorer.view.headline import Headline, headlines
 from explorer.view.units import NOT_MEASURED, change, count, mib, percent
+
+MEASURED: tuple[Origin, ...] = ("measured",)
+COUNTED: tuple[Origin, ...] = ("counted",)
+NOWHERE: tuple[Origin, ...] = ()
+"""Of a figure that says itself that it is unknown, or that is a person's choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,13 +57,13 @@ def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tupl
             None if plain else forecast.saved_after_forward_bytes,
             of_base,
         ),
-        _flops(None if plain else forecast.flop_ratio, plain=plain),
+        _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
         _headline(
             "time_ratio",
             "Step time",
             _time(base),
             of_base,
-            measured=base is not None and base.times is not None,
+            origin=MEASURED if base is not None and base.times is not None else NOWHERE,
         ),
         _headline("verdict", "Gradients", "not compared", "press Run"),
         _headline(
@@ -68,8 +74,8 @@ def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tupl
 
 def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
     if base is None or predicted is None:
-        measured = base is not None
-        return _headline(key, label, mib(base), of_base if measured else "", measured=measured)
+        of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
+        return _headline(key, label, mib(base), of, origin=origin)
     number, _, unit = mib(base).rpartition(" ")
     after = mib(predicted)
     before = number if after.endswith(f" {unit}") else mib(base)
@@ -85,10 +91,10 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_bas
     )
 
 
-def _flops(ratio: float | None, *, plain: bool) -> Headline:
+def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
     if ratio is None:
         value, delta = ("+0 %", "nothing recomputed") if plain else (NOT_MEASURED, "press Run")
-        return _headline("flop_ratio", "FLOPs", value, delta)
+        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if plain and counted else NOWHERE)
     return Headline(
         key="flop_ratio",
         label="FLOPs",
@@ -105,13 +111,13 @@ def _time(base: Measurement | None) -> str:
     return NOT_MEASURED if median is None else f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
 
 
-def _headline(key: str, label: str, value: str, delta: str, *, measured: bool = False) -> Headline:
+def _headline(key: str, label: str, value: str, delta: str, *, origin: tuple[Origin, ...] = NOWHERE) -> Headline:
     return Headline(
         key=key,
         label=label,
         value=value,
         delta=delta,
         tone="neutral",
-        origin=("measured",) if measured else (),
+        origin=origin,
         tooltip=glossary.HEADLINES[key],
     )

@@ -21,6 +21,7 @@ TRAITS: dict[Trait, tuple[str, str]] = {
     "numpy_rng": ("dice", "Draws from numpy's random generator, which torch does not put back."),
     "running_statistics": ("stats", "Keeps running statistics (BatchNorm), which forward moves."),
 }
+GRAVITY = ("error", "warning", "note")
 SIGNS = {"dice": "⚄", "stats": "x̄", "shared": "⇄", "error": "✕", "warning": "!", "note": "i"}
 
 
@@ -51,7 +52,10 @@ def labels(facts: Facts) -> dict[str, Label]:
 
 def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:
     block = facts.graph.by_fqn.get(node.id)
-    own = [] if block is None else [*badges.get(node.id, ()), *_trait_badges(block)]
+    if node.members:
+        own = _of_members([_own_badges(facts, badges, fqn) for fqn in node.members])
+    else:
+        own = [] if block is None else _own_badges(facts, badges, node.id)
     return Label(
         bytes=_bytes(facts, node, block, on),
         note=_note(facts, node, on),
@@ -116,6 +120,22 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     if block.shares_parameters_with:
         lines.append(f"shares parameters with {', '.join(block.shares_parameters_with)}")
     return "\n".join(lines)
+
+
+def _own_badges(facts: Facts, badges: dict[str, list[Badge]], fqn: str) -> list[Badge]:
+    return [*badges.get(fqn, ()), *_trait_badges(facts.graph.by_fqn[fqn])]
+
+
+def _of_members(each: list[list[Badge]]) -> list[Badge]:
+    """One badge of each sign, the gravest first, with the number of members that carry it: no hazard is folded away."""
+    first: dict[str, Badge] = {}
+    for badge in (badge for own in each for badge in own):
+        first.setdefault(badge.sign, badge)
+    n_with = {sign: sum(any(badge.sign == sign for badge in own) for own in each) for sign in first}
+    return [
+        Badge(sign=sign, severity=badge.severity, text=f"{n_with[sign]} of {len(each)} blocks: {badge.text}")
+        for sign, badge in sorted(first.items(), key=lambda one: GRAVITY.index(one[1].severity))
+    ]
 
 
 def _trait_badges(block: Block) -> list[Badge]:

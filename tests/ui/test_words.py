@@ -88,6 +88,24 @@ def test_models_come_from_the_command_line() -> None:
     assert backend.models_from([]) == ()
 
 
+def test_a_folded_run_shows_what_its_members_carry() -> None:
+    hazard = Hazard(rule="r", severity="warning", blocks=(ALL[2],), sentence="Something.", remedy="Do.")
+    run = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))["blocks"]
+    assert [(badge.sign, badge.text.split(":")[0]) for badge in run.badges] == [
+        ("!", "1 of 6 blocks"),
+        ("⚄", "6 of 6 blocks"),
+    ]
+
+
+def test_a_figure_that_nobody_measured_names_no_origin() -> None:
+    base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+    origins = {cell.headline.key: cell.headline.origin for cell in strip(None, base, Forecast(), Policy(), stale=False)}
+    assert origins == {
+        "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
+        "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
+    }  # fmt: skip
+
+
 def test_the_oldest_record_makes_room() -> None:
     kept = backend.Records(limit=2)
     for key in ("a", "b"):

@@ -11,6 +11,8 @@ from explorer.ui.figures import Cell
 
 SIDE_BY_SIDE = 3
 """Figures in one row where the window is narrow."""
+EMPTY_LINE = "&nbsp;"
+"""As high as a word: nothing moves when one comes."""
 T = TypeVar("T")
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 
@@ -33,14 +35,14 @@ def rows_of_figures(figures: tuple[T, ...]) -> list[tuple[T, ...]]:
 def _cell(cell: Cell) -> None:
     headline = cell.headline
     origins = " ".join(glossary.ORIGIN[origin] for origin in headline.origin)
-    origin = ", ".join(headline.origin) or "not measured"
+    origin = ", ".join(headline.origin)
     st.metric(
         headline.label,
         headline.value,
-        f"{headline.delta} · {origin}" if cell.was else headline.delta or None,
+        " · ".join(filter(None, [headline.delta, cell.was and origin])) or None,
         delta_color=COLOURS[headline.tone],
         delta_arrow="off",
         help=f"{headline.tooltip} {origins}",
     )
     # Dimmed: it is about a policy that is no longer drawn.
-    st.caption(f":gray[before: {cell.was}]" if cell.was else origin)
+    st.caption(f":gray[before: {cell.was}]" if cell.was else origin or EMPTY_LINE)
