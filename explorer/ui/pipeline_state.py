@@ -133,6 +133,7 @@ def undo(split: State, state: State, graph: ModelGraph, *, forward: bool = False
 
 
 def _remember(split: State, **change: Any) -> None:
+    split["uncut"] &= "cuts" not in change
     split["undo"] = [*split["undo"], change][-KEPT_STEPS:]
     split["redo"] = []
 

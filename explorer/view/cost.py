@@ -147,7 +147,7 @@ def time_answer(comparison: Comparison) -> str:
         return figures
     if ratio_inside_noise(cand.step, base.step):
         return f"{figures}; the difference is inside the noise"
-    return f"{figures}, x{ratio[0]:.2f} ± {ratio[1]:.2f}"
+    return f"{figures}, ×{ratio[0]:.2f} ± {ratio[1]:.2f}"
 
 
 def _answer(comparison: Comparison) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from explorer.record.measurement import Samples
 
 NOT_MEASURED = "not measured"
 MINUS = "\N{MINUS SIGN}"
 MIB = 1024**2
+MOST_DIGITS = 4
+"""Behind the point: a tenth of a microsecond is less than any clock here can tell."""
 _BYTE_UNITS = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
@@ -56,12 +60,14 @@ def count(n: int | None, what: str) -> str:
 
 
 def milliseconds(samples: Samples | None) -> str:
-    """`12.3 ± 0.4 ms`: median and half the distance between the quartiles."""
+    """`12.3 ± 0.4 ms`: median and half the distance between the quartiles, both to the first digit of the latter."""
     if samples is None or samples.median_ms is None:
         return NOT_MEASURED
-    if samples.spread_ms is None:
-        return f"{_three(samples.median_ms)} ms"
-    return f"{_three(samples.median_ms)} ± {_three(samples.spread_ms)} ms"
+    median, spread = samples.median_ms, samples.spread_ms
+    if not spread:
+        return f"{_three(median)} ms" if spread is None else f"{_three(median)} ± 0 ms"
+    digits = min(max(0, -math.floor(math.log10(float(f"{spread:.0e}")))), MOST_DIGITS)
+    return f"{median:,.{digits}f} ± {spread:,.{digits}f} ms"
 
 
 def percent(share: float | None, *, signed: bool = False) -> str:

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.jobs.store import Store
+from explorer.plan.cuts import stages_by
 from explorer.record import Failure, Policy, RunSpec
 from explorer.record.base import from_plain, to_plain
 from explorer.ui import backend, pipeline_state
@@ -31,6 +32,7 @@ class PipelineWorker(FakeWorker):
     def __init__(self) -> None:
         super().__init__(GRAPH, store=Store())
         self.waits = False
+        self.prices = True
         self.ended: tuple[Failure, int] | None = None
 
     def answer(self, job: FakeJob) -> None:
@@ -38,7 +40,8 @@ class PipelineWorker(FakeWorker):
             case Describe():
                 job.finish(GRAPH)
             case ProfileStages(spec=spec):
-                job.finish(pipelines.priced(GRAPH, spec))
+                if self.prices:
+                    job.finish(pipelines.priced(GRAPH, spec))
             case RunPipeline(spec=spec, engine=engine):
                 if not self.waits:
                     job.finish(self.run(spec, engine))
@@ -62,12 +65,12 @@ def visit(worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
     monkeypatch.setattr(backend, "worker", lambda: worker)
     monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
 
-    def start(**query: str) -> AppTest:
+    def start(*, waiting: bool = False, **query: str) -> AppTest:
         at = AppTest.from_string(SCRIPT, default_timeout=60)
         at.session_state["window"] = WINDOW
         for name, value in query.items():
             at.query_params[name] = value
-        return settled(at.run())
+        return at.run().run() if waiting else settled(at.run())
 
     yield start
     st.cache_resource.clear()
@@ -138,11 +141,38 @@ def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(visit: Open,
     assert not worker.of(RunPipeline)
 
 
-def test_the_number_of_stages_cuts_by_parameters(visit: Open) -> None:
+def stages_at(at: AppTest) -> list[int]:
+    """How many blocks of the spine each stage has."""
+    labels = graph_data(at)["labels"]
+    stages = [labels[fqn][5] for fqn in GRAPH.spine]
+    return [stages.count(stage) for stage in range(max(stages) + 1)]
+
+
+def test_the_number_of_stages_cuts_into_even_times(visit: Open) -> None:
+    """Every block of the made-up profile takes the same time."""
     at = visit()
-    at = settled(at.number_input(key="pipeline_stages").set_value(4).run())
-    assert len(graph_data(at)["cuts"]) == 3
-    assert figures(at)["Plan"] == "4 stages"
+    at = settled(at.number_input(key="pipeline_stages").set_value(5).run())
+    assert stages_at(at) == [2] * 5
+    assert figures(at)["Plan"] == "5 stages"
+
+
+@pytest.mark.parametrize("touched", [False, True])
+def test_a_plan_nobody_touched_is_evened_out_once_blocks_are_priced(
+    visit: Open, worker: PipelineWorker, touched: bool
+) -> None:
+    worker.prices = False
+    at = visit(waiting=True)
+    assert stages_at(at) == [len(stage) for stage in stages_by("by-parameters", GRAPH, 2)] == [5, 5]
+    if touched:
+        at.session_state[pipeline_state.WIDGET] = message(at, cuts=CUT[:1])
+        at.run()
+    (job,) = worker.of(ProfileStages)
+    even = pipelines.priced(GRAPH, job.request.spec)
+    slow = msgspec.structs.replace(even.blocks[0], kept=msgspec.structs.replace(even.blocks[0].kept, forward_ms=6.0))
+    job.finish(msgspec.structs.replace(even, blocks=(slow, *even.blocks[1:])))
+    at = settled(at.run())
+    assert stages_at(at) == ([3, 7] if touched else [4, 6])
+    assert at.button(key="pipeline_undo").disabled != touched
 
 
 def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: Open) -> None:

@@ -16,7 +16,7 @@ from explorer.record.base import to_plain
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import PipelinePlan
 from explorer.ui import backend
-from tests import graphs
+from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, settle, texts
 
@@ -74,6 +74,18 @@ def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest],
     assert row["name"] == "mine"
     assert row["step peak"] == "104.5 MiB → 34.5 MiB"
     assert row["gradients"] == "bitwise equal"
+
+
+def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(
+    runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    graph = graphs.gpt(6)
+    run = pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph)), n_moved=1)
+    store.save(run, "split")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    peaks = [memory.peak_bytes for memory in run.memory]
+    assert row["step peak"] == f"{max(peaks) / 2**20:.1f} MiB on rank {peaks.index(max(peaks))}"
+    assert row["gradients"] == f"{len(run.gradients) - 1} of {len(run.gradients)} equal"
 
 
 def test_a_file_that_is_no_run_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:

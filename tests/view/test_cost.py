@@ -60,7 +60,7 @@ def test_a_difference_inside_the_noise_is_not_ranked() -> None:
 
 def test_a_difference_beyond_it_is_a_ratio_with_its_spread() -> None:
     pair = with_steps(compared(), baseline=(10, 10.1, 9.9), candidate=(12, 12.2, 11.8))
-    assert time_answer(pair) == "10 ± 0.05 ms to 12 ± 0.1 ms a step, x1.20 ± 0.00"
+    assert time_answer(pair) == "10.00 ± 0.05 ms to 12.0 ± 0.1 ms a step, ×1.20 ± 0.00"
 
 
 def test_one_reading_cannot_be_ranked() -> None:

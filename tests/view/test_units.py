@@ -44,9 +44,26 @@ def test_signed_percent(share: float | None, text: str) -> None:
 
 
 def test_times_carry_their_spread() -> None:
-    assert milliseconds(Samples(ms=(10.0, 12.0, 11.0, 13.0, 12.0))) == "12 ± 0.5 ms"
+    assert milliseconds(Samples(ms=(10.0, 12.0, 11.0, 13.0, 12.0))) == "12.0 ± 0.5 ms"
     assert milliseconds(Samples(ms=(12.3,))) == "12.3 ms"
     assert milliseconds(Samples()) == milliseconds(None) == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("median", "half", "text"),
+    [
+        (192, 0.389, "192.0 ± 0.4 ms"),
+        (531, 3.32, "531 ± 3 ms"),
+        (1234, 22.2, "1,234 ± 22 ms"),
+        (3.4, 0.0543, "3.40 ± 0.05 ms"),
+        (0.0123, 0.001, "0.012 ± 0.001 ms"),
+        (100, 1e-9, "100.0000 ± 0.0000 ms"),
+        (5, 0, "5 ± 0 ms"),
+    ],
+)
+def test_median_and_spread_end_at_the_same_digit(median: float, half: float, text: str) -> None:
+    quartiles = (median - half, median - half, median, median + half, median + half)
+    assert milliseconds(Samples(ms=quartiles)) == text
 
 
 def test_one_is_not_plural() -> None:

@@ -84,18 +84,32 @@ def _table_key() -> str:
 
 
 def _row(run: StoredRun) -> dict[str, Any]:
-    said = run.headlines
-    base, cand = said.get("baseline") or {}, said.get("candidate") or said
-    peak = mib(cand.get("step_peak_bytes"))
     return {
         "name": run.name,
         "kind": run.kind,
         "model": run.model,
-        "step peak": f"{mib(base['step_peak_bytes'])} → {peak}" if base.get("step_peak_bytes") is not None else peak,
-        "gradients": said.get("verdict", ""),
+        "step peak": _peak(run),
+        "gradients": _gradients(run),
         "pinned": run.pinned,
         "finished": datetime.fromtimestamp(run.created),
     }
+
+
+def _peak(run: StoredRun) -> str:
+    """Of a pipeline run the highest of its ranks; empty for kinds of run that have none."""
+    said = run.headlines
+    if ranks := said.get("rank_peak_bytes"):
+        return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
+    if run.kind not in PINNABLE:
+        return ""
+    base, peak = said.get("baseline") or {}, mib((said.get("candidate") or said).get("step_peak_bytes"))
+    return f"{mib(base['step_peak_bytes'])} → {peak}" if base.get("step_peak_bytes") is not None else peak
+
+
+def _gradients(run: StoredRun) -> str:
+    said = run.headlines
+    n_equal, n = said.get("n_splitting_equal"), said.get("n_gradients") or 0
+    return str(said.get("verdict", "")) if n_equal is None else f"{n_equal} of {n} equal"
 
 
 def _one(run: StoredRun) -> None:

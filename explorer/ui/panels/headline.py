@@ -11,7 +11,7 @@ from explorer.ui.figures import Cell
 
 SIDE_BY_SIDE = 3
 """Figures in one row where the window is narrow."""
-EMPTY_LINE = "&nbsp;"
+EMPTY_LINE = "\N{NO-BREAK SPACE}"
 """As high as a word: nothing moves when one comes."""
 T = TypeVar("T")
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}

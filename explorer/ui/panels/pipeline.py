@@ -47,7 +47,7 @@ def _figure(figure: Figure) -> None:
 
 def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
     """The controls; returns the plan as it is drawn now."""
-    _first_cut(split, state, graph)
+    _first_cut(split, state, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
         st.number_input(
@@ -113,8 +113,8 @@ def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfi
 
 
 def _take_stages(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """As many stages as a person asked for, of even parameters."""
-    _cut(split, state, graph, (int(st.session_state["pipeline_stages"]), "by-parameters"), profile)
+    """As many stages as a person asked for."""
+    _cut(split, state, graph, (int(st.session_state["pipeline_stages"]), _usual_rule(profile)), profile)
     taken("pipeline_stages", len(pipeline_state.stages_of(split, graph)))
 
 
@@ -168,12 +168,20 @@ def _more(split: State) -> None:
     )
 
 
-def _first_cut(split: State, state: State, graph: ModelGraph) -> None:
-    """A model nobody has cut yet starts with two stages of even parameters; that is no step to undo."""
-    if split["uncut"] and len(atoms(graph)) > 1:
-        _cut(split, state, graph, (2, "by-parameters"), None)
-        split["undo"] = []
-    split["uncut"] = False
+def _first_cut(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+    """A model nobody has cut yet has two even stages, evened out again once its blocks are priced; no step to undo."""
+    if not split["uncut"]:
+        return
+    if len(atoms(graph)) > 1:
+        done = split["undo"]
+        _cut(split, state, graph, (2, _usual_rule(profile)), profile)
+        split["undo"] = done
+    split["uncut"] = profile is None
+
+
+def _usual_rule(profile: PipelineProfile | None) -> CutRule:
+    """Even time where times are known."""
+    return "by-parameters" if profile is None else "by-time"
 
 
 def _cut(
