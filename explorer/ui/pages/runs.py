@@ -108,8 +108,9 @@ def _peak(run: StoredRun) -> str:
 
 def _gradients(run: StoredRun) -> str:
     said = run.headlines
-    n_equal, n = said.get("n_splitting_equal"), said.get("n_gradients") or 0
-    return str(said.get("verdict", "")) if n_equal is None else f"{n_equal} of {n} equal"
+    if "n_splitting_equal" not in said:
+        return str(said.get("verdict", ""))
+    return f"{said['n_splitting_equal']} of {said['n_gradients']} equal" if said["n_gradients"] else ""
 
 
 def _one(run: StoredRun) -> None:
