@@ -13,16 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from explorer.plan.forecast import Forecaster
 from explorer.plan.price import prices
 from explorer.plan.series import array_of, held
 from explorer.record import (
     ROLES,
     Allocations,
     BlockBill,
+    Calls,
     Environment,
     Measurement,
     ModelRef,
     PhaseSpan,
+    Policy,
     RunSpec,
 )
 from explorer.record.base import column
@@ -46,6 +49,7 @@ def main() -> None:
     assert log is not None and len(held(log)) == N_EVENTS + 1
     small = step(50_000)
     blocks = [f"layers.{i}" for i in range(N_BLOCKS)]
+    forecaster, half = Forecaster(small), Policy.recompute(blocks[::2])
     figures: dict[str, Any] = {
         f"thin {N_EVENTS:,} points to {len(kept):,} (ms)": median_ms(lambda: minmax(line)),
         f"peaks lost in 200 lines thinned to {MAX_POINTS:,}": lost,
@@ -54,6 +58,7 @@ def main() -> None:
         f"roles figure of {N_EVENTS:,} events (ms)": median_ms(lambda: roles(run), n=5),
         "timeline figure as JSON (KiB)": round(len(timeline(run).to_json()) / 1024),
         "roles figure as JSON (KiB)": round(len(roles(run).to_json()) / 1024),
+        f"forecast of {N_BLOCKS // 2} of {N_BLOCKS} blocks, warm (ms)": median_ms(lambda: forecaster.forecast(half)),
         f"prices of {N_BLOCKS} blocks, {len(small.allocations.n_bytes):,} allocations (ms)": median_ms(
             lambda: prices(small, blocks), n=5
         ),
@@ -76,6 +81,7 @@ def step(n_allocations: int) -> Measurement:
     sizes = np.random.default_rng(0).integers(2**10, 2**20, n_allocations)
     born = np.arange(1, n_allocations + 1)
     n_ticks = 2 * n_allocations
+    borders = [-(-i * n_allocations // N_BLOCKS) for i in range(N_BLOCKS + 1)]
     log = Allocations(
         n_ticks=n_ticks,
         n_bytes=column(sizes.tolist()),
@@ -87,6 +93,14 @@ def step(n_allocations: int) -> Measurement:
         blocks=tuple(f"layers.{i}" for i in range(N_BLOCKS)),
         ops=("aten.mm.default",),
         time_ns=column(range(n_ticks + 1)),
+        calls=Calls(
+            block=column(range(N_BLOCKS)),
+            first_tick=column(borders[:-1]),
+            end_tick=column(borders[1:]),
+            n_inputs=column([0] * N_BLOCKS),
+            n_outputs=column([1] * N_BLOCKS),
+            entries=column(border - 1 for border in borders[1:]),
+        ),
     )
     assert int(array_of(log.died).min()) > n_allocations
     bills = tuple(

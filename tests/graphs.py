@@ -10,6 +10,7 @@ from explorer.record import (
     Allocations,
     Block,
     BlockBill,
+    Calls,
     Comparison,
     CutPoint,
     Edge,
@@ -36,6 +37,7 @@ def block(fqn: str, kind: str, saved_mib: float = 1.0, **fields: object) -> Bloc
         "output_bytes": MIB // 2,
         "saved_bytes": int(saved_mib * MIB),
         "forward_flops": 1_000_000,
+        "rerun_flops": 1_000_000,
     }
     return Block(fqn=fqn, kind=kind, **{**figures, **fields})  # type: ignore[arg-type]
 
@@ -134,10 +136,13 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
     for block in leaves:
         rows.append([block.parameter_bytes, 0, -1, 0, names.index(block.fqn), 0])
     phases, kept = [], {}
+    calls: list[tuple[int, int, int, int]] = []
     for block in leaves:
+        before = tick
         output = min(MIB // 2, block.saved_bytes)
         inner = [] if block.fqn in on else [alloc(block.saved_bytes - output, "saved activation", block.fqn)]
         kept[block.fqn] = [*inner, alloc(output, "saved activation", block.fqn)]
+        calls.append((names.index(block.fqn), before, tick, len(rows) - 1))
     phases.append(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=tick + 1))
     for block in reversed(leaves):
         again = []
@@ -166,6 +171,14 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
         blocks=names,
         ops=("", "aten.mm.default"),
         time_ns=column(range(0, 1000 * (tick + 1), 1000)),
+        calls=Calls(
+            block=column(block for block, *_ in calls),
+            first_tick=column(first for _, first, *_ in calls),
+            end_tick=column(end for *_, end, _ in calls),
+            n_inputs=column([0] * len(calls)),
+            n_outputs=column([1] * len(calls)),
+            entries=column(output for *_, output in calls),
+        ),
     )
     bills = [
         BlockBill(

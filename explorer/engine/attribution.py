@@ -81,6 +81,8 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     ops = np.zeros(len(known), dtype=np.int64)
     ops[named] = story.op_name[operator[named]]
     begin_ns = tracker.begin_ns
+    entry_of = np.full(len(story.n_bytes), NONE, dtype=np.int64)
+    entry_of[entries.storage[known]] = np.flatnonzero(known)
     allocations = Allocations(
         n_ticks=len(tick_ns),
         n_bytes=_column(entries.n_bytes),
@@ -92,6 +94,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         blocks=tracker.fqns,
         ops=tuple(tracker.op_names),
         time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
+        calls=tracker.calls.record(tick_ns, entry_of),
     )
     confirmed = np.zeros(len(story.n_bytes), dtype=bool)
     confirmed[entries.storage[known]] = True

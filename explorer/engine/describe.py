@@ -108,6 +108,7 @@ def _block(
         output_bytes=seen.output_bytes,
         saved_bytes=sum(seen.saved.values()),
         forward_flops=seen.flops,
+        rerun_flops=seen.rerun_flops,
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,

@@ -73,12 +73,12 @@ class DrawWatch(TorchDispatchMode):
         with self._scopes, self:
             yield self
 
-    def entered(self, block: int, frame: Frame) -> None:
+    def entered(self, block: int, frame: Frame, inputs: Any) -> None:
         again = bool(frame.reruns) and frame.reruns[-1] == block
         if block in self._last and not (again and block in self._segments):
             self._open.append(_Call(block, self._last[block], again))
 
-    def left(self, block: int, frame: Frame) -> None:
+    def left(self, block: int, frame: Frame, output: Any) -> None:
         if self._open and block == self._open[-1].ends_with:
             self._close()
 

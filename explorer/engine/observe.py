@@ -40,6 +40,8 @@ class Seen:
     last_exit: int = 0
     signature: int = 0
     """Hash of its operators in order."""
+    rerun_flops: int = 0
+    """Of each call, what ran until its last tensor was saved: there recompute stops early."""
     saved: dict[int, int] = field(default_factory=dict)
     """Bytes by storage."""
     traits: set[Trait] = field(default_factory=set)
@@ -121,6 +123,8 @@ class Observation(TorchDispatchMode):
             (traits.add if moved and "rrelu" in str(func) else traits.discard)("rng_last")
 
     def _pack(self, tensor: Tensor) -> Tensor:
+        for fqn, entered in zip(self._stack, self._entered):
+            entered["until"] = self.seen[fqn].flops - entered["flops"]
         if dense(tensor):
             storage = tensor.untyped_storage()
             if storage._cdata not in self.flow.constant:
@@ -136,7 +140,8 @@ class Observation(TorchDispatchMode):
             seen.n_calls += 1
             self._stack.append(fqn)
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self._entered.append({"rng": _outside_position(), "versions": [(t, t._version) for t in tensors]})
+            versions = [(t, t._version) for t in tensors]
+            self._entered.append({"rng": _outside_position(), "versions": versions, "flops": seen.flops, "until": 0})
             positional = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             if not any(tensor.requires_grad for tensor in positional):
                 seen.traits.add("inputs_need_no_grad")
@@ -152,6 +157,7 @@ class Observation(TorchDispatchMode):
             seen = self.seen[fqn]
             self._stack.pop()
             before, now = self._entered.pop(), _outside_position()
+            seen.rerun_flops += before["until"]
             seen.last_exit = self.flow.now
             if before["rng"][0] != now[0]:
                 seen.traits.add("python_rng")

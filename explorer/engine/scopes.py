@@ -19,11 +19,11 @@ from explorer.engine.recompute import observe_recompute
 
 
 class Listener(Protocol):
-    """Told in the thread where it happens, after the frame has changed."""
+    """Told in the thread where it happens, after the frame has changed. Values are None where nobody knows them."""
 
-    def entered(self, block: int, frame: Frame) -> None: ...
+    def entered(self, block: int, frame: Frame, inputs: Any) -> None: ...
 
-    def left(self, block: int, frame: Frame) -> None: ...
+    def left(self, block: int, frame: Frame, output: Any) -> None: ...
 
     def rerun_changed(self, frame: Frame) -> None:
         """A segment starts or ends running again; its blocks are entered and left one by one."""
@@ -76,7 +76,7 @@ class BlockScopes:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             for i, module in enumerate(self.modules.values()):
-                before = module.register_forward_pre_hook(self._before(i), prepend=True)
+                before = module.register_forward_pre_hook(self._before(i), prepend=True, with_kwargs=True)
                 opened.callback(before.remove)
                 after = module.register_forward_hook(self._after(i), always_call=True)
                 opened.callback(after.remove)
@@ -90,14 +90,14 @@ class BlockScopes:
         self._open.close()
 
     def _before(self, block: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self._enter(block)
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._enter(block, (args, kwargs))
 
         return hook
 
     def _after(self, block: int) -> Callable[..., None]:
-        def hook(*_: Any) -> None:
-            self._leave(block)
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._leave(block, output)
 
         return hook
 
@@ -115,18 +115,18 @@ class BlockScopes:
         else:
             self._leave(block)
 
-    def _enter(self, block: int) -> None:
+    def _enter(self, block: int, inputs: Any = None) -> None:
         frame = self.frame
         frame.stack.append(block)
-        self._listener.entered(block, frame)
+        self._listener.entered(block, frame, inputs)
 
-    def _leave(self, block: int) -> None:
+    def _leave(self, block: int, output: Any = None) -> None:
         """Also leaves what an exception kept from leaving."""
         frame = self.frame
         if block not in frame.stack[1:]:
             return
         while True:
             last = frame.stack.pop()
-            self._listener.left(last, frame)
+            self._listener.left(last, frame, output if last == block else None)
             if last == block:
                 return

@@ -78,11 +78,11 @@ class _BlockWatch:
         self._clock = clock
         self._phase: Phase = "forward"
 
-    def entered(self, block: int, frame: Any) -> None:
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
         again = bool(frame.reruns) or self._phase == "backward"
         frame.entered.append((block, again, self._clock.mark()))
 
-    def left(self, block: int, frame: Any) -> None:
+    def left(self, block: int, frame: Any, output: Any) -> None:
         entered, again, first = frame.entered.pop()
         self.spans.append((entered, again, not frame.entered, first, self._clock.mark()))
 

@@ -27,7 +27,9 @@ from typing import Any, Self
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from explorer.engine.calls import CallLog
 from explorer.engine.flops import formula
 from explorer.engine.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.scopes import BlockScopes, Frame
@@ -71,6 +73,8 @@ class _Numbered(Frame):
         super().__init__()
         self.first_node: list[int] = [0]
         self.block: list[int] = [0]
+        self.calls: list[int] = []
+        """Numbers in the CallLog of the blocks on the stack, NONE outside of forward."""
 
 
 class Tracker(TorchDispatchMode):
@@ -107,6 +111,7 @@ class Tracker(TorchDispatchMode):
         self.scene_rerun, self.scene_block = array("q"), array("q")
         self.borders: list[tuple[int, int]] = []
         """(phase, number of turns so far) at each announced border."""
+        self.calls = CallLog()
         self.n_forward = [0] * len(self.fqns)
         self.n_recompute = [0] * len(self.fqns)
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
@@ -166,12 +171,17 @@ class Tracker(TorchDispatchMode):
         for thing in things:
             self._tag(thing)
 
-    def entered(self, block: int, frame: Frame) -> None:
-        counts = self.n_recompute if self._phase_of(frame) == RECOMPUTE else self.n_forward
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        phase = self._phase_of(frame)
+        counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
         counts[block] += 1
+        frame.calls.append(self.calls.begin(block, self._storages(inputs)) if phase == FORWARD else NONE)
         self._scene(frame)
 
-    def left(self, block: int, frame: Frame) -> None:
+    def left(self, block: int, frame: Any, output: Any) -> None:
+        call = frame.calls.pop()
+        if call != NONE:
+            self.calls.end(call, self._storages(output))
         self._scene(frame)
 
     def rerun_changed(self, frame: Frame) -> None:
@@ -263,6 +273,17 @@ class Tracker(TorchDispatchMode):
         watched.index, watched.key = index, key
         return index
 
+    def _storages(self, values: Any) -> list[int]:
+        """Numbers of the storages under watch that tensors in `values` lie in, each once."""
+        found: dict[int, None] = {}
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
+                for part in parts(leaf):
+                    watched = self._live.get(_key(part))
+                    if watched is not None:
+                        found[watched.index] = None
+        return list(found)
+
     def _died(self, watched: _Watched) -> None:
         if self._live.get(watched.key) is watched:
             del self._live[watched.key]
@@ -302,6 +323,14 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Of the tensor's storage; 0: it has none."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return 0
 
 
 def _wait() -> None:

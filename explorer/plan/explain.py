@@ -206,7 +206,7 @@ def _next_best(case: _Case) -> str:
         return ""
     offers = [
         price
-        for price in prices(case.candidate, case.graph.repeats)
+        for price in prices(case.candidate, case.graph.repeats, graph=case.graph)
         if price.toggle == "recompute" and price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
     ]
     if not offers:

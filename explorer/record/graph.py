@@ -55,6 +55,8 @@ class Block(Record):
     saved_bytes: int
     """Bytes autograd keeps for backward at or below, parameters and buffers excluded, each storage once."""
     forward_flops: int
+    rerun_flops: int
+    """Of `forward_flops`, those until the last tensor is saved: recompute with early stop runs no further."""
     traits: tuple[Trait, ...] = ()
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None

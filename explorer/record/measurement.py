@@ -8,6 +8,8 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Literal, get_args
 
+from msgspec import field
+
 from explorer.record.base import Column, Record, column
 from explorer.record.run import RunSpec
 
@@ -67,6 +69,22 @@ class PhaseSpan(Record):
     end_tick: int
 
 
+class Calls(Record):
+    """Forward calls of blocks in the order in which they began, one a row; ticks and entries are those of Allocations.
+
+    What a call allocated is born after `first_tick` and not after `end_tick`.
+    """
+
+    block: Column = field(default_factory=column)
+    """Index into `Allocations.blocks`."""
+    first_tick: Column = field(default_factory=column)
+    end_tick: Column = field(default_factory=column)
+    n_inputs: Column = field(default_factory=column)
+    n_outputs: Column = field(default_factory=column)
+    entries: Column = field(default_factory=column)
+    """Of the tensors that went in, then of those that came out, call after call; without what no entry holds."""
+
+
 class Allocations(Record):
     """Every allocation alive during the step, one entry a column; the chart and every headline come from here.
 
@@ -88,6 +106,7 @@ class Allocations(Record):
     ops: tuple[str, ...]
     time_ns: Column
     """Of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
+    calls: Calls = field(default_factory=Calls)
 
     @cached_property
     def held_bytes(self) -> Column:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from explorer.plan.forecast import Forecaster
 from explorer.plan.price import prices
 from explorer.record.forecast import Forecast
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.record.price import Price
@@ -12,25 +13,26 @@ from explorer.ui import backend
 from explorer.view.units import MINUS, mib, percent
 
 
-def forecast(baseline: Measurement | None, policy: Policy, *, key: str | None) -> Forecast:
+def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
     """`key` is the record that holds `baseline`: its forecaster is built once."""
     if baseline is None or key is None or baseline.spec.policy.units:  # it replays a step that kept everything
         return Forecast()
     forecaster = backend.records().get(f"forecaster {key}")
     if forecaster is None:
-        forecaster = Forecaster(baseline)
+        forecaster = Forecaster(baseline, graph)
         backend.records().keep(f"forecaster {key}", forecaster)
     found: Forecast = forecaster.forecast(policy)
     return found
 
 
-def price_tags(measured: Measurement | None, *, key: str) -> dict[str, str]:
+def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
     """What toggling one kept block would do to `measured`, in a few words, by fqn."""
     if measured is None:
         return {}
     found = backend.records().get(f"prices {key}")
     if found is None:
-        found = {price.blocks[0]: _words(price) for price in prices(measured) if price.toggle == "recompute"}
+        offered = prices(measured, graph=graph)
+        found = {price.blocks[0]: _words(price) for price in offered if price.toggle == "recompute"}
         backend.records().keep(f"prices {key}", found)
     return dict(found)
 

@@ -79,7 +79,7 @@ def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) ->
         baseline=known.baseline,
         candidate=known.candidate,
         freed_bytes=predicted.freed_bytes,
-        prices=price_tags(priced, key=f"{state['shown'] if known.candidate else known.baseline_key}"),
+        prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.baseline_key}"),
         hazards=hazards(graph, spec.policy, spec.plan, spec),
         alive=ledger_of(known.baseline, drawn, picked(state)),
     )

@@ -84,6 +84,16 @@ def test_flops_are_those_of_the_matrix_products() -> None:
     assert found.by_fqn[""].forward_flops == 2 * B * W * W + 3 * 8 * B * W * W + 2 * B * W * 2
 
 
+def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
+    """A linear layer saves its input before it multiplies; tanh and a norm save what they made."""
+    blocks = graph(Walk()).by_fqn
+    up, down = (2 * B * W * 2 * W for _ in range(2))
+    assert (blocks["blocks.0"].forward_flops, blocks["blocks.0"].rerun_flops) == (up + down, up)
+    assert (blocks["blocks.0.down"].forward_flops, blocks["blocks.0.down"].rerun_flops) == (down, 0)
+    smooth = graph(nn.Sequential(nn.Linear(W, W), nn.Tanh())).by_fqn[""]
+    assert smooth.rerun_flops == smooth.forward_flops == 2 * B * W * W
+
+
 def test_the_spine_and_its_cuts() -> None:
     found = graph(Walk())
     assert found.spine == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")

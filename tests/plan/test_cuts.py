@@ -27,6 +27,7 @@ def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tup
             output_bytes=1,
             saved_bytes=s,
             forward_flops=p,
+            rerun_flops=p,
         )
         for fqn, p, s in zip(spine, parameters, saved or parameters)
     )

@@ -17,7 +17,8 @@ def graph(n_blocks: int = 6) -> ModelGraph:
     blocks = tuple(
         Block(
             fqn=fqn, kind="Layer", n_calls=1, parameter_bytes=1, buffer_bytes=0, output_bytes=1, saved_bytes=1,
-            forward_flops=1, repeat_of="layers.0" if fqn.startswith("layers.") and fqn != "layers.0" else None,
+            forward_flops=1, rerun_flops=1,
+            repeat_of="layers.0" if fqn.startswith("layers.") and fqn != "layers.0" else None,
         )
         for fqn in names
     )  # fmt: skip

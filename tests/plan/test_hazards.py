@@ -21,7 +21,7 @@ MODEL = ModelRef(target="net.py")
 
 def block(fqn: str, *traits: str, **said: object) -> Block:
     about = {"kind": "Block", "n_calls": 1, "parameter_bytes": 4, "buffer_bytes": 0, "output_bytes": 4,
-             "saved_bytes": 4, "forward_flops": 1, **said}  # fmt: skip
+             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **said}  # fmt: skip
     return Block(fqn=fqn, traits=traits, **about)  # type: ignore[arg-type]
 
 

@@ -15,6 +15,7 @@ from explorer.record import (
     ROLES,
     Allocations,
     BlockBill,
+    Calls,
     Comparison,
     Environment,
     GradientDiff,
@@ -45,6 +46,8 @@ class Book:
     blocks: list[str] = field(default_factory=list)
     ops: list[str] = field(default_factory=list)
     spans: list[PhaseSpan] = field(default_factory=list)
+    calls: list[tuple[str, int, int, tuple[int, ...], tuple[int, ...]]] = field(default_factory=list)
+    """(block, first tick, end tick, inputs, outputs)"""
     tick: int = 0
 
     def hold(self, role: Role, block: str, n_bytes: int) -> int:
@@ -74,7 +77,18 @@ class Book:
             blocks=tuple(self.blocks),
             ops=tuple(self.ops),
             time_ns=column(1000 * t for t in range(self.tick + 1)),
+            calls=self._calls(),
             **dict(zip(names, columns)),
+        )
+
+    def _calls(self) -> Calls:
+        return Calls(
+            block=column(self.blocks.index(block) for block, *_ in self.calls),
+            first_tick=column(first for _, first, *_ in self.calls),
+            end_tick=column(end for _, _, end, *_ in self.calls),
+            n_inputs=column(len(inputs) for *_, inputs, _ in self.calls),
+            n_outputs=column(len(outputs) for *_, outputs in self.calls),
+            entries=column(entry for *_, inputs, outputs in self.calls for entry in (*inputs, *outputs)),
         )
 
     def _close(self) -> None:
@@ -118,10 +132,14 @@ def measured(chain: Chain | None = None, recompute: Collection[int] = (), *, tim
         if chain.optimizer:
             book.hold("optimizer state", name, 2 * chain.parameters)
     book.hold("buffer", "norm", 1024)
-    book.hold("input", "", chain.output)
+    outputs = [book.hold("input", "", chain.output)]
     book.phase("forward")
     saved: dict[str, list[int]] = {}
-    outputs = [_run(book, chain, name, i in recompute, saved) for i, name in enumerate(names)]
+    for i, name in enumerate(names):
+        first = book.tick
+        outputs.append(_run(book, chain, name, i in recompute, saved))
+        book.calls.append((name, first, book.tick, (outputs[-2],), (outputs[-1],)))
+    outputs = outputs[1:]
     loss = book.alloc("saved activation", "head", chain.output, "aten::mse_loss")
     book.phase("backward")
     gradient = book.alloc("temporary", "head", chain.output, "aten::mse_loss_backward")
@@ -214,7 +232,9 @@ def _run(book: Book, chain: Chain, name: str, recompute: bool, saved: dict[str, 
     role: Role = "temporary" if recompute else "saved activation"
     parts = _parts(chain)
     scratch = book.alloc("temporary", name, chain.scratch, "aten::softmax")
+    first = book.tick
     inside = [book.alloc(role, f"{name}.inner", part, "aten::gelu") for part in parts]
+    book.calls.append((f"{name}.inner", first, book.tick, (), ()))
     output = book.alloc("saved activation", name, chain.output, "aten::add")
     book.free(scratch)
     if recompute:

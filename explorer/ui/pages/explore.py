@@ -110,7 +110,7 @@ def _desk(state: State, slot: Any, notice: Any) -> None:
         if state["redraw"]:  # another block was selected: the charts beside the graph show its bytes
             st.rerun()
     known = shown(state)
-    predicted = forecast(known.baseline, spec.policy, key=known.baseline_key)
+    predicted = forecast(known.baseline, graph, spec.policy, key=known.baseline_key)
     with slot.container():
         headline_strip(strip(known.comparison, known.baseline, predicted, spec.policy, stale=known.stale))
     notice.caption(glossary.FRESHNESS[known.freshness])

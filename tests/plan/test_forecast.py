@@ -1,0 +1,120 @@
+"""A forecast is the run itself, played through the baseline: checked against the textbook chain and by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.plan.forecast import Forecaster
+from explorer.plan.replay import RNG_STATE_BYTES
+from explorer.record import Measurement, ModelGraph, Policy
+from explorer.record.forecast import Forecast
+from tests.plan.test_explain import graph
+from tests.view.builders import MIB, Book, Chain, chains, measured
+
+UNITS = {"a": 3 * MIB, "b": 5 * MIB, "c": 7 * MIB}
+
+
+def without_stash(run: Measurement, *units: str | tuple[str, ...]) -> Forecast:
+    return Forecaster(run).forecast(Policy.recompute(units, preserve_rng_state=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains, st.data())
+def test_any_policy_on_the_textbook_chain_comes_true(chain: Chain, data: st.DataObject) -> None:
+    """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""
+    chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1)))
+    found = without_stash(measured(chain), *(f"layers.{i}" for i in sorted(chosen)))
+    real = measured(chain, chosen)
+    assert found.step_peak_bytes is not None and real.step_peak_bytes is not None
+    assert abs(found.step_peak_bytes - real.step_peak_bytes) <= 2 * chain.output + chain.parameters
+    assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert found.flop_ratio == pytest.approx(1 + len(chosen) / (3 * chain.n_blocks))
+
+
+def test_each_checkpoint_keeps_the_generators_state_on_the_cpu() -> None:
+    blocks = [f"layers.{i}" for i in range(6)]
+    run = measured(Chain(optimizer=False))
+    bare, stashed = (
+        Forecaster(run).forecast(Policy.recompute(blocks, preserve_rng_state=kept)).step_peak_bytes
+        for kept in (False, True)
+    )
+    assert bare is not None and stashed is not None
+    assert RNG_STATE_BYTES <= stashed - bare <= 6 * RNG_STATE_BYTES
+    gpu = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device="cuda"))
+    assert Forecaster(gpu).forecast(Policy.recompute(blocks)).step_peak_bytes == bare
+
+
+def straight(*, skip: bool = False) -> Measurement:
+    """Blocks a, b, c save 3, 5 and 7 MiB and hand on 1 MiB each, which the next one saves; then a bare backward.
+
+    With `skip` block a also hands out 2 MiB that it saves itself and that c copies.
+    """
+    book = Book()
+    book.phase("forward")
+    saved: dict[str, list[int]] = {}
+    given: tuple[int, ...] = (book.alloc("saved activation", "", MIB),)
+    outside: tuple[int, ...] = ()
+    for name, n_bytes in UNITS.items():
+        first = book.tick
+        saved[name] = [book.alloc("saved activation", name, n_bytes)]
+        extra = (book.alloc("saved activation", name, 2 * MIB),) if skip and name == "a" else ()
+        output = book.alloc("saved activation", name, MIB)
+        inputs = (*given, *outside) if name == "c" else given
+        book.calls.append((name, first, book.tick, inputs, (output, *extra)))
+        given, outside = (output,), outside or extra
+        saved[name] += [*extra, output]
+    book.phase("backward")
+    for name in reversed(UNITS):
+        gradient = book.alloc("temporary", name, MIB)
+        for entry in reversed(saved[name]):
+            book.free(entry)
+        book.free(gradient)
+    return msgspec.structs.replace(
+        measured(), allocations=book.close(), phases=tuple(book.spans), blocks=(), spec=measured().spec
+    )
+
+
+def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
+    """Pencil: 19 MiB at the end of forward. As one segment b and c leave 12 MiB and the 1 MiB between them."""
+    run = straight()
+    assert run.step_peak_bytes == (1 + 3 + 5 + 7 + 3 + 1) * MIB
+    apart, joined = without_stash(run, "b", "c"), without_stash(run, ("b", "c"))
+    assert apart.saved_after_forward_bytes == (1 + 3 + 3) * MIB
+    assert joined.saved_after_forward_bytes == (1 + 3 + 2) * MIB
+    # The peak is the first gradient, when backward of c begins: a segment is whole again then, apart b is still away.
+    assert joined.step_peak_bytes == run.step_peak_bytes
+    assert apart.step_peak_bytes == run.step_peak_bytes - UNITS["b"]
+
+
+def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
+    """The skip of a is copied by c: without c's checkpoint recomputing a would free it."""
+    run = straight(skip=True)
+    free, held = without_stash(run, "a"), without_stash(run, "a", "c")
+    base = run.saved_after_forward_bytes
+    assert base is not None and free.saved_after_forward_bytes is not None
+    assert base - free.saved_after_forward_bytes == UNITS["a"]  # its outputs are not its own to free
+    assert held.saved_after_forward_bytes == free.saved_after_forward_bytes - UNITS["c"]
+
+
+def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
+    def with_share(share: float) -> ModelGraph:
+        blocks = [
+            msgspec.structs.replace(block, forward_flops=100, rerun_flops=round(100 * share))
+            for block in graph().blocks
+        ]
+        return msgspec.structs.replace(graph(), blocks=tuple(blocks))
+
+    run, unit = measured(), ("layers.0", "layers.1")
+    share = 1 / 18  # of the step's FLOPs in each block's forward
+    forecaster = Forecaster(run, with_share(0.5))
+    for policy, expected in (
+        (Policy.recompute(["layers.0"]), 0.5 * share),
+        (Policy.recompute([unit]), 1.5 * share),  # the first block of a segment runs to its end
+        (Policy.recompute(["layers.0"], early_stop=False), share),
+        (Policy.recompute(["layers.0"], use_reentrant=True), share),
+    ):
+        assert forecaster.forecast(policy).flop_ratio == pytest.approx(1 + expected)
+    assert Forecaster(run).forecast(Policy.recompute(["layers.0"])).flop_ratio == pytest.approx(1 + share)
