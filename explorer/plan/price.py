@@ -83,7 +83,7 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
         before = ends[ends < span.first_tick]
         changes.append((int(before.max()) + 1 if len(before) else span.first_tick, span.first_tick, left))
         line[span.first_tick : end] = replay.line[span.first_tick - 1] + left
-    bounds, offsets = offsets_of(changes, len(line))
+    bounds, offsets = offsets_of(np.array(changes, dtype=np.int64), len(line))
     peak = int((np.maximum.reduceat(line, bounds) + offsets).max())
     total = measurement.total_flops
     return Price(

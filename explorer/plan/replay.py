@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,8 +32,8 @@ FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "re
 SAVED = ROLES.index("saved activation")
 RNG_STATE_BYTES = 5056
 """Of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's state lies on the CPU."""
-Change = tuple[int, int, int]
-"""(first tick, end tick, bytes more than measured between them)"""
+Changes = NDArray[np.int64]
+"""Rows of (first tick, end tick, bytes more than measured between them)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,7 @@ class Replay:
         places = np.searchsorted(self.births[:-1], (first, end), side="right")
         return self.by_birth[places[0] : places[1]]
 
-    def peak_with(self, changes: Sequence[Change], stays: Sequence[Stay]) -> int:
+    def peak_with(self, changes: Changes, stays: Sequence[Stay]) -> int:
         """The peak once `changes` are made, and each of `stays` comes back by running forward again."""
         bounds, offsets = offsets_of(changes, len(self.line))
         peak = int((np.maximum.reduceat(self.line, bounds) + offsets).max())
@@ -141,37 +141,29 @@ def stash_bytes(measurement: Measurement, policy: Policy) -> int:
     return RNG_STATE_BYTES if policy.preserve_rng_state and measurement.environment.device == "cpu" else 0
 
 
-def changes_of(
-    replay: Replay, stays: Sequence[Stay], border: int | None, *, stash_bytes: int
-) -> tuple[list[Change], int]:
+def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, stash_bytes: int) -> tuple[Changes, int]:
     """All of `stays` recomputed: changes of the line, and of what is saved at the end of forward, tick `border`."""
-    until: dict[int, int] = {}
+    until = np.zeros(len(replay.size), dtype=np.int64)
     for stay in stays:
-        for entry in stay.inputs:
-            until[entry] = max(until.get(entry, 0), stay.begins)
-    changes: list[Change] = []
-    for stay in stays:
-        gone: dict[int, int] = defaultdict(int)
-        for entry, leaves, size in zip(stay.entries.tolist(), stay.leaves.tolist(), replay.size[stay.entries].tolist()):
-            gone[max(leaves, min(until.get(entry, 0), stay.begins))] += size
-        changes += [(first, stay.begins, -size) for first, size in gone.items()]
-    fewer = [-size for first, end, size in changes if border is not None and first <= border + 1 and border < end]
-    inputs = np.fromiter(until, dtype=np.int64)
-    ends = np.fromiter(until.values(), dtype=np.int64)
-    longer = replay.died[inputs] < ends
-    kept = [
-        (int(first), int(end), int(size))
-        for first, end, size in zip(replay.died[inputs][longer], ends[longer], replay.size[inputs][longer])
-    ]
-    more = [size for first, end, size in kept if border is not None and first <= border < end]
-    stashed = [(stay.first, stay.begins, stash_bytes) for stay in stays]
-    return changes + kept + stashed, sum(more) - sum(fewer)
+        inputs = list(stay.inputs)
+        until[inputs] = np.maximum(until[inputs], stay.begins)
+    entries = _joined([stay.entries for stay in stays])
+    begins = np.repeat([stay.begins for stay in stays], [len(stay.entries) for stay in stays]).astype(np.int64)
+    leaves = np.maximum(_joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins))
+    gone = np.column_stack((leaves, begins, -replay.size[entries]))
+    longer = np.flatnonzero(replay.died < until)
+    kept = np.column_stack((replay.died[longer], until[longer], replay.size[longer]))
+    stashed = np.array([(stay.first, stay.begins, stash_bytes) for stay in stays], dtype=np.int64).reshape(-1, 3)
+    saved = 0
+    if border is not None:
+        saved += int(gone[(leaves <= border + 1) & (border < begins), 2].sum())
+        saved += int(kept[(kept[:, 0] <= border) & (border < kept[:, 1]), 2].sum())
+    return np.concatenate((gone, kept, stashed)), saved
 
 
-def offsets_of(changes: Iterable[Change], length: int) -> tuple[NDArray[np.intp], Bytes]:
+def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
     """Borders of the stretches of a line of `length` with one offset, and those offsets."""
-    whole = np.array([change for change in changes if change[0] < change[1]], dtype=np.int64).reshape(-1, 3)
-    first, end, size = whole.T
+    first, end, size = changes[changes[:, 0] < changes[:, 1]].T
     bounds = np.unique(np.concatenate(([0], first, end)))
     bounds = bounds[bounds < length]
     steps = np.zeros(len(bounds), dtype=np.int64)
@@ -179,6 +171,10 @@ def offsets_of(changes: Iterable[Change], length: int) -> tuple[NDArray[np.intp]
         inside = ticks < length
         np.add.at(steps, np.searchsorted(bounds, ticks[inside]), sizes[inside])
     return bounds.astype(np.intp), np.cumsum(steps)
+
+
+def _joined(parts: Sequence[Bytes]) -> Bytes:
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def _stay(
