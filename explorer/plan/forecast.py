@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from explorer.plan.replay import Replay, Stay, changes_of, stash_bytes, stays_of
+from explorer.plan.replay import Replay, Stay, changes_of, joined, stash_bytes, stays_of
 from explorer.plan.rerun import rerun_flops
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
@@ -34,9 +34,8 @@ class Forecaster:
         stays: list[Stay] = []
         for unit in outermost(policy):
             own = self._of(replay, unit, early_stop=policy.early_stop)
-            for fqn in unit:
-                alone = own if len(unit) == 1 else self._of(replay, (fqn,), early_stop=policy.early_stop)
-                freed[fqn] = sum(int(replay.size[stay.entries].sum()) for stay in alone)
+            gone = joined([stay.entries for stay in own])
+            freed |= {fqn: replay.born_in(fqn, gone) for fqn in unit}
             stays += own
         changes, saved_change = changes_of(
             replay, stays, baseline.forward_end_tick, stash_bytes=stash_bytes(baseline, policy)

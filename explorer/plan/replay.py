@@ -117,6 +117,15 @@ class Replay:
         places = np.searchsorted(self.births[:-1], (first, end), side="right")
         return self.by_birth[places[0] : places[1]]
 
+    def born_in(self, fqn: str, entries: Bytes) -> int:
+        """Bytes of those among `entries` that calls of `fqn` allocated."""
+        calls, born = self.calls.get(fqn, []), self.born[entries]
+        if not calls:
+            return 0
+        place = np.searchsorted([call.first for call in calls], born) - 1
+        mine = (place >= 0) & (born <= np.array([call.end for call in calls])[place])
+        return int(self.size[entries[mine]].sum())
+
     def peak_with(self, changes: Changes, stays: Sequence[Stay]) -> int:
         """The peak once `changes` are made, and each of `stays` comes back by running forward again."""
         bounds, offsets = offsets_of(changes, len(self.line))
@@ -147,9 +156,9 @@ def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, sta
     for stay in stays:
         inputs = list(stay.inputs)
         until[inputs] = np.maximum(until[inputs], stay.begins)
-    entries = _joined([stay.entries for stay in stays])
+    entries = joined([stay.entries for stay in stays])
     begins = np.repeat([stay.begins for stay in stays], [len(stay.entries) for stay in stays]).astype(np.int64)
-    leaves = np.maximum(_joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins))
+    leaves = np.maximum(joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins))
     gone = np.column_stack((leaves, begins, -replay.size[entries]))
     longer = np.flatnonzero(replay.died < until)
     kept = np.column_stack((replay.died[longer], until[longer], replay.size[longer]))
@@ -173,7 +182,7 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
     return bounds.astype(np.intp), np.cumsum(steps)
 
 
-def _joined(parts: Sequence[Bytes]) -> Bytes:
+def joined(parts: Sequence[Bytes]) -> Bytes:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 

@@ -84,6 +84,9 @@ def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
     apart, joined = without_stash(run, "b", "c"), without_stash(run, ("b", "c"))
     assert apart.saved_after_forward_bytes == (1 + 3 + 3) * MIB
     assert joined.saved_after_forward_bytes == (1 + 3 + 2) * MIB
+    # b's output lies inside the segment and goes with it; c's is the segment's own.
+    assert apart.freed_bytes == {"b": UNITS["b"], "c": UNITS["c"]}
+    assert joined.freed_bytes == {"b": UNITS["b"] + MIB, "c": UNITS["c"]}
     # The peak is the first gradient, when backward of c begins: a segment is whole again then, apart b is still away.
     assert joined.step_peak_bytes == run.step_peak_bytes
     assert apart.step_peak_bytes == run.step_peak_bytes - UNITS["b"]

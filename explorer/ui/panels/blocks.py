@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.presets import PRESETS, preset
+from explorer.plan.presets import preset
 from explorer.record.graph import ModelGraph
 from explorer.ui import block_graph, decision, glossary, window
 from explorer.ui import state as states
@@ -25,7 +25,8 @@ def tools(state: State, graph: ModelGraph) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
         st.menu_button(
             "Presets",
-            list(PRESETS),
+            list(glossary.PRESET_NAMES),
+            format_func=glossary.PRESET_NAMES.__getitem__,
             key="presets",
             icon=":material/auto_awesome:",
             help=glossary.PRESETS,
