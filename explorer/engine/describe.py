@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.data_flow import INPUT
 from explorer.engine.load import Loaded, blaming, load, place
 from explorer.engine.moved_state import moved_traits, state_of
-from explorer.engine.observe import Observation, Seen
+from explorer.engine.observe import Observation
 from explorer.engine.rng import RngState
 from explorer.engine.spine import cut_points, repeated_as, spine_of
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
@@ -78,10 +78,7 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     traits = _traits(ops, observed.moved)
     repeats = repeated_as(ops.modules, ops.seen)
     shared = _sharing(ops.modules)
-    blocks = tuple(
-        _block(fqn, ops.modules[fqn], seen, traits[fqn], shared.get(fqn, ()), repeats.get(fqn))
-        for fqn, seen in ops.seen.items()
-    )
+    blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
     spine = spine_of(ops.modules, ops.seen)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
     return ModelGraph(
@@ -96,9 +93,8 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     )
 
 
-def _block(
-    fqn: str, module: nn.Module, seen: Seen, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None
-) -> Block:
+def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
+    module, seen = ops.modules[fqn], ops.seen[fqn]
     return Block(
         fqn=fqn,
         kind=type(module).__name__,
@@ -109,6 +105,7 @@ def _block(
         saved_bytes=sum(seen.saved.values()),
         forward_flops=seen.flops,
         rerun_flops=seen.rerun_flops,
+        outputs_saved_outside=ops.saved_outside(fqn),
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,

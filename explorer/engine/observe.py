@@ -10,6 +10,7 @@ What a C++ autograd node keeps outside of saved tensors is not seen by torch's h
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ class Seen:
     """Hash of its operators in order."""
     rerun_flops: int = 0
     """Of each call, what ran until its last tensor was saved: there recompute stops early."""
+    returned: list[tuple[int, ...]] = field(default_factory=list)
+    """Storages that each call gave back."""
     saved: dict[int, int] = field(default_factory=dict)
     """Bytes by storage."""
     traits: set[Trait] = field(default_factory=set)
@@ -60,6 +63,8 @@ class Observation(TorchDispatchMode):
         self._entered: list[dict[str, Any]] = []
         self._open = ExitStack()
         self._formulas: dict[Any, Callable[..., int] | None] = {}
+        self._saved_in: dict[int, list[set[tuple[str, int]]]] = defaultdict(list)
+        """Of each storage, the stacks of calls (block, number) whose operations saved it."""
 
     def __enter__(self) -> Observation:
         for fqn, module in self.modules.items():
@@ -74,6 +79,17 @@ class Observation(TorchDispatchMode):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self._open.close()
+
+    def saved_outside(self, fqn: str) -> tuple[bool, ...]:
+        """Of each storage that a call of the block returned, whether others save it; empty where its calls differ."""
+        calls = self.seen[fqn].returned
+        if len({len(call) for call in calls}) != 1:
+            return ()
+        held = [
+            [any((fqn, number) not in stack for stack in self._saved_in[one]) for one in call]
+            for number, call in enumerate(calls)
+        ]
+        return tuple(any(column) for column in zip(*held))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -127,6 +143,7 @@ class Observation(TorchDispatchMode):
             entered["until"] = self.seen[fqn].flops - entered["flops"]
         if dense(tensor):
             storage = tensor.untyped_storage()
+            self._saved_in[storage._cdata].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
             if storage._cdata not in self.flow.constant:
                 for fqn in self._stack:
                     self.seen[fqn].saved[storage._cdata] = storage.nbytes()
@@ -170,6 +187,7 @@ class Observation(TorchDispatchMode):
                 self.flow.handed_on(fqn, tensors)
             unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
             seen.output_bytes += sum(unique.values())
+            seen.returned.append(tuple(unique))
             if not _is_flat(output):
                 seen.traits.add("nested_outputs")
             if any(_is_cache("", part) for part in (output if isinstance(output, tuple) else (output,))):

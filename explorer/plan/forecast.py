@@ -22,7 +22,9 @@ class Forecaster:
         log = baseline.allocations
         self._baseline = baseline
         self._graph = graph
-        self._replay = Replay.of(baseline, log) if log is not None and baseline.phases and len(log.n_bytes) else None
+        self._replay = (
+            Replay.of(baseline, log, graph) if log is not None and baseline.phases and len(log.n_bytes) else None
+        )
         self._stays: dict[tuple[tuple[str, ...], bool], list[Stay]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:

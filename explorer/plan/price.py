@@ -33,7 +33,7 @@ def prices(
     log = measurement.allocations
     if log is None or not measurement.phases or not len(log.n_bytes):
         return ()
-    replay = Replay.of(measurement, log)
+    replay = Replay.of(measurement, log, graph)
     units = measurement.spec.policy.units
     named = [fqn for unit in units for fqn in unit.blocks]
     wanted = [bill.fqn for bill in measurement.blocks if bill.saved_after_forward_bytes] if blocks is None else blocks

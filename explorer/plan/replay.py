@@ -5,26 +5,28 @@
           of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
 
 1. What a call saves for its own backward leaves when its forward ends and is back when its backward begins. In a
-   segment that happens block by block on the way out, and for all of its blocks at once on the way back.
+   segment that happens block by block on the way out, and for all of its blocks at once on the way back. An output
+   leaves where the graph says that nobody else saves it, once the last block that was given it is through.
 2. The inputs of a call are kept by its checkpoint until then, also where nobody else held them so long: a skip that
    the unit concatenates, a row of an embedding.
 3. So is the state of torch's generator, where a checkpoint takes it on the CPU.
 4. Running forward again holds its scratch once more.
 
-Not foreseen: what a kernel keeps for itself, and an output that only the unit's own graph held.
+Not foreseen: what a kernel keeps for itself; without a graph, outputs that nobody else saves.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.series import Bytes, array_of, held
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import PHASES, ROLES, Allocations, Calls, Measurement, PhaseSpan
 from explorer.record.policy import Policy
 
@@ -82,13 +84,18 @@ class Replay:
     starts: NDArray[np.intp]
     """First place in `by_block` of each key, and the number of entries at the end."""
     calls: dict[str, list[Call]]
+    used_until: dict[int, int]
+    """Of each entry that went into a block, the tick at which the last such call ended."""
+    saved_outside: dict[str, tuple[bool, ...]]
+    """Of each output of a block, whether others save it; see `Block.outputs_saved_outside`."""
 
     @classmethod
-    def of(cls, measurement: Measurement, log: Allocations) -> Replay:
+    def of(cls, measurement: Measurement, log: Allocations, graph: ModelGraph | None) -> Replay:
         order = sorted(range(len(log.blocks)), key=lambda i: tuple(log.blocks[i].split(".")))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
         ranks, born = rank[array_of(log.block)], array_of(log.born)
+        calls = _calls(log.calls, log.blocks)
         by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
         return cls(
             line=held(log),
@@ -102,7 +109,9 @@ class Replay:
             by_block=by_block,
             keys=[tuple(log.blocks[i].split(".")) for i in order],
             starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),
-            calls=_calls(log.calls, log.blocks),
+            calls=calls,
+            used_until=_used_until(calls),
+            saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
         )
 
     def below(self, fqn: str) -> NDArray[np.intp]:
@@ -158,14 +167,14 @@ def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, sta
         until[inputs] = np.maximum(until[inputs], stay.begins)
     entries = joined([stay.entries for stay in stays])
     begins = np.repeat([stay.begins for stay in stays], [len(stay.entries) for stay in stays]).astype(np.int64)
-    leaves = np.maximum(joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins))
-    gone = np.column_stack((leaves, begins, -replay.size[entries]))
+    leaves, given = joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins)
+    gone = np.column_stack((np.maximum(leaves, given), begins, -replay.size[entries]))
     longer = np.flatnonzero(replay.died < until)
     kept = np.column_stack((replay.died[longer], until[longer], replay.size[longer]))
     stashed = np.array([(stay.first, stay.begins, stash_bytes) for stay in stays], dtype=np.int64).reshape(-1, 3)
     saved = 0
     if border is not None:
-        saved += int(gone[(leaves <= border + 1) & (border < begins), 2].sum())
+        saved += int(gone[(leaves <= border + 1) & (given <= border) & (border < begins), 2].sum())
         saved += int(kept[(kept[:, 0] <= border) & (border < kept[:, 1]), 2].sum())
     return np.concatenate((gone, kept, stashed)), saved
 
@@ -195,7 +204,8 @@ def _stay(
     saved = saved[
         (replay.role[saved] == SAVED) & (replay.phase[np.minimum(died[saved], len(replay.line) - 1)] != FORWARD)
     ]
-    saved = saved[~np.isin(saved, members[-1].outputs)]
+    own_outputs = _own_outputs(replay, unit[-1], members[-1])
+    saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = _begins(replay, unit, end) if alone else None
     if begins is None:
         if not len(saved):
@@ -203,12 +213,13 @@ def _stay(
         begins = int(died[saved].min())
     # What dies earlier is held by the blocks behind it: recompute would not free it.
     saved = saved[died[saved] >= begins]
-    last = int(born[saved].max(initial=first))
+    inner = saved[~np.isin(saved, own_outputs)]
+    last = int(born[inner].max(initial=first))
     again = replay.between(first, last if early_stop else end)
     return Stay(
         first=first,
         entries=saved,
-        leaves=_leaves(born[saved], members),
+        leaves=_leaves(replay, saved, members, own_outputs),
         begins=begins,
         inputs=members[0].inputs,
         again_bytes=_most_at_once(replay.size[again], born[again], died[again]),
@@ -222,8 +233,17 @@ def _begins(replay: Replay, unit: Sequence[str], end: int) -> int | None:
     return int(later.min()) if len(later) else None
 
 
-def _leaves(born: Bytes, members: Sequence[Call]) -> Bytes:
+def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
+    """Outputs that nobody else saves, and of which it is known who was given them."""
+    flags = replay.saved_outside.get(fqn, ())
+    if len(flags) != len(call.outputs):
+        return []
+    return [entry for entry, outside in zip(call.outputs, flags) if not outside and entry in replay.used_until]
+
+
+def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
     """Each entry leaves behind the last that its block saves, an output of a block behind the block after it."""
+    born = replay.born[saved]
     leaves = np.zeros(len(born), dtype=np.int64)
     for call, following in zip(members, [*members[1:], members[-1]]):
         here = (born > call.first) & (born <= call.end)
@@ -231,6 +251,8 @@ def _leaves(born: Bytes, members: Sequence[Call]) -> Bytes:
             leaves[here] = born[here].max() + 1
             output = here & (born == born[here].max()) & (call is not following)
             leaves[output] = following.end + 1
+    for entry in own_outputs:
+        leaves[saved == entry] = replay.used_until[entry] + 1
     return leaves
 
 
@@ -263,6 +285,14 @@ def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
         )
         place = outputs + n_outputs
     return dict(found)
+
+
+def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for call in (call for own in calls.values() for call in own):
+        for entry in call.inputs:
+            found[entry] = max(found.get(entry, 0), call.end)
+    return found
 
 
 def _phase_of_tick(phases: tuple[PhaseSpan, ...], n_ticks: int) -> NDArray[np.int8]:

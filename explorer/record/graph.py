@@ -57,6 +57,8 @@ class Block(Record):
     forward_flops: int
     rerun_flops: int
     """Of `forward_flops`, those until the last tensor is saved: recompute with early stop runs no further."""
+    outputs_saved_outside: tuple[bool, ...] = ()
+    """Of each storage that a call returns, whether operations outside the block save it; empty: calls differ."""
     traits: tuple[Trait, ...] = ()
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None

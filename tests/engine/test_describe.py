@@ -94,6 +94,32 @@ def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
     assert smooth.rerun_flops == smooth.forward_flops == 2 * B * W * W
 
 
+class Forked(nn.Module):
+    """Hands on two tensors: a linear layer saves the first, the second is only added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fork = Fork()
+        self.after = nn.Linear(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x, skip = self.fork(x)
+            x = self.after(x) + skip
+        return x
+
+
+class Fork(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), torch.sigmoid(x)
+
+
+def test_who_else_saves_an_output_is_known_also_of_a_block_called_twice() -> None:
+    blocks = graph(Forked(), torch.randn(B, W, requires_grad=True)).by_fqn
+    assert blocks["fork"].outputs_saved_outside == (True, False)
+    assert graph(nn.Sequential(nn.Tanh(), nn.Tanh())).by_fqn["0"].outputs_saved_outside == (False,)
+
+
 def test_the_spine_and_its_cuts() -> None:
     found = graph(Walk())
     assert found.spine == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")

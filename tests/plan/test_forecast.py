@@ -11,6 +11,7 @@ from explorer.plan.forecast import Forecaster
 from explorer.plan.replay import RNG_STATE_BYTES
 from explorer.record import Measurement, ModelGraph, Policy
 from explorer.record.forecast import Forecast
+from tests.graphs import block as graph_block
 from tests.plan.test_explain import graph
 from tests.view.builders import MIB, Book, Chain, chains, measured
 
@@ -100,6 +101,21 @@ def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
     assert base is not None and free.saved_after_forward_bytes is not None
     assert base - free.saved_after_forward_bytes == UNITS["a"]  # its outputs are not its own to free
     assert held.saved_after_forward_bytes == free.saved_after_forward_bytes - UNITS["c"]
+
+
+def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
+    """As above, and the graph knows that only a saves its skip: it goes once c, which copies it, is through."""
+    names = [graph_block(name, "B", outputs_saved_outside=(True, False) if name == "a" else ()) for name in UNITS]
+    known = ModelGraph(model=graph().model, blocks=tuple(names), edges=(), spine=tuple(UNITS))
+    run = straight(skip=True)
+
+    def saved(*units: str) -> int:
+        found = Forecaster(run, known).forecast(Policy.recompute(units, preserve_rng_state=False))
+        assert found.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
+        return run.saved_after_forward_bytes - found.saved_after_forward_bytes
+
+    assert saved("a") == UNITS["a"] + 2 * MIB
+    assert saved("a", "c") == UNITS["a"] + UNITS["c"]  # c's checkpoint keeps what it was given
 
 
 def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
