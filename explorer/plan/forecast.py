@@ -19,12 +19,9 @@ class Forecaster:
     """Holds one baseline sorted for replay, and what each unit of it would free; built once, asked at every toggle."""
 
     def __init__(self, baseline: Measurement, graph: ModelGraph | None = None) -> None:
-        log = baseline.allocations
         self._baseline = baseline
         self._graph = graph
-        self._replay = (
-            Replay.of(baseline, log, graph) if log is not None and baseline.phases and len(log.n_bytes) else None
-        )
+        self._replay = Replay.of(baseline, graph)
         self._stays: dict[tuple[tuple[str, ...], bool], list[Stay]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:

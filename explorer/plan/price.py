@@ -26,14 +26,13 @@ def prices(
     """Prices of the kept `blocks` (by default every block that saves something) and of every recomputed unit.
 
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
-    where no timeline was recorded.
+    where nothing can be replayed.
 
     Predicted: see replay.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops early.
     """
-    log = measurement.allocations
-    if log is None or not measurement.phases or not len(log.n_bytes):
+    replay = Replay.of(measurement, graph)
+    if replay is None:
         return ()
-    replay = Replay.of(measurement, log, graph)
     units = measurement.spec.policy.units
     named = [fqn for unit in units for fqn in unit.blocks]
     wanted = [bill.fqn for bill in measurement.blocks if bill.saved_after_forward_bytes] if blocks is None else blocks

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.series import Bytes, array_of, held
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import PHASES, ROLES, Allocations, Calls, Measurement, PhaseSpan
+from explorer.record.measurement import PHASES, ROLES, Calls, Measurement, PhaseSpan
 from explorer.record.policy import Policy
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
@@ -90,7 +90,11 @@ class Replay:
     """Of each output of a block, whether others save it; see `Block.outputs_saved_outside`."""
 
     @classmethod
-    def of(cls, measurement: Measurement, log: Allocations, graph: ModelGraph | None) -> Replay:
+    def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:
+        """None where no timeline was recorded, or one that does not know the calls of blocks."""
+        log = measurement.allocations
+        if log is None or not measurement.phases or not len(log.calls.block):
+            return None
         order = sorted(range(len(log.blocks)), key=lambda i: tuple(log.blocks[i].split(".")))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))

@@ -23,7 +23,9 @@ def calls_of(policy: Policy | None = None, model: ModelRef | None = None, **opti
         run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
     assert run.attribution is not None and run.failure is None
     log, phases = run.attribution.allocations, run.attribution.phases
-    return Replay.of(msgspec.structs.replace(measured(), allocations=log, phases=phases), log, None), log
+    replay = Replay.of(msgspec.structs.replace(measured(), allocations=log, phases=phases), None)
+    assert replay is not None
+    return replay, log
 
 
 @pytest.fixture(scope="module")

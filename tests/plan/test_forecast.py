@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from explorer.plan.forecast import Forecaster
 from explorer.plan.replay import RNG_STATE_BYTES
-from explorer.record import Measurement, ModelGraph, Policy
+from explorer.record import Calls, Measurement, ModelGraph, Policy
 from explorer.record.forecast import Forecast
 from tests.graphs import block as graph_block
 from tests.plan.test_explain import graph
@@ -46,6 +46,15 @@ def test_each_checkpoint_keeps_the_generators_state_on_the_cpu() -> None:
     assert RNG_STATE_BYTES <= stashed - bare <= 6 * RNG_STATE_BYTES
     gpu = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device="cuda"))
     assert Forecaster(gpu).forecast(Policy.recompute(blocks)).step_peak_bytes == bare
+
+
+def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -> None:
+    run = measured()
+    assert run.allocations is not None
+    old = msgspec.structs.replace(run, allocations=msgspec.structs.replace(run.allocations, calls=Calls()))
+    found = without_stash(old, "layers.0")
+    assert (found.step_peak_bytes, found.saved_after_forward_bytes) == (None, None)
+    assert found.flop_ratio == pytest.approx(1 + 1 / 18)
 
 
 def straight(*, skip: bool = False) -> Measurement:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.plan.price import prices
-from explorer.record import Policy
+from explorer.record import Allocations, Calls, Measurement, Policy
 from explorer.record.price import Price
 from tests.view.builders import MIB, Chain, chains, measured
 
@@ -84,6 +84,12 @@ def test_a_shared_block_is_priced_call_by_call() -> None:
     assert price.peak_change_bytes == -23 * MIB
 
 
+def without_calls(run: Measurement) -> Allocations:
+    """As a run file from before calls were recorded."""
+    assert run.allocations is not None
+    return msgspec.structs.replace(run.allocations, calls=Calls())
+
+
 def test_without_flops_a_price_has_no_rate() -> None:
     free = Price(blocks=("a",), toggle="recompute", peak_bytes=1, peak_change_bytes=-1, share_of_step_flops=None)
     assert free.mib_per_percent is None
@@ -92,3 +98,4 @@ def test_without_flops_a_price_has_no_rate() -> None:
 def test_without_a_timeline_there_is_no_price() -> None:
     assert prices(msgspec.structs.replace(measured(), allocations=None)) == ()
     assert prices(msgspec.structs.replace(measured(), phases=())) == ()
+    assert prices(msgspec.structs.replace(measured(), allocations=without_calls(measured()))) == ()
