@@ -25,7 +25,9 @@ class Forecaster:
         self._stays: dict[tuple[tuple[str, ...], bool], list[Stay]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
-        """What `policy` should do to the baseline's step; of units that save nothing it says nothing."""
+        """What `policy` should do to the baseline; of units that save operators or offload it says nothing."""
+        if any(unit.action != "recompute" for unit in policy.units):
+            return Forecast()
         replay, baseline = self._replay, self._baseline
         if replay is None:
             return Forecast(flop_ratio=self._flop_ratio(policy))

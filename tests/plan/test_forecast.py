@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from explorer.plan.forecast import Forecaster
 from explorer.plan.replay import RNG_STATE_BYTES
-from explorer.record import Calls, Measurement, ModelGraph, Policy
+from explorer.record import Calls, Measurement, ModelGraph, Policy, Unit
 from explorer.record.forecast import Forecast
 from tests.graphs import block as graph_block
 from tests.plan.test_explain import graph
@@ -55,6 +55,13 @@ def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -
     found = without_stash(old, "layers.0")
     assert (found.step_peak_bytes, found.saved_after_forward_bytes) == (None, None)
     assert found.flop_ratio == pytest.approx(1 + 1 / 18)
+
+
+@pytest.mark.parametrize("unit", [Unit(blocks=("layers.0",), action="offload"), Unit(
+    blocks=("layers.0",), action="save_ops", save_ops=("aten.mm.default",)
+)])  # fmt: skip
+def test_other_actions_are_not_forecast_as_plain_recompute(unit: Unit) -> None:
+    assert Forecaster(measured()).forecast(Policy(units=(unit,))) == Forecast()
 
 
 def straight(*, skip: bool = False) -> Measurement:
