@@ -26,6 +26,8 @@ from explorer.engine.flops import formula
 from explorer.engine.rng import image, imported_numpy
 from explorer.record.graph import Trait
 
+Identity = tuple[int, int]
+"""Address of a storage, and when it was made."""
 PLAIN_OUTPUTS = (Tensor, type(None), bool, int, float, str)
 
 
@@ -43,7 +45,7 @@ class Seen:
     """Hash of its operators in order."""
     rerun_flops: int = 0
     """Of each call, what ran until its last tensor was saved: there recompute stops early."""
-    returned: list[tuple[int, ...]] = field(default_factory=list)
+    returned: list[tuple[Identity, ...]] = field(default_factory=list)
     """Storages that each call gave back."""
     saved: dict[int, int] = field(default_factory=dict)
     """Bytes by storage."""
@@ -63,7 +65,9 @@ class Observation(TorchDispatchMode):
         self._entered: list[dict[str, Any]] = []
         self._open = ExitStack()
         self._formulas: dict[Any, Callable[..., int] | None] = {}
-        self._saved_in: dict[int, list[set[tuple[str, int]]]] = defaultdict(list)
+        self._born: dict[int, int] = {}
+        """When the storage that now lies at an address was made: addresses are handed out again."""
+        self._saved_in: dict[Identity, list[set[tuple[str, int]]]] = defaultdict(list)
         """Of each storage, the stacks of calls (block, number) whose operations saved it."""
 
     def __enter__(self) -> Observation:
@@ -91,6 +95,9 @@ class Observation(TorchDispatchMode):
         ]
         return tuple(any(column) for column in zip(*held))
 
+    def _identity(self, address: int) -> Identity:
+        return address, self._born.get(address, -1)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         block = self._stack[-1] if self._stack else None
@@ -108,7 +115,10 @@ class Observation(TorchDispatchMode):
     def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], random_before: Any) -> None:
         block = self._stack[-1]
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
-        self.flow.writes(block, written, {t.untyped_storage()._cdata for t in read}, mutable=func._schema.is_mutable)
+        given = {t.untyped_storage()._cdata for t in read}
+        made = {t.untyped_storage()._cdata for t in written} - given
+        self._born.update(dict.fromkeys(made, self.flow.now))
+        self.flow.writes(block, written, given, mutable=func._schema.is_mutable)
         self._count(func, args, kwargs, out)
         for fqn in self._stack:
             self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
@@ -143,7 +153,9 @@ class Observation(TorchDispatchMode):
             entered["until"] = self.seen[fqn].flops - entered["flops"]
         if dense(tensor):
             storage = tensor.untyped_storage()
-            self._saved_in[storage._cdata].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
+            self._saved_in[self._identity(storage._cdata)].append(
+                {(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack}
+            )
             if storage._cdata not in self.flow.constant:
                 for fqn in self._stack:
                     self.seen[fqn].saved[storage._cdata] = storage.nbytes()
@@ -187,7 +199,7 @@ class Observation(TorchDispatchMode):
                 self.flow.handed_on(fqn, tensors)
             unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
             seen.output_bytes += sum(unique.values())
-            seen.returned.append(tuple(unique))
+            seen.returned.append(tuple(map(self._identity, unique)))
             if not _is_flat(output):
                 seen.traits.add("nested_outputs")
             if any(_is_cache("", part) for part in (output if isinstance(output, tuple) else (output,))):
