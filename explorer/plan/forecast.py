@@ -1,14 +1,16 @@
 """A whole policy played through a measured baseline: below the time that a person notices, before anything runs.
 
-A block inside a recomputed one counts with it. See replay.py for what is played and what is not foreseen.
+A block inside a recomputed one counts with it. See changes.py for what is played, stays.py for what is not foreseen.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from explorer.plan.replay import Replay, Stay, changes_of, joined, stash_bytes, stays_of
+from explorer.plan.changes import changes_of, joined, peak_with, stash_bytes
+from explorer.plan.replay import Replay
 from explorer.plan.rerun import rerun_flops
+from explorer.plan.stays import Stay, stays_of
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -43,7 +45,7 @@ class Forecaster:
         )
         saved = baseline.saved_after_forward_bytes
         return Forecast(
-            step_peak_bytes=replay.peak_with(changes, stays) if stays else int(np.max(replay.line)),
+            step_peak_bytes=peak_with(replay, changes, stays) if stays else int(np.max(replay.line)),
             saved_after_forward_bytes=None if saved is None else saved + saved_change,
             flop_ratio=self._flop_ratio(policy),
             freed_bytes=freed,

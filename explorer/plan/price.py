@@ -1,6 +1,6 @@
 """The marginal price of every block: MiB of peak for a percent of recompute, if it were toggled now.
 
-A measured timeline is replayed with one block changed, see replay.py. The other way round, what the measured recompute
+A measured timeline is replayed with one block changed, see changes.py. The other way round, what the measured recompute
 left behind is held from the end of forward on. A block that is not alive at the peak costs FLOPs and moves no peak at
 all: that is what the price shows.
 """
@@ -11,9 +11,11 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from explorer.plan.replay import FORWARD, Replay, changes_of, offsets_of, stays_of
+from explorer.plan.changes import changes_of, offsets_of, peak_with
+from explorer.plan.replay import FORWARD, Replay
 from explorer.plan.rerun import rerun_flops
 from explorer.plan.series import Bytes, is_within
+from explorer.plan.stays import stays_of
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Unit
@@ -28,7 +30,7 @@ def prices(
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
     where nothing can be replayed.
 
-    Predicted: see replay.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops early.
+    Predicted: see stays.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops early.
     """
     replay = Replay.of(measurement, graph)
     if replay is None:
@@ -51,7 +53,7 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
     if not any(len(stay.entries) for stay in stays) or fqn not in measurement.by_fqn:
         return None
     changes, _ = changes_of(replay, stays, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
-    peak = replay.peak_with(changes, stays)
+    peak = peak_with(replay, changes, stays)
     total = measurement.total_flops
     return Price(
         blocks=(fqn,),

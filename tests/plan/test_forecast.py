@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from explorer.plan.changes import RNG_STATE_BYTES
 from explorer.plan.forecast import Forecaster
-from explorer.plan.replay import RNG_STATE_BYTES
 from explorer.record import Calls, Measurement, ModelGraph, Policy, Unit
 from explorer.record.forecast import Forecast
 from tests.graphs import block as graph_block
