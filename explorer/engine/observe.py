@@ -83,6 +83,7 @@ class Observation(TorchDispatchMode):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self._open.close()
+        self._add_up_containers()
 
     def saved_outside(self, fqn: str) -> tuple[bool, ...]:
         """Of each storage that a call of the block returned, whether others save it; empty where its calls differ."""
@@ -94,6 +95,17 @@ class Observation(TorchDispatchMode):
             for number, call in enumerate(calls)
         ]
         return tuple(any(column) for column in zip(*held))
+
+    def _add_up_containers(self) -> None:
+        """A container is never called itself (ModuleList): what its children did is its own."""
+        for fqn, seen in reversed(self.seen.items()):
+            if seen.n_calls:
+                continue
+            for name, _ in self.modules[fqn].named_children():
+                child = self.seen.get(f"{fqn}.{name}".lstrip("."), Seen())
+                seen.saved |= child.saved
+                seen.flops += child.flops
+                seen.rerun_flops += child.rerun_flops
 
     def _identity(self, address: int) -> Identity:
         return address, self._born.get(address, -1)

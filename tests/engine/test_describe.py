@@ -120,6 +120,14 @@ def test_who_else_saves_an_output_is_known_also_of_a_block_called_twice() -> Non
     assert graph(nn.Sequential(nn.Tanh(), nn.Tanh())).by_fqn["0"].outputs_saved_outside == (False,)
 
 
+def test_a_container_holds_what_its_children_do() -> None:
+    blocks = graph(Walk()).by_fqn
+    children = [blocks[f"blocks.{i}"] for i in range(3)]
+    assert blocks["blocks"].n_calls == 0
+    assert blocks["blocks"].forward_flops == sum(child.forward_flops for child in children)
+    assert blocks["blocks"].saved_bytes == sum(child.saved_bytes for child in children) > 0
+
+
 def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
     """Addresses are handed out again: an output that died must not be taken for what lies there later."""
     torch.manual_seed(0)
