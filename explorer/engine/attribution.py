@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from explorer.engine.allocator import AllocatorLog, Ints, Lifetimes, lifetimes
+from explorer.engine.storages import NONE
 from explorer.engine.story import Story, as_ints
-from explorer.engine.tracker import NONE, Tracker
+from explorer.engine.tracker import Tracker
 from explorer.record.base import Column
 from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
 

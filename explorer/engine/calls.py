@@ -13,6 +13,7 @@ from explorer.record.base import column
 from explorer.record.measurement import Calls
 
 UNENDED = 2**62
+"""Later than any time in ns."""
 
 
 class CallLog:
@@ -33,6 +34,7 @@ class CallLog:
         return len(self.block) - 1
 
     def end(self, call: int, storages: Sequence[int]) -> None:
+        """Call number `call` ends now. One that never does, because something raised, lasts to the end of the step."""
         self.last_ns[call] = time.time_ns()
         self.outputs[call] = storages
 

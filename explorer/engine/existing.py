@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.step import Trainee
-from explorer.engine.tracker import Existing, parts
+from explorer.engine.storages import Existing, parts
 
 
 def existing_tensors(trainee: Trainee) -> list[Existing]:

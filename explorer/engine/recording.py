@@ -94,7 +94,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
                     with device.limited(trainee.spec.memory_limit_bytes):
                         run_step(trainee, tracker.on_phase)
                 finally:
-                    tracker.tag(optimizer_tensors(trainee))
+                    tracker.storages.tag(optimizer_tensors(trainee))
         finally:
             with suppress(Exception):  # a device without memory has none for a probe either
                 probes.append(take_probe(device.torch, number=1))

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.engine.allocator import Ints
-from explorer.engine.tracker import BACKWARD, FORWARD, NONE, OP_COLUMNS, RECOMPUTE, Tracker
+from explorer.engine.storages import NONE
+from explorer.engine.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record.base import Column
 from explorer.record.measurement import PHASES, ROLES
 
@@ -19,18 +20,19 @@ class Story:
     """The tracker's columns as numpy arrays, without a copy."""
 
     def __init__(self, tracker: Tracker) -> None:
-        self.pointer, self.n_bytes = as_ints(tracker.pointer), as_ints(tracker.n_bytes)
-        self.made_by, self.role = as_ints(tracker.made_by), as_ints(tracker.role)
-        self.owner = as_ints(tracker.owner)
-        self.seen_ns, self.died_ns = as_ints(tracker.seen_ns), as_ints(tracker.died_ns)
-        self.turns = as_ints(tracker.turns)
+        seen = tracker.storages
+        self.pointer, self.n_bytes = as_ints(seen.pointer), as_ints(seen.n_bytes)
+        self.made_by, self.role = as_ints(seen.made_by), as_ints(seen.role)
+        self.owner = as_ints(seen.owner)
+        self.seen_ns, self.died_ns = as_ints(seen.seen_ns), as_ints(seen.died_ns)
+        self.turns = as_ints(seen.turns)
         ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
         self.op_name, self.op_block, self.op_phase, self.op_first_ns, self.op_last_ns = ops.T
         self.scene_ns, self.scene_block = as_ints(tracker.scene_ns), as_ints(tracker.scene_block)
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
         self.borders = tracker.borders
         self.fqns = tracker.fqns
-        self.n_existing = tracker.n_existing
+        self.n_existing = seen.n_existing
         self.n_ops = len(ops)
         self.existed = np.arange(len(self.n_bytes)) < self.n_existing
 

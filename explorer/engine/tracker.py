@@ -14,29 +14,25 @@ counted when they were made, so it is enough to note that counter whenever a blo
 from __future__ import annotations
 
 import time
-import weakref
 from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
-from operator import attrgetter
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.calls import CallLog
 from explorer.engine.flops import formula
 from explorer.engine.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.scopes import BlockScopes, Frame
-from explorer.record.measurement import PHASES, ROLES, Phase, Role
+from explorer.engine.storages import NONE, Existing, Storages, parts
+from explorer.record.measurement import PHASES, Phase
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
-NONE = -1
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
 VIEW: tuple[int, Any] = (NONE, None)
 """An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
@@ -46,24 +42,6 @@ NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
 QUIET_NS = 5_000
 """Nothing is allocated this long on both sides of a phase border, so that two clocks cannot disagree about the side."""
-
-
-@dataclass
-class Existing:
-    """A tensor that is there before the step."""
-
-    tensor: torch.Tensor
-    role: Role
-    owner: str
-    """fqn of the block it belongs to."""
-
-
-class _Watched(weakref.ref[Any]):
-    """A storage under watch and its number."""
-
-    __slots__ = ("index", "key")
-    index: int
-    key: int
 
 
 class _Numbered(Frame):
@@ -81,9 +59,7 @@ class Tracker(TorchDispatchMode):
     """Watches between enter and exit; the columns stand afterwards, also after an exception.
 
     Operators are numbered in order; `ops` holds OP_COLUMNS of each, one after another: kernels empty the processor's
-    caches between two operators, and five columns would be five places to fetch. Storages are numbered in order;
-    `made_by` is the operator that returned a storage first, NONE for one that was there before. `turns` is the order of
-    all births (number + 1) and deaths (its negative).
+    caches between two operators, and five columns would be five places to fetch.
     """
 
     supports_higher_order_operators = True
@@ -101,12 +77,7 @@ class Tracker(TorchDispatchMode):
         self.fqns = self.scopes.fqns
         self.op_names: list[str] = [""]
         self.ops = array("q")
-        self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
-        self.role, self.owner = array("q"), array("q")
-        self.seen_ns, self.died_ns = array("q"), array("q")
-        """When each storage was surely alive, and when it died."""
-        self.n_existing = 0
-        self.turns = array("q")
+        self.storages = Storages(device, self.scopes.index)
         self.scene_ns, self.scene_phase = array("q"), array("q")
         self.scene_rerun, self.scene_block = array("q"), array("q")
         self.borders: list[tuple[int, int]] = []
@@ -117,9 +88,7 @@ class Tracker(TorchDispatchMode):
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
         """By (phase, block), the block's own operators only."""
         self.begin_ns = self.end_ns = 0
-        self._is_here = attrgetter(f"is_{device.type}")
         self._phase = FORWARD
-        self._live: dict[int, _Watched] = {}
         self._known_ops: dict[Any, tuple[int, Any]] = {}
         self._model = model
         self._existing = list(existing)
@@ -129,8 +98,8 @@ class Tracker(TorchDispatchMode):
 
     def __enter__(self) -> Self:
         references_of_the_last_holder()
-        self.tag(self._existing)
-        self.n_existing = len(self.n_bytes)
+        self.storages.tag(self._existing)
+        self.storages.n_existing = len(self.storages.n_bytes)
         self._existing.clear()  # or nothing that was there could ever die
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
@@ -152,7 +121,7 @@ class Tracker(TorchDispatchMode):
         self.scopes.__exit__(kind, error, traceback)
         for hook in self._hooks:
             hook.remove()
-        self._live.clear()
+        self.storages.forget()
         # Whoever keeps the columns must not keep the model: on CUDA it would lie in the next run's total.
         del self._model
         self.scopes.modules.clear()
@@ -162,26 +131,21 @@ class Tracker(TorchDispatchMode):
         _wait()
         self._phase = PHASES.index(phase)
         self._outer_task = None
-        self.borders.append((self._phase, len(self.turns)))
+        self.borders.append((self._phase, len(self.storages.turns)))
         self._scene(self.scopes.frame)
         _wait()
-
-    def tag(self, things: Iterable[Existing]) -> None:
-        """Gives a role to storages that were born during the step and have none yet."""
-        for thing in things:
-            self._tag(thing)
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         phase = self._phase_of(frame)
         counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
         counts[block] += 1
-        frame.calls.append(self.calls.begin(block, self._storages(inputs)) if phase == FORWARD else NONE)
+        frame.calls.append(self.calls.begin(block, self.storages.of(inputs)) if phase == FORWARD else NONE)
         self._scene(frame)
 
     def left(self, block: int, frame: Any, output: Any) -> None:
         call = frame.calls.pop()
         if call != NONE:
-            self.calls.end(call, self._storages(output))
+            self.calls.end(call, self.storages.of(output))
         self._scene(frame)
 
     def rerun_changed(self, frame: Frame) -> None:
@@ -204,7 +168,7 @@ class Tracker(TorchDispatchMode):
         if count is not None:
             self.flops[phase, block] += count(*args, **kwargs, out_val=out)
         self.ops.extend((name, block, phase, first_ns, last_ns))
-        self._see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+        self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
         return out
 
     def _learn(self, func: Any) -> tuple[int, Any]:
@@ -237,70 +201,10 @@ class Tracker(TorchDispatchMode):
         source: Any = frame if task != self._outer_task else self._main
         return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
 
-    def _see_all(self, out: Any, op: int) -> None:
-        if isinstance(out, torch.Tensor):
-            self._see(out, op)
-        elif isinstance(out, (tuple, list)):
-            for part in out:
-                self._see_all(part, op)
-
-    def _see(self, tensor: torch.Tensor, op: int) -> int:
-        """Number of the tensor's storage, counted as born now if it is new or was resized; NONE: not on this device."""
-        if not self._is_here(tensor):
-            return NONE
-        try:
-            storage = tensor.untyped_storage()
-        except NotImplementedError:  # sparse: its parts are tensors of their own
-            return NONE
-        key, n_bytes = storage._cdata, storage.nbytes()
-        watched = self._live.get(key)
-        if watched is not None:
-            if self.n_bytes[watched.index] == n_bytes:
-                return watched.index
-            self._died(watched)
-        if not n_bytes:
-            return NONE
-        index = len(self.n_bytes)
-        self.pointer.append(storage.data_ptr())
-        self.n_bytes.append(n_bytes)
-        self.made_by.append(op)
-        self.role.append(NONE)
-        self.owner.append(NONE)
-        self.seen_ns.append(time.time_ns())
-        self.died_ns.append(NONE)
-        self.turns.append(index + 1)
-        watched = self._live[key] = _Watched(storage, self._died)
-        watched.index, watched.key = index, key
-        return index
-
-    def _storages(self, values: Any) -> list[int]:
-        """Numbers of the storages under watch that tensors in `values` lie in, each once."""
-        found: dict[int, None] = {}
-        for leaf in tree_leaves(values):
-            if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
-                for part in parts(leaf):
-                    watched = self._live.get(_key(part))
-                    if watched is not None:
-                        found[watched.index] = None
-        return list(found)
-
-    def _died(self, watched: _Watched) -> None:
-        if self._live.get(watched.key) is watched:
-            del self._live[watched.key]
-            self.turns.append(-watched.index - 1)
-            self.died_ns[watched.index] = time.time_ns()
-
-    def _tag(self, thing: Existing) -> None:
-        index = self._see(thing.tensor, NONE)
-        if index != NONE and self.role[index] == NONE:
-            self.role[index] = ROLES.index(thing.role)
-            self.owner[index] = self.scopes.index.get(thing.owner, 0)
-
     def _gradient(self, owner: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
-                for part in parts(parameter.grad):
-                    self._tag(Existing(part, "gradient", owner))
+                self.storages.tag(Existing(part, "gradient", owner) for part in parts(parameter.grad))
 
         return hook
 
@@ -316,21 +220,6 @@ class Tracker(TorchDispatchMode):
         self.scene_block.append(frame.stack[-1])
         frame.first_node.append(torch._C._autograd._get_sequence_nr())
         frame.block.append(frame.stack[-1])
-
-
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that hold a tensor's bytes: itself, or indices and values of a sparse one."""
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    return (tensor,)
-
-
-def _key(tensor: torch.Tensor) -> int:
-    """Of the tensor's storage; 0: it has none."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:
-        return 0
 
 
 def _wait() -> None:

@@ -6,6 +6,7 @@
 
 Beside what stays.py says of each call alone: an input that a checkpoint keeps stays although another unit would free
 it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on the CPU.
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html; tests/engine/test_forecast_comes_true.py holds it to runs.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
 
 
 def joined(parts: Sequence[Bytes]) -> Bytes:
+    """One after another; of no parts an empty column."""
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 

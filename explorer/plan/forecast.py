@@ -36,7 +36,7 @@ class Forecaster:
         freed: dict[str, int] = {}
         stays: list[Stay] = []
         for unit in outermost(policy):
-            own = self._of(replay, unit, early_stop=policy.early_stop)
+            own = self._of(replay, unit, stops_early=policy.stops_early)
             gone = joined([stay.entries for stay in own])
             freed |= {fqn: replay.born_in(fqn, gone) for fqn in unit}
             stays += own
@@ -51,10 +51,10 @@ class Forecaster:
             freed_bytes=freed,
         )
 
-    def _of(self, replay: Replay, unit: tuple[str, ...], *, early_stop: bool) -> list[Stay]:
-        if (unit, early_stop) not in self._stays:
-            self._stays[unit, early_stop] = stays_of(replay, unit, early_stop=early_stop)
-        return self._stays[unit, early_stop]
+    def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[Stay]:
+        if (unit, stops_early) not in self._stays:
+            self._stays[unit, stops_early] = stays_of(replay, unit, stops_early=stops_early)
+        return self._stays[unit, stops_early]
 
     def _flop_ratio(self, policy: Policy) -> float | None:
         total = self._baseline.total_flops

@@ -117,7 +117,7 @@ def never_called(case: Case) -> Iterator[Hazard]:
 def random_last(case: Case) -> Iterator[Hazard]:
     """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
     last = tuple(block.fqn for _, named in case.units for block in named[-1:] if "rng_last" in block.traits)
-    if last and case.policy.early_stop and not case.policy.use_reentrant and case.trains:
+    if last and case.policy.stops_early and case.trains:
         yield Hazard(
             rule="random-last", severity="error", blocks=last,
             sentence=f"The noise of RReLU at the end of {some(last)} is filled in after early stop has left the "

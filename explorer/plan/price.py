@@ -49,7 +49,7 @@ def prices(
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
     policy = measurement.spec.policy
-    stays = stays_of(replay, (fqn,), early_stop=policy.early_stop)
+    stays = stays_of(replay, (fqn,), stops_early=policy.stops_early)
     if not any(len(stay.entries) for stay in stays) or fqn not in measurement.by_fqn:
         return None
     changes, _ = changes_of(replay, stays, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"

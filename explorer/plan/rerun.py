@@ -19,6 +19,6 @@ def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Sequen
     bills = [measurement.by_fqn[fqn] for fqn in unit if fqn in measurement.by_fqn]
     total = sum(bill.forward_flops for bill in bills)
     last = graph.by_fqn.get(unit[-1]) if graph is not None else None
-    if last is None or not bills or not last.forward_flops or not policy.early_stop or policy.use_reentrant:
+    if last is None or not bills or not last.forward_flops or not policy.stops_early:
         return total
     return total - round(bills[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))

@@ -6,7 +6,8 @@
 2. The inputs of a call are kept by its checkpoint until then.
 3. Running forward again holds its scratch once more.
 
-Not foreseen: what a kernel keeps for itself; without a graph, outputs that nobody else saves.
+Not foreseen: what a kernel keeps for itself; what reentrant checkpointing holds beside (peaks up to 8 % higher);
+without a graph, outputs that nobody else saves.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class Stay:
     """Most that running forward again holds at once."""
 
 
-def stays_of(replay: Replay, unit: Sequence[str], *, early_stop: bool) -> list[Stay]:
+def stays_of(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[Stay]:
     """Of each call of the kept `unit`, a block or the blocks of a segment; of one that keeps nothing there is none."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
-    found = (_stay(replay, unit, members, alone=len(calls) == 1, early_stop=early_stop) for members in calls)
+    found = (_stay(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
     return [stay for stay in found if stay is not None]
 
 
 def _stay(
-    replay: Replay, unit: Sequence[str], members: Sequence[Call], *, alone: bool, early_stop: bool
+    replay: Replay, unit: Sequence[str], members: Sequence[Call], *, alone: bool, stops_early: bool
 ) -> Stay | None:
     first, end = members[0].first, members[-1].end
     born, died = replay.born, replay.died
@@ -64,7 +65,7 @@ def _stay(
     saved = saved[died[saved] >= begins]
     inner = saved[~np.isin(saved, own_outputs)]
     last = int(born[inner].max(initial=first))
-    again = replay.between(first, last if early_stop else end)
+    again = replay.between(first, last if stops_early else end)
     return Stay(
         first=first,
         entries=saved,

@@ -45,6 +45,11 @@ class Policy(Record):
         return cls(units=units, **options)
 
     @property
+    def stops_early(self) -> bool:
+        """Whether recompute ends at the last tensor that forward saved; reentrant checkpointing knows no such end."""
+        return self.early_stop and not self.use_reentrant
+
+    @property
     def blocks(self) -> tuple[str, ...]:
         """Every fqn named, in order."""
         return tuple(fqn for unit in self.units for fqn in unit.blocks)

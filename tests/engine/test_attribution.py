@@ -73,7 +73,7 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
     inside = (raw.time_ns > tracker.begin_ns) & (raw.time_ns < tracker.end_ns)
     own = AllocatorLog(time_ns=raw.time_ns[inside], pointer=raw.pointer[inside], n_bytes=raw.n_bytes[inside])
     unknown = set(lifetimes(own).older_frees.tolist())
-    before = sum(tracker.n_bytes[: tracker.n_existing])
+    before = sum(tracker.storages.n_bytes[: tracker.storages.n_existing])
     raw_total = list(accumulate((n for i, n in enumerate(own.n_bytes.tolist()) if i not in unknown), initial=before))
     by_role = [[0] * (log.n_ticks + 2) for _ in ROLES]
     for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role):
@@ -215,8 +215,8 @@ def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
         tracker = tracker_of(trainee)
         with CpuDevice().recorder() as recorder, tracker:
             run_step(trainee, tracker.on_phase)
-    for i in range(tracker.n_existing, len(tracker.pointer)):
-        tracker.pointer[i] = 0
+    for i in range(tracker.storages.n_existing, len(tracker.storages.pointer)):
+        tracker.storages.pointer[i] = 0
     found = attribute(recorder.log, tracker, 0)
     new = [i for i, born in enumerate(found.allocations.born) if born]
     assert {ROLES[found.allocations.role[i]] for i in new} == {"unattributed"}
@@ -257,7 +257,7 @@ def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str)
                 run_step(trainee, tracker.on_phase)
             probes.append(take_probe(trainee.device, number=1))
     theirs = recorder.log
-    ours = as_cuda_says_it(theirs, sum(tracker.n_bytes[: tracker.n_existing]), -3_123_456_789)
+    ours = as_cuda_says_it(theirs, sum(tracker.storages.n_bytes[: tracker.storages.n_existing]), -3_123_456_789)
     assert ours.is_complete
     cpu, cuda = (attribute(log, tracker, clock_skew_ns(log, probes)) for log in (theirs, ours))
     assert cuda.allocations.held_bytes == cpu.allocations.held_bytes

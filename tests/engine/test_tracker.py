@@ -139,11 +139,11 @@ def test_a_resized_storage_is_followed() -> None:
         with tracker:
             held = torch.empty(10)
             held.resize_(1000)
-    assert [n for n in tracker.n_bytes[tracker.n_existing :]] == [40, 4000]
-    assert list(tracker.turns[tracker.n_existing :]) == [
-        tracker.n_existing + 1,
-        -tracker.n_existing - 1,
-        tracker.n_existing + 2,
+    assert [n for n in tracker.storages.n_bytes[tracker.storages.n_existing :]] == [40, 4000]
+    assert list(tracker.storages.turns[tracker.storages.n_existing :]) == [
+        tracker.storages.n_existing + 1,
+        -tracker.storages.n_existing - 1,
+        tracker.storages.n_existing + 2,
     ]
 
 
@@ -152,5 +152,5 @@ def test_what_is_made_from_pythons_numbers_is_seen_and_its_views_are_not_noted()
     with Tracker(torch.nn.Identity(), torch.device("cpu")) as tracker:
         made = torch.tensor(numbers)
         _ = made.view(10, 100).t()[3]
-    assert list(tracker.n_bytes) == [made.nbytes]
+    assert list(tracker.storages.n_bytes) == [made.nbytes]
     assert {tracker.op_names[op] for op in tracker.ops[:: len(OP_COLUMNS)]} == {"aten.lift_fresh.default"}

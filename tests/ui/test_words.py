@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.plan.forecast import Forecaster, outermost
+from explorer.plan.presets import PRESETS, is_preset
 from explorer.record import Hazard, Policy, RunSpec
 from explorer.record.forecast import Forecast
 from explorer.ui import backend, glossary
@@ -104,6 +105,11 @@ def test_a_figure_that_nobody_measured_names_no_origin() -> None:
         "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
         "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
     }  # fmt: skip
+
+
+def test_the_menu_offers_every_preset_and_nothing_else() -> None:
+    assert set(PRESETS) <= set(glossary.PRESET_NAMES)
+    assert all(is_preset(name) for name in glossary.PRESET_NAMES)
 
 
 def test_the_oldest_record_makes_room() -> None:

@@ -1,0 +1,146 @@
+"""Storages under watch: when each was made, by which operator, what for, and when it died.
+
+Storages are numbered in order of birth. A storage that is resized dies and is born again. Held by weak references: a
+watch must not keep alive what it watches.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from explorer.record.measurement import ROLES, Role
+
+NONE = -1
+"""No storage, no operator, no role: in the columns of one process, never in a record."""
+
+
+@dataclass
+class Existing:
+    """A tensor that is there before the step."""
+
+    tensor: torch.Tensor
+    role: Role
+    owner: str
+    """fqn of the block it belongs to."""
+
+
+class _Watched(weakref.ref[Any]):
+    """A storage under watch and its number."""
+
+    __slots__ = ("index", "key")
+    index: int
+    key: int
+
+
+class Storages:
+    """One column a property, one place in it a storage.
+
+    `made_by` is the operator that returned a storage first, NONE for one that was there before. `turns` is the order of
+    all births (number + 1) and deaths (its negative).
+    """
+
+    def __init__(self, device: torch.device, owners: Mapping[str, int]) -> None:
+        """`owners` are the blocks' numbers by fqn; a storage of an unknown block belongs to the model, number 0."""
+        self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
+        self.role, self.owner = array("q"), array("q")
+        self.seen_ns, self.died_ns = array("q"), array("q")
+        """When each storage was surely alive, and when it died."""
+        self.n_existing = 0
+        """How many of them were there before the step."""
+        self.turns = array("q")
+        self._owners = owners
+        self._is_here = attrgetter(f"is_{device.type}")
+        self._live: dict[int, _Watched] = {}
+
+    def forget(self) -> None:
+        """Stops watching; the columns stay."""
+        self._live.clear()
+
+    def tag(self, things: Iterable[Existing]) -> None:
+        """Gives a role to storages that were born during the step and have none yet."""
+        for thing in things:
+            self._tag(thing)
+
+    def see_all(self, out: Any, op: int) -> None:
+        """Everything that operator number `op` returned."""
+        if isinstance(out, torch.Tensor):
+            self._see(out, op)
+        elif isinstance(out, (tuple, list)):
+            for part in out:
+                self.see_all(part, op)
+
+    def _see(self, tensor: torch.Tensor, op: int) -> int:
+        """Number of the tensor's storage, counted as born now if it is new or was resized; NONE: not on this device."""
+        if not self._is_here(tensor):
+            return NONE
+        storage = _storage(tensor)
+        if storage is None:
+            return NONE
+        key, n_bytes = storage._cdata, storage.nbytes()
+        watched = self._live.get(key)
+        if watched is not None:
+            if self.n_bytes[watched.index] == n_bytes:
+                return watched.index
+            self._died(watched)
+        if not n_bytes:
+            return NONE
+        index = len(self.n_bytes)
+        self.pointer.append(storage.data_ptr())
+        self.n_bytes.append(n_bytes)
+        self.made_by.append(op)
+        self.role.append(NONE)
+        self.owner.append(NONE)
+        self.seen_ns.append(time.time_ns())
+        self.died_ns.append(NONE)
+        self.turns.append(index + 1)
+        watched = self._live[key] = _Watched(storage, self._died)
+        watched.index, watched.key = index, key
+        return index
+
+    def of(self, values: Any) -> list[int]:
+        """Numbers of the storages under watch that tensors in `values` lie in, each once."""
+        found: dict[int, None] = {}
+        for leaf in tree_leaves(values):
+            if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
+                for part in parts(leaf):
+                    storage = _storage(part)
+                    watched = self._live.get(storage._cdata) if storage is not None else None
+                    if watched is not None:
+                        found[watched.index] = None
+        return list(found)
+
+    def _died(self, watched: _Watched) -> None:
+        if self._live.get(watched.key) is watched:
+            del self._live[watched.key]
+            self.turns.append(-watched.index - 1)
+            self.died_ns[watched.index] = time.time_ns()
+
+    def _tag(self, thing: Existing) -> None:
+        index = self._see(thing.tensor, NONE)
+        if index != NONE and self.role[index] == NONE:
+            self.role[index] = ROLES.index(thing.role)
+            self.owner[index] = self._owners.get(thing.owner, 0)
+
+
+def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that hold a tensor's bytes: itself, or indices and values of a sparse one."""
+    if tensor.layout == torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    return (tensor,)
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """None for a sparse tensor: its parts are tensors of their own."""
+    try:
+        return tensor.untyped_storage()
+    except NotImplementedError:
+        return None
