@@ -12,12 +12,13 @@ Source: https://docs.pytorch.org/docs/stable/checkpoint.html; tests/engine/test_
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.replay import Replay
-from explorer.plan.series import Bytes
+from explorer.plan.series import Bytes, Mask
 from explorer.plan.stays import Stay
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
@@ -33,8 +34,19 @@ def stash_bytes(measurement: Measurement, policy: Policy) -> int:
     return RNG_STATE_BYTES if policy.preserve_rng_state and measurement.environment.device == "cpu" else 0
 
 
-def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, stash_bytes: int) -> tuple[Changes, int]:
-    """All of `stays` recomputed: changes of the line, and of what is saved at the end of forward, tick `border`."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What recomputing changes: the line, and what is saved at the end of forward."""
+
+    changes: Changes
+    saved_bytes: int
+    """Saved at the end of forward, more than measured: negative where something leaves."""
+    away: Mask
+    """Of each entry, whether it has left by then."""
+
+
+def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, stash_bytes: int) -> Played:
+    """All of `stays` recomputed. Tick `border` is the end of forward; None: it was not reached, nothing is away."""
     until = np.zeros(len(replay.size), dtype=np.int64)
     for stay in stays:
         inputs = list(stay.inputs)
@@ -46,11 +58,12 @@ def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, sta
     longer = np.flatnonzero(replay.died < until)
     kept = np.column_stack((replay.died[longer], until[longer], replay.size[longer]))
     stashed = np.array([(stay.first, stay.begins, stash_bytes) for stay in stays], dtype=np.int64).reshape(-1, 3)
-    saved = 0
+    saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
-        saved += int(gone[(leaves <= border + 1) & (given <= border) & (border < begins), 2].sum())
-        saved += int(kept[(kept[:, 0] <= border) & (border < kept[:, 1]), 2].sum())
-    return np.concatenate((gone, kept, stashed)), saved
+        away[entries[(leaves <= border + 1) & (given <= border) & (border < begins)]] = True
+        longer_saved = kept[(kept[:, 0] <= border) & (border < kept[:, 1]), 2]
+        saved = int(longer_saved.sum()) - int(replay.size[away].sum())
+    return Played(changes=np.concatenate((gone, kept, stashed)), saved_bytes=saved, away=away)
 
 
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:

@@ -33,20 +33,17 @@ class Forecaster:
         replay, baseline = self._replay, self._baseline
         if replay is None:
             return Forecast(flop_ratio=self._flop_ratio(policy))
+        units = {unit: self._of(replay, unit, stops_early=policy.stops_early) for unit in outermost(policy)}
+        stays = [stay for own in units.values() for stay in own]
+        played = changes_of(replay, stays, baseline.forward_end_tick, stash_bytes=stash_bytes(baseline, policy))
         freed: dict[str, int] = {}
-        stays: list[Stay] = []
-        for unit in outermost(policy):
-            own = self._of(replay, unit, stops_early=policy.stops_early)
-            gone = joined([stay.entries for stay in own])
-            freed |= {fqn: replay.born_in(fqn, gone) for fqn in unit}
-            stays += own
-        changes, saved_change = changes_of(
-            replay, stays, baseline.forward_end_tick, stash_bytes=stash_bytes(baseline, policy)
-        )
+        for unit, own in units.items():
+            entries = joined([stay.entries for stay in own])
+            freed |= {fqn: replay.born_in(fqn, entries[played.away[entries]]) for fqn in unit}
         saved = baseline.saved_after_forward_bytes
         return Forecast(
-            step_peak_bytes=peak_with(replay, changes, stays) if stays else int(np.max(replay.line)),
-            saved_after_forward_bytes=None if saved is None else saved + saved_change,
+            step_peak_bytes=peak_with(replay, played.changes, stays) if stays else int(np.max(replay.line)),
+            saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
             flop_ratio=self._flop_ratio(policy),
             freed_bytes=freed,
         )

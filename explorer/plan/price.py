@@ -52,7 +52,7 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
     stays = stays_of(replay, (fqn,), stops_early=policy.stops_early)
     if not any(len(stay.entries) for stay in stays) or fqn not in measurement.by_fqn:
         return None
-    changes, _ = changes_of(replay, stays, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
+    changes = changes_of(replay, stays, None, stash_bytes=0).changes  # or "stays" would read "+4.9 KiB"
     peak = peak_with(replay, changes, stays)
     total = measurement.total_flops
     return Price(

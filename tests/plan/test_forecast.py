@@ -127,6 +127,7 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
 
     def saved(*units: str) -> int:
         found = Forecaster(run, known).forecast(Policy.recompute(units, preserve_rng_state=False))
+        assert sum(found.freed_bytes.values()) == run.saved_after_forward_bytes - found.saved_after_forward_bytes
         assert found.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
         return run.saved_after_forward_bytes - found.saved_after_forward_bytes
 
