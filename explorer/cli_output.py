@@ -16,9 +16,10 @@ from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.view.blocks import chart_rows, row_sum
+from explorer.view.cut_short import what_failed
 from explorer.view.headline import headlines
 from explorer.view.rows import Row
-from explorer.view.units import count, flops, mib
+from explorer.view.units import NOT_MEASURED, count, flops, mib
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {"bitwise equal": "green", "rounding": "yellow", "different": "bold red", "not comparable": "bold red"}
@@ -43,7 +44,8 @@ def print_measurement(run: Measurement) -> None:
         console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.[/]\n")
         console.print(_block_table(run))
     else:
-        console.print("  [dim]The run was cut short: the figures are those until then.[/]\n")
+        where = f" in {escape(run.failed_in)}" if run.failed_in else ""
+        console.print(f"  [bold red]Failed[/]{where}: the step has no peak, only what was held until then.\n")
     _warnings(console, run)
 
 
@@ -52,9 +54,9 @@ def print_comparison(comparison: Comparison) -> None:
     console = answer_console()
     _title(console, comparison.candidate, comparison.candidate.spec.policy)
     _figures(console, comparison)
-    if cut := [name for name in ("baseline", "candidate") if getattr(comparison, name).failure]:
-        runs = "Both runs were" if len(cut) == 2 else f"The {cut[0]} was"
-        console.print(f"  [dim]{runs} cut short: its figures are those until then.[/]\n")
+    if not comparison.comparable:
+        failed = escape(what_failed(comparison))
+        console.print(f"  [bold red]Failed[/]   the {failed}: nothing is bought, and nothing is proven.\n")
     colour = _VERDICTS[comparison.verdict]
     console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
     if (worst := comparison.worst) is not None:
@@ -65,7 +67,7 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  [bold]Why[/]      {escape(comparison.not_reproducible_because)}")
     if comparison.worst is not None or comparison.causes:
         console.print()
-    if comparison.failure is None:
+    if comparison.comparable:
         console.print(_block_table(comparison.candidate, comparison.baseline))
     _warnings(console, comparison.candidate)
 
@@ -99,7 +101,7 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
     table = Table(box=None, show_header=False, padding=(0, 2))
     for figure in headlines(run):
         tone = _TONES[figure.tone]
-        origin = "" if figure.value == "not measured" else ", ".join(figure.origin)
+        origin = "" if figure.value == NOT_MEASURED else ", ".join(figure.origin)
         table.add_row(
             figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
         )

@@ -286,6 +286,7 @@ def test_the_traceback_and_the_document_of_an_error(shared: Worker, tiny: str) -
     assert json.loads(result.stdout)["failure"]["kind"] == "bad input"
     failed = read("measure", f"{wrong(tiny)}:trouble", code=2)
     assert failed["failure"]["kind"] == "model raised" and failed["spec"], "what was recorded until then is kept"
+    assert failed["step_peak_bytes"] is None and failed["complete"] is False, "a part of a step has no headline figure"
 
 
 def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:

@@ -7,8 +7,13 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy_file import Evidence
 
 
-def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evidence:
-    """From the same derived figures that the page and `--json` show. `graph` gives the shapes of the batch."""
+def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evidence | None:
+    """From the same derived figures that the page and `--json` show. `graph` gives the shapes of the batch.
+
+    None where a run was cut short: that proves nothing.
+    """
+    if not comparison.comparable:
+        return None
     said = comparison.headlines()
     baseline, candidate = said["baseline"], said["candidate"]
     return Evidence(

@@ -60,9 +60,9 @@ class _Case:
 
 
 def explain(comparison: Comparison, graph: ModelGraph | None = None) -> tuple[str, ...]:
-    """Sentences in plain words, most important first. Empty where a run has no timeline to explain."""
+    """Sentences in plain words, most important first. Empty where a run was cut short or has no timeline to explain."""
     base, cand = comparison.baseline, comparison.candidate
-    if base.allocations is None or cand.allocations is None:
+    if not comparison.comparable or base.allocations is None or cand.allocations is None:
         return ()
     case = _Case(baseline=base, candidate=cand, old=ledger(base), new=ledger(cand), graph=graph)
     said = [rule(case) for rule in RULES]

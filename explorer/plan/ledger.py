@@ -13,7 +13,7 @@ from explorer.record.measurement import ROLES, Allocations, Measurement, PhaseSp
 def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:
     """The ledger at `tick`, by default at the step's peak. Raises BadInput where no timeline was recorded.
 
-    `ledger(m).total_bytes == m.step_peak_bytes` for every measurement with allocations.
+    `ledger(m).total_bytes == m.held_peak_bytes` for every measurement with allocations.
     """
     log = measurement.allocations
     if log is None:

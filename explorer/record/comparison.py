@@ -149,6 +149,11 @@ class Comparison(Record):
             return "not comparable"
         return "rounding" if "rounding" in said else "bitwise equal"
 
+    @property
+    def comparable(self) -> bool:
+        """Whether both runs went to their end: only then is there anything bought, any cost, any evidence."""
+        return self.failure is None and self.baseline.complete and self.candidate.complete
+
     @cached_property
     def all_diffs(self) -> tuple[TensorDiff, ...]:
         last = (self.eval_output,) if self.eval_output else ()
@@ -168,9 +173,11 @@ class Comparison(Record):
     def headlines(self) -> dict[str, Any]:
         """The derived figures `--json` prints beside the record, under these very names."""
         base, cand = self.baseline, self.candidate
-        time_ratio = ratio_with_spread(cand.times.step, base.times.step) if cand.times and base.times else None
-        flops = (base.total_flops, cand.total_flops)
+        times = (base.times, cand.times) if self.comparable else (None, None)
+        time_ratio = ratio_with_spread(times[1].step, times[0].step) if times[0] and times[1] else None
+        flops = (base.total_flops, cand.total_flops) if self.comparable else (None, None)
         return {
+            "comparable": self.comparable,
             "verdict": self.verdict,
             "n_bitwise_equal": self.n_bitwise_equal,
             "n_gradients": len(self.gradients),

@@ -222,15 +222,38 @@ class Measurement(Record):
     def by_fqn(self) -> dict[str, BlockBill]:
         return {bill.fqn: bill for bill in self.blocks}
 
+    @property
+    def complete(self) -> bool:
+        """Whether the step ran to its end. A run that was cut short has no headline figure that could look whole."""
+        return self.failure is None
+
+    @property
+    def failed_in(self) -> str:
+        """Where a run was cut short: `forward`, `the recompute of blocks.5`; empty: not known, or it was not.
+
+        That is where the last allocation was made: what unwinds behind an error only frees. A failure behind the
+        recorded step, while steps were timed, has no place.
+        """
+        if self.complete or not self.allocations or any(span.phase == "optimizer" for span in self.phases):
+            return ""
+        last = max(self.allocations.born, default=0)
+        span = next((span for span in self.phases if last < span.end_tick), None)
+        return "" if span is None else f"the recompute of {span.block}" if span.block else span.phase
+
     @cached_property
-    def step_peak_bytes(self) -> int | None:
-        """Most bytes held at any tick of the step, parameters and optimizer state included."""
+    def held_peak_bytes(self) -> int | None:
+        """Most bytes held while it was recorded: the peak of a complete step, at least so much of one cut short."""
         return max(self.allocations.held_bytes) if self.allocations else None
+
+    @property
+    def step_peak_bytes(self) -> int | None:
+        """Most bytes held at any tick of the whole step, parameters and optimizer state included."""
+        return self.held_peak_bytes if self.complete else None
 
     @cached_property
     def saved_after_forward_bytes(self) -> int | None:
         """Saved activations alive when the (last) forward phase ends."""
-        if not self.allocations or (border := self.forward_end_tick) is None:
+        if not self.complete or not self.allocations or (border := self.forward_end_tick) is None:
             return None
         saved = ROLES.index("saved activation")
         log = self.allocations
@@ -248,7 +271,7 @@ class Measurement(Record):
 
     @property
     def peak_phase(self) -> Phase | None:
-        if not self.allocations:
+        if not self.complete or not self.allocations:
             return None
         tick = self.allocations.peak_tick
         return next((span.phase for span in self.phases if span.first_tick <= tick < span.end_tick), None)
@@ -272,19 +295,25 @@ class Measurement(Record):
 
     def _root_flops(self, field: str) -> int | None:
         root = self.by_fqn.get("")
-        return None if root is None else int(getattr(root, field))
+        return None if root is None or not self.complete else int(getattr(root, field))
 
     def headlines(self) -> dict[str, int | float | str | None]:
-        """The derived figures `--json` prints beside the record, under these very names."""
+        """The derived figures `--json` prints beside the record, under these very names.
+
+        Of a run that was cut short only `held_peak_bytes` and `failed_in` say something.
+        """
         return {
+            "complete": self.complete,
+            "failed_in": self.failed_in,
+            "held_peak_bytes": self.held_peak_bytes,
             "step_peak_bytes": self.step_peak_bytes,
             "saved_after_forward_bytes": self.saved_after_forward_bytes,
             "peak_phase": self.peak_phase,
             "forward_flops": self.forward_flops,
             "recompute_flops": self.recompute_flops,
             "backward_flops": self.backward_flops,
-            "step_ms": self.times.step.median_ms if self.times else None,
-            "step_spread_ms": self.times.step.spread_ms if self.times else None,
+            "step_ms": self.times.step.median_ms if self.times and self.complete else None,
+            "step_spread_ms": self.times.step.spread_ms if self.times and self.complete else None,
         }
 
 

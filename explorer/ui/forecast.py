@@ -16,7 +16,7 @@ from explorer.view.units import MINUS, mib, percent
 def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
     """`key` is the record that holds `baseline`: its forecaster is built once."""
     # It replays a step that kept everything, and asks the graph where recompute stops.
-    if baseline is None or graph is None or key is None or baseline.spec.policy.units:
+    if baseline is None or not baseline.complete or graph is None or key is None or baseline.spec.policy.units:
         return Forecast()
     forecaster = backend.records().get(f"forecaster {key}")
     if forecaster is None:

@@ -36,8 +36,9 @@ class Shown:
 
     @property
     def candidate(self) -> Measurement | None:
-        """Only if it ran under the policy that is drawn now."""
-        return self.comparison.candidate if self.comparison is not None and not self.stale else None
+        """Only if it ran under the policy that is drawn now, to its end."""
+        found = self.comparison
+        return found.candidate if found is not None and found.comparable and not self.stale else None
 
     @property
     def freshness(self) -> str:
@@ -47,7 +48,9 @@ class Shown:
             if self.other_options:
                 return "other options"
             return "pinned" if self.baseline.spec.policy.units else "baseline"
-        return "stale" if self.stale else "fresh"
+        if self.stale:
+            return "stale"
+        return "fresh" if self.comparison.comparable else "failed"
 
 
 def shown(state: State) -> Shown:
@@ -71,12 +74,13 @@ def shown(state: State) -> Shown:
 def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
     """Everything that stands on the blocks."""
     spec = states.spec_of(state)
-    priced = known.candidate or (known.baseline if not spec.policy.units else None)
+    whole = known.baseline if known.baseline is not None and known.baseline.complete else None
+    priced = known.candidate or (whole if not spec.policy.units else None)
     drawn = known.comparison.candidate if known.comparison is not None else None
     return Facts(
         graph=graph,
         policy=spec.policy,
-        baseline=known.baseline,
+        baseline=whole,
         candidate=known.candidate,
         freed_bytes=predicted.freed_bytes,
         prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.baseline_key}"),

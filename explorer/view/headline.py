@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer.record.base import Origin
@@ -10,6 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.cost import ratio_inside_noise
 from explorer.view.counters import peaks_in_words
+from explorer.view.cut_short import peak_and_end, peak_in_words, what_failed
 from explorer.view.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
 
 Tone = Literal["good", "bad", "neutral"]
@@ -45,6 +46,8 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
     if isinstance(run, Measurement):
         return _of_one(run)
+    if not run.comparable:
+        return _of_a_failed_pair(run)
     base, cand = run.baseline, run.candidate
     return (
         _bytes(
@@ -61,10 +64,30 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     )  # fmt: skip
 
 
+def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
+    """The same six, so that nothing moves; no arrow, no ratio, and no part of a step that looks whole."""
+    base, cand = run.baseline, run.candidate
+    unknown = [
+        ("saved_after_forward_bytes", "Saved after forward", SAVED),
+        ("flop_ratio", "FLOPs", FLOP),
+        ("time_ratio", "Step time", TIME),
+    ]
+    saved, flop, time = (
+        Headline(key=key, label=label, value=NOT_MEASURED, delta="", tone="neutral", origin=(), tooltip=tooltip)
+        for key, label, tooltip in unknown
+    )
+    peak = Headline(
+        key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",), tooltip=PEAK,
+        delta=f"baseline {peak_and_end(base)}", tone="neutral",
+    )  # fmt: skip
+    verdict = replace(_gradients(run), delta=what_failed(run), tone="bad")
+    return (peak, saved, flop, time, verdict, _policy(cand))
+
+
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
-    step = run.times.step if run.times else None
+    step = run.times.step if run.times and run.complete else None
     plain = [
-        ("step_peak_bytes", "Step peak", mib(run.step_peak_bytes), _with_allocator(PEAK, run)),
+        ("step_peak_bytes", "Step peak", peak_and_end(run), _with_allocator(PEAK, run)),
         ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
         ("total_flops", "FLOPs", flops(run.total_flops), FLOP),
         ("step_ms", "Step time", milliseconds(step), TIME),

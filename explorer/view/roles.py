@@ -14,6 +14,7 @@ from explorer.view.axis import Axis, axis_layout, has_times, positions
 from explorer.view.bands import add_bands
 from explorer.view.colours import ROLE_COLOURS, ROLE_PATTERNS, translucent
 from explorer.view.counters import add_counters
+from explorer.view.cut_short import peak_and_end
 from explorer.view.figure import PICKABLE, empty, figure
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.timeline import NO_TIMELINE, hover_fields, peak_place
@@ -147,8 +148,8 @@ def _split(sizes: list[int]) -> str:
 
 def _answer(run: Measurement, block: str | None, line: Bytes | None) -> str:
     if block is None or line is None:
-        return f"peak {mib(run.step_peak_bytes)}, {peak_place(run)}"
+        return f"peak {peak_and_end(run)}, {peak_place(run)}"
     assert run.allocations is not None
     at_peak = int(line[int(held(run.allocations).argmax())])
-    share = at_peak / (run.step_peak_bytes or 1)
+    share = at_peak / (run.held_peak_bytes or 1)
     return f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({share:.0%}) of the peak"

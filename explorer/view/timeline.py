@@ -14,6 +14,7 @@ from explorer.view.axis import Axis, Positions, axis_layout, has_times, position
 from explorer.view.bands import add_bands
 from explorer.view.colours import RUN_COLOURS, RUN_DASHES
 from explorer.view.counters import add_counters, counters, peaks_in_words
+from explorer.view.cut_short import peak_and_end
 from explorer.view.figure import PICKABLE, empty, figure
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.units import byte_axis, change, mib, percent
@@ -39,13 +40,13 @@ def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axi
         axis = "tick"
     drawn = runs["candidate"] if "candidate" in logs else runs["baseline"]
     fig = figure(question, _answer(baseline, candidate))
-    unit, unit_name = byte_axis(max(run.step_peak_bytes or 0 for run in runs.values()))
+    unit, unit_name = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
     places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
     add_bands(fig, drawn, places["candidate" if "candidate" in logs else "baseline"])
     for name, x in places.items():
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
-    tops = [_mark_peak(fig, name, logs[name], x, unit) for name, x in places.items()]
+    tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
     if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.1 * max(tops):
         fig.layout.annotations[-2].yshift += 16  # two labels at one height: the baseline's stands above
     fig.update_layout(
@@ -138,9 +139,10 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     )  # fmt: skip
 
 
-def _mark_peak(fig: go.Figure, name: str, log: Allocations, x: Positions, unit: int) -> float:
+def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
     """A marker, the value and a thin line at the peak; its height on the axis."""
-    line = held(log)
+    assert run.allocations is not None
+    line = held(run.allocations)
     tick = int(line.argmax())
     top = float(line[tick]) / unit
     fig.add_trace(
@@ -152,7 +154,7 @@ def _mark_peak(fig: go.Figure, name: str, log: Allocations, x: Positions, unit: 
     )  # fmt: skip
     right = x[tick] > 0.6 * x[-1]
     fig.add_annotation(
-        x=x[tick], y=top, text=f"<b>{mib(int(line[tick]))}</b> {name}", showarrow=False, yshift=12,
+        x=x[tick], y=top, text=f"<b>{peak_and_end(run)}</b> {name}", showarrow=False, yshift=12,
         xanchor="right" if right else "left", font={"color": RUN_COLOURS[name]},
     )  # fmt: skip
     fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)
@@ -162,7 +164,9 @@ def _mark_peak(fig: go.Figure, name: str, log: Allocations, x: Positions, unit: 
 def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
     if candidate is None:
         own = peaks_in_words(baseline)
-        return f"{mib(baseline.step_peak_bytes)}, {peak_place(baseline)}" + (f"; {own}" if own else "")
+        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {own}" if own else "")
+    if not (baseline.complete and candidate.complete):
+        return f"baseline {peak_and_end(baseline)}; candidate {peak_and_end(candidate)}"
     old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
     moved = percent(change(old, new), signed=True) if old and new is not None else "no ratio"
     return f"{mib(old)} to {mib(new)} ({moved}), now {peak_place(candidate)}"

@@ -10,7 +10,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
-from explorer.record import Failure, ModelRef, Policy, RunSpec
+from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.base import from_plain
 from explorer.ui import link
 from explorer.ui.panels.files import policy_text, take_policy
@@ -370,3 +370,30 @@ def test_a_baseline_from_before_the_options_changed_says_so(app: Callable[..., A
     assert "for other options" not in texts(at)
     at.selectbox(key="option_device").set_value("cuda").run()
     assert "for other options" in texts(at)
+
+
+def test_a_run_that_was_cut_short_is_never_a_win(app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the strip, the graph, in the tabs, in the file and at the bottom."""
+    whole = graphs.compared
+    raised = Failure(kind="model raised", sentence="The model raised CheckpointError.")
+
+    def cut(graph: ModelGraph, spec: RunSpec) -> Comparison:
+        pair = whole(graph, spec)
+        candidate = msgspec.structs.replace(pair.candidate, phases=pair.candidate.phases[:-1], failure=raised)
+        return msgspec.structs.replace(pair, candidate=candidate, gradients=(), failure=raised)
+
+    monkeypatch.setattr(graphs, "compared", cut)
+    at = press(say(app(), on=ALL), "run")
+    said = figures(at)
+    assert said["Step peak"] == "at least 34.5 MiB"
+    assert said["FLOPs"] == said["Step time"] == said["Saved after forward"] == "not measured"
+    assert said["Gradients"] == "not comparable"
+    assert not any("→" in figure for figure in said.values())
+    assert "failed" in texts(at) and "Why" not in texts(at) and "Measured." not in texts(at)
+    assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 → ≈")
+    text = _in_session(at, lambda: policy_text(at.session_state["explore"], graphs.gpt(6)))
+    assert isinstance(text, str) and "evidence" not in text
+    for tab in ("Cost", "Gradients", "Blocks"):
+        at.session_state["tabs"] = tab
+        settle(at.run())
+    assert worker.store.list()[0].headlines["comparable"] is False

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
-from explorer.record import ModelRef, Policy, RunSpec
+from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import PipelinePlan
@@ -74,6 +74,15 @@ def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest],
     assert row["name"] == "mine"
     assert row["step peak"] == "104.5 MiB → 34.5 MiB"
     assert row["gradients"] == "bitwise equal"
+
+
+def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: Callable[..., AppTest], store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    failure = Failure(kind="out of memory", sentence="Out of memory.")
+    baseline = msgspec.structs.replace(pair.baseline, failure=failure)
+    store.save(msgspec.structs.replace(pair, baseline=baseline, gradients=(), failure=failure), "cut")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB"
 
 
 def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(

@@ -16,6 +16,7 @@ from explorer.ui import backend, work
 from explorer.ui.panels.charts import chart, twin
 from explorer.ui.plain import plain
 from explorer.ui.reopen import PAGES, reopen
+from explorer.view.cut_short import stored_peak
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import NOT_MEASURED, mib
 
@@ -102,8 +103,10 @@ def _peak(run: StoredRun) -> str:
         return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
     if run.kind not in PINNABLE:
         return ""
-    base, peak = said.get("baseline") or {}, mib((said.get("candidate") or said).get("step_peak_bytes"))
-    return f"{mib(base['step_peak_bytes'])} → {peak}" if base.get("step_peak_bytes") is not None else peak
+    base, peak = said.get("baseline"), stored_peak(said.get("candidate") or said)
+    if not base:
+        return peak
+    return f"{stored_peak(base)} → {peak}" if said.get("comparable", True) else f"{stored_peak(base)}; {peak}"
 
 
 def _gradients(run: StoredRun) -> str:

@@ -19,6 +19,7 @@ from explorer.ui.panels.memory import OF_BASELINE, OF_CANDIDATE, memory_panel
 from explorer.ui.panels.table import table_panel
 from explorer.ui.shown import picked
 from explorer.ui.state import State
+from explorer.view.cut_short import what_failed
 from explorer.view.nesting import RUN
 from explorer.view.units import count
 
@@ -42,13 +43,13 @@ def results(state: State) -> None:
             _memory(state, baseline, comparison, graph, block)
     if cost.open:
         with cost:
-            cost_panel(comparison) if comparison else st.caption(glossary.EMPTY)
+            _cost(comparison)
     if gradients.open:
         with gradients:
             _gradients(state, graph, comparison)
     if blocks.open:
         with blocks:
-            table_panel(comparison or baseline)
+            table_panel(comparison if comparison is not None and comparison.comparable else baseline)
     if autograd.open and graph is not None:
         with autograd:
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state["job"] is not None)
@@ -78,6 +79,15 @@ def _memory(
     if now != picked(state):
         state["tick"] = list(now) if now else None
         st.rerun()
+
+
+def _cost(comparison: Comparison | None) -> None:
+    if comparison is None:
+        st.caption(glossary.EMPTY)
+    elif comparison.comparable:
+        cost_panel(comparison)
+    else:
+        st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
 
 
 def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | None) -> None:

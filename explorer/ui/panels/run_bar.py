@@ -8,7 +8,10 @@ from explorer.record.graph import ModelGraph
 from explorer.ui import glossary, work
 from explorer.ui import state as states
 from explorer.ui.panels.progress import watch
+from explorer.ui.plain import plain
+from explorer.ui.shown import shown
 from explorer.ui.state import State
+from explorer.view.cut_short import what_failed
 
 DOING = {
     "Describe": "Reading the model",
@@ -44,7 +47,7 @@ def _bar(state: State, graph: ModelGraph | None) -> None:
             if busy:
                 watch(lambda: work.under_way(state), DOING[state["job"]["what"]], key="cancel")
             else:
-                st.caption(_said(state))
+                st.caption(plain(_said(state)))
 
 
 def _start(state: State, graph: ModelGraph | None) -> None:
@@ -61,6 +64,11 @@ def _start(state: State, graph: ModelGraph | None) -> None:
 def _said(state: State) -> str:
     if state["failure"]:
         return "The last run has no result; the reason is shown above."
-    if state["shown"]:
+    known = shown(state)
+    if known.freshness == "fresh":
         return "Measured. Change the policy and run again to compare anew."
+    if known.freshness == "failed" and known.comparison is not None:
+        return f"The {what_failed(known.comparison)}; nothing was measured whole."
+    if states.spec_of(state).policy.units:
+        return "Not measured yet: Run takes real steps of the baseline and of this policy."
     return "Choose blocks to recompute, then run both: the baseline, and your policy."
