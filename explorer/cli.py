@@ -10,7 +10,7 @@ import typer
 
 from explorer import __version__
 from explorer.cli_lab import lab
-from explorer.cli_options import Model, ModelOptions, describe
+from explorer.cli_options import ConditionOptions, Model, ModelOptions, describe, refuse_strangers
 from explorer.cli_pipeline import pipeline
 from explorer.cli_run import compare, matrix, measure
 from explorer.cli_show import print_graph, print_hazards, print_models
@@ -80,7 +80,9 @@ def graph(
 
 @app.command()
 @verb
-def check(policy: PolicyPath, model: Model, options: ModelOptions, output: Output) -> None:
+def check(
+    policy: PolicyPath, model: Model, options: ModelOptions, conditions: ConditionOptions, output: Output
+) -> None:
     """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error-level hazard."""
     file = policy_file.load(policy)
     with worker() as engine:
@@ -91,7 +93,9 @@ def check(policy: PolicyPath, model: Model, options: ModelOptions, output: Outpu
     except InvalidPolicy as error:
         stale = str(error)
     fits = set(file.policy.blocks) <= set(found.by_fqn)
-    fired = hazards(found, file.policy, file.pipeline) if fits else ()
+    spec = conditions.under(options.ref(model), file.policy)
+    refuse_strangers(conditions.frozen or (), found)
+    fired = hazards(found, file.policy, file.pipeline, spec) if fits else ()
     if output.json:
         print_json({"fresh": not stale, "stale_because": stale, "fingerprint": found.fingerprint, "hazards": fired})
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
@@ -52,28 +53,41 @@ class ModelOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
-    """How the step runs; the names are those of RunSpec."""
+class ConditionOptions:
+    """Under which conditions the policy is to run: what hazards depend on."""
 
     device: Annotated[Literal["cpu", "cuda"], typer.Option(rich_help_panel="Step")] = "cpu"
-    dtype: Annotated[
-        Literal["float32", "float64", "bfloat16", "float16"],
-        typer.Option(help="Of parameters and floating inputs.", rich_help_panel="Step"),
-    ] = "float32"
     autocast: Annotated[Literal["none", "bfloat16", "float16"], typer.Option(rich_help_panel="Step")] = "none"
-    optimizer: Annotated[
-        Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
-    ] = "adamw"
     mode: Annotated[Literal["train", "eval"], typer.Option(rich_help_panel="Step")] = "train"
-    n_accumulation: Annotated[
-        int, typer.Option("--accumulate", min=1, help="Microbatches before the optimizer step.", rich_help_panel="Step")
-    ] = 1
     frozen: Annotated[
         list[str] | None,
         typer.Option(
             metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.", rich_help_panel="Step"
         ),
     ] = None
+
+    def under(self, model: ModelRef, policy: Policy) -> RunSpec:
+        """A step under these conditions."""
+        frozen = tuple(self.frozen or ())
+        return RunSpec(
+            model=model, policy=policy, device=self.device, autocast=self.autocast, mode=self.mode, frozen=frozen
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(ConditionOptions):
+    """How the step runs; the names are those of RunSpec."""
+
+    dtype: Annotated[
+        Literal["float32", "float64", "bfloat16", "float16"],
+        typer.Option(help="Of parameters and floating inputs.", rich_help_panel="Step"),
+    ] = "float32"
+    optimizer: Annotated[
+        Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
+    ] = "adamw"
+    n_accumulation: Annotated[
+        int, typer.Option("--accumulate", min=1, help="Microbatches before the optimizer step.", rich_help_panel="Step")
+    ] = 1
     n_repeats: Annotated[int, typer.Option("--repeats", min=0, help="Timed steps.", rich_help_panel="Step")] = 5
     n_threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel="Step")] = 1
     memory_limit: Annotated[
@@ -139,6 +153,16 @@ def policy_on(name: str, graph: ModelGraph, *, allow_stale: bool = False) -> Pol
             hint = f"{error.hint} --allow-stale uses it all the same." if fits else error.hint
             raise InvalidPolicy(f"{name}: {error.sentence}", hint=hint) from error
     return file.policy
+
+
+def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
+    """Raises BadInput for what is to be frozen and is neither a block nor a parameter."""
+    known = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
+    if strangers := [fqn for fqn in frozen if fqn not in known]:
+        raise BadInput(
+            f"--frozen names {', '.join(strangers)}; the model has no block or parameter of that name.",
+            hint=nearest(strangers[0], known),
+        )
 
 
 def needs_graph(name: str) -> bool:

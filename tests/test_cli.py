@@ -219,6 +219,23 @@ def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) 
     assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
 
 
+def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path: Path) -> None:
+    path = tmp_path / "conditions.yaml"
+    path.write_text("version: 1\npolicy: {units: [blocks.1], use_reentrant: true, preserve_rng_state: false}\n")
+
+    def rules(*words: str, code: int = 1) -> set[str]:
+        return {hazard["rule"] for hazard in read("check", str(path), tiny, *words, code=code)["hazards"]}
+
+    assert "dropout-redrawn" in rules()
+    assert {"dropout-redrawn", "mode-flips"}.isdisjoint(rules("--mode", "eval", code=0))
+    for words, rule in (
+        (("--autocast", "bfloat16"), "reentrant-autocast"),
+        (("--frozen", "blocks.0"), "reentrant-frozen"),
+    ):
+        assert rule in rules(*words) - rules()
+    assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
+
+
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(
     shared: Worker, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

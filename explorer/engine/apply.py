@@ -5,6 +5,7 @@
 2. A segment (consecutive children of a Sequential) is wrapped on that Sequential.
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
 4. Everything is checked before anything is changed, and all faults are told at once.
+5. Reentrant checkpointing refuses keyword arguments: they are handed over by position, and bound again inside.
 """
 
 from __future__ import annotations
@@ -71,14 +72,17 @@ def apply_policy(model: nn.Module, policy: Policy, *, generators: Sequence[torch
     recomputed as well; without gradients nothing is. A policed module holds itself in a cycle: after `del model`
     memory returns with the next gc.collect(), after `undo()` at once.
     Raises InvalidPolicy with every fault: an unknown block, a segment that is none, a block named twice, an unknown
-    operator, a model that already carries a policy. After an error the model is unchanged.
+    operator, a model that already carries another policy. After an error the model is unchanged. The same policy a
+    second time changes nothing, and neither does the `undo()` of that second handle: the first one is in charge.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
-    checked(model, policy, is_wrapped=is_wrapped)
     outside = _outside(model, policy, generators)
-    modules = dict(model.named_modules(remove_duplicate=False))
-    handle = PolicyHandle(policy)
     wraps = [Wrap(unit, policy, outside) for unit in policy.units]
+    handle = PolicyHandle(policy)
+    if wraps and _carried(model) == frozenset(wraps):
+        return handle
+    checked(model, policy, is_wrapped=is_wrapped)
+    modules = dict(model.named_modules(remove_duplicate=False))
     for parent, segments in _segments_by_parent(wraps).items():
         _replace(handle, modules[parent], _in_segments, segments)
     for wrap in wraps:
@@ -91,6 +95,12 @@ def is_wrapped(module: nn.Module) -> bool:
     """Whether a policy sits on this very module."""
     forward = module.__dict__.get("forward")
     return isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments)
+
+
+def _carried(model: nn.Module) -> frozenset[Wrap]:
+    """Everything that a policy on this model does."""
+    hows = [module.__dict__["forward"].args[2] for module in model.modules() if is_wrapped(module)]
+    return frozenset(wrap for how in hows for wrap in (how if isinstance(how, tuple) else (how,)))
 
 
 def _outside(model: nn.Module, policy: Policy, generators: Sequence[torch.Generator]) -> OutsideRng | None:
@@ -163,11 +173,11 @@ def _run(
     again = functools.partial(RunningAgain, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside)
     if policy.use_reentrant:
         return torch.utils.checkpoint.checkpoint(
-            _FirstThenAgain(function, again),
+            _FirstThenAgain(_BoundAgain(function, tuple(kwargs)) if kwargs else function, again),
             *args,
+            *kwargs.values(),
             use_reentrant=True,
             preserve_rng_state=policy.preserve_rng_state,
-            **kwargs,
         )
     if unseen := witnesses(args, kwargs, modules):
         function, args = functools.partial(_without_witnesses, function), (unseen, *args)
@@ -199,6 +209,18 @@ def witnesses(args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[n
     known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
     unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
     return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
+
+
+class _BoundAgain:
+    """Takes the values of keyword arguments last by position: as such reentrant checkpointing sees their gradients."""
+
+    def __init__(self, function: Callable[..., Any], names: tuple[str, ...]) -> None:
+        self._function = function
+        self._names = names
+
+    def __call__(self, *args: Any) -> Any:
+        first = len(args) - len(self._names)
+        return self._function(*args[:first], **dict(zip(self._names, args[first:], strict=True)))
 
 
 class _FirstThenAgain:

@@ -71,7 +71,7 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
     for fqn in unit.blocks:
         if isinstance(modules[fqn], torch.jit.ScriptModule):
             yield f"{fqn!r} is compiled by torch.jit: its forward cannot be replaced"
-        if isinstance(modules[fqn], (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)):
+        if not _has_forward(modules[fqn]):
             yield f"{fqn!r} is a {type(modules[fqn]).__name__}, which is never called: name the blocks inside it"
     if unit.action == "save_ops" and not unit.save_ops:
         yield f"{unit.blocks[0]!r} has the action save_ops but names no operator"
@@ -85,6 +85,11 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
             yield f"torch has no operator {name!r}" + (f" (did you mean {close}?)" if close else "")
     if len(unit.blocks) > 1:
         yield from _segment(unit, modules)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Lists and dictionaries of modules have none, unless somebody gave their own class one."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:

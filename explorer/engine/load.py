@@ -6,8 +6,9 @@
     hf:GPT2Config, hf:config.json a transformers configuration: random weights, offline
 
 A factory returns the model, or (model, inputs), or (model, (inputs, targets), loss_function). inputs: a tensor is
-passed as it is, a tuple or list as positional arguments, a dict as keyword arguments. `loss_function(output, targets)`
-is a mean over the batch. Without one the loss is `output.loss`, else the mean of squares of all floating outputs.
+passed as it is, a tuple or list as positional arguments, a dict as keyword arguments; both together are a dict with
+the positional ones under "*": {"*": (x, y), "mask": mask}. `loss_function(output, targets)` is a mean over the batch.
+Without one the loss is `output.loss`, else the mean of squares of all floating outputs.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ from explorer.errors import ExplorerError, ModelFailed, ModelNotLoaded, nearest
 from explorer.record.graph import ModelRef
 
 PROJECT = Path(__file__).resolve().parents[2]
+
+POSITIONAL = "*"
+"""Key of the positional arguments in a dict of inputs: no keyword argument can have this name."""
 
 LossFunction = Callable[[Any, Any], Tensor]
 Factory = Callable[..., Any]
@@ -92,9 +96,10 @@ def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
-    """model(x), model(*xs) or model(**xs), by the form of `inputs`."""
+    """model(x), model(*xs), model(**xs), or model(*xs["*"], **rest), by the form of `inputs`."""
     if isinstance(inputs, dict):
-        return model(**inputs)
+        positional, named = inputs.get(POSITIONAL, ()), {k: v for k, v in inputs.items() if k != POSITIONAL}
+        return model(*(positional if isinstance(positional, (tuple, list)) else (positional,)), **named)
     if isinstance(inputs, (tuple, list)):
         return model(*inputs)
     return model(inputs)
@@ -128,8 +133,15 @@ def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
             raise
         raise ModelFailed(
             f"The {doing} of {ref.target} raised {said_by(error)} (inputs: {shapes(inputs)}).",
-            hint="Check that the batch fits the model.",
+            hint=_hint(inputs),
         ) from error
+
+
+def _hint(inputs: Any) -> str:
+    hint = "Check that the batch fits the model."
+    if isinstance(inputs, dict) and POSITIONAL not in inputs:
+        hint += " A dict is passed as keyword arguments; a model that takes the dict itself gets it as (dict,)."
+    return hint
 
 
 def said_by(error: BaseException) -> str:

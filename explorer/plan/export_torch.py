@@ -142,8 +142,10 @@ def _run(function, modules, how, args, kwargs):
         with _offloaded(modules):
             return function(*args, **kwargs)
     if USE_REENTRANT:
-        twice = _FirstThenAgain(function, _Again(modules, generators))
-        return checkpoint(twice, *args, use_reentrant=True, preserve_rng_state=PRESERVE_RNG_STATE, **kwargs)
+        bound = functools.partial(_bound_again, function, tuple(kwargs)) if kwargs else function
+        twice = _FirstThenAgain(bound, _Again(modules, generators))
+        args = (*args, *kwargs.values())
+        return checkpoint(twice, *args, use_reentrant=True, preserve_rng_state=PRESERVE_RNG_STATE)
     if unseen := _witnesses(args, kwargs, modules):
         function, args = functools.partial(_without_witnesses, function), (unseen, *args)
     return checkpoint(
@@ -156,6 +158,12 @@ def _run(function, modules, how, args, kwargs):
         context_fn=functools.partial(_contexts, modules, save_ops, generators),
         **kwargs,
     )
+
+
+def _bound_again(function, names, *args):
+    """Reentrant checkpointing refuses keyword arguments: their values come last by position."""
+    first = len(args) - len(names)
+    return function(*args[:first], **dict(zip(names, args[first:])))
 
 
 def _without_witnesses(function, _, *args, **kwargs):

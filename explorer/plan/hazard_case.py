@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.plan import PipelinePlan
@@ -24,8 +25,8 @@ class Case:
     @cached_property
     def rerun(self) -> tuple[Block, ...]:
         """Every block that runs again: those the policy recomputes and all below them, in module order."""
-        tops = [fqn for unit in self.policy.units if unit.action != "offload" for fqn in unit.blocks]
-        return tuple(block for block in self.graph.blocks if any(is_under(block.fqn, top) for top in tops))
+        tops = {fqn for unit in self.policy.units if unit.action != "offload" for fqn in unit.blocks}
+        return tuple(block for block in self.graph.blocks if not tops.isdisjoint(lineage(block.fqn)))
 
     @cached_property
     def units(self) -> tuple[tuple[Unit, tuple[Block, ...]], ...]:
@@ -54,10 +55,18 @@ class Case:
         tops = {fqn: j for j, stage in enumerate(self.plan.stages) for fqn in stage}
         found = {}
         for block in self.graph.blocks:
-            above = [fqn for fqn in tops if is_under(block.fqn, fqn)]
-            if above:
-                found[block.fqn] = tops[max(above, key=len)]
+            nearest = next((fqn for fqn in lineage(block.fqn) if fqn in tops), None)
+            if nearest is not None:
+                found[block.fqn] = tops[nearest]
         return found
+
+
+def lineage(fqn: str) -> Iterator[str]:
+    """`fqn` and everything above it, nearest first; the model itself, the empty name, comes last."""
+    yield fqn
+    while fqn:
+        fqn = fqn.rpartition(".")[0]
+        yield fqn
 
 
 def is_under(fqn: str, top: str) -> bool:
@@ -68,7 +77,8 @@ def is_under(fqn: str, top: str) -> bool:
 def innermost(fqns: Iterator[str] | tuple[str, ...]) -> tuple[str, ...]:
     """Those without another of them below."""
     named = tuple(fqns)
-    return tuple(fqn for fqn in named if not any(other != fqn and is_under(other, fqn) for other in named))
+    above = {fqn for one in named for fqn in islice(lineage(one), 1, None)}
+    return tuple(fqn for fqn in named if fqn not in above)
 
 
 def some(fqns: tuple[str, ...] | list[str]) -> str:

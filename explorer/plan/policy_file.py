@@ -150,6 +150,8 @@ def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> Polic
     faults += _unknown(document, plain, _FIELDS, ())
     if "policy" not in plain:
         faults.append("the field policy is missing")
+    elif plain["policy"] is None:
+        faults.append(f"line {document.line(('policy',))}: policy is empty; to recompute nothing, write policy: {{}}")
     sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
     fingerprint = None
     if isinstance(model := sections.get("model"), dict):

@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,9 @@ from explorer.engine.apply import apply_policy, is_wrapped, witnesses
 from explorer.engine.recompute import observe_recompute
 from explorer.engine.rng import seed_everything
 from explorer.errors import InvalidPolicy
+from explorer.plan.export_torch import to_torch
 from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import PolicyFile
 
 
 class Residual(nn.Module):
@@ -360,13 +363,52 @@ def test_all_faults_are_told_at_once() -> None:
         apply_policy(net(), Policy.recompute(["stm", "chain.9", "blocks"], running_stats="twice"))
 
 
-def test_a_second_policy_is_refused() -> None:
+def test_another_policy_is_refused_and_the_same_one_changes_nothing() -> None:
     model = net()
-    handle = apply_policy(model, Policy.recompute(["stem"]))
-    with pytest.raises(InvalidPolicy, match="already carries one"):
-        apply_policy(model, Policy.recompute(["blocks.0"]))
+    bare, before = gradients(net()), {name: dict(vars(m)) for name, m in model.named_modules()}
+    policy = Policy.recompute(["stem", ("chain.0", "chain.1"), "chain.3"], restore_rng=("python",))
+    handle = apply_policy(model, policy)
+    for other in (Policy.recompute(["blocks.0"]), Policy.recompute(["stem"]), Policy(units=policy.units)):
+        with pytest.raises(InvalidPolicy, match="already carries one"):
+            apply_policy(model, other)
+    applied = {name: dict(vars(m)) for name, m in model.named_modules()}
+    apply_policy(model, policy).undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == applied
+    assert reruns(model) == ["chain.3", "chain.0", "stem"]
+    assert_same(bare, gradients(net()))
+    twin = copy.deepcopy(model)
+    apply_policy(twin, policy)
     handle.undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
     apply_policy(model, Policy.recompute(["blocks.0"])).undo()
+
+
+def test_generators_are_part_of_what_makes_a_policy_the_same() -> None:
+    model, generator = net(), torch.Generator()
+    apply_policy(model, Policy.recompute(["stem"]), generators=(generator,))
+    apply_policy(model, Policy.recompute(["stem"]), generators=(generator,))
+    with pytest.raises(InvalidPolicy, match="already carries one"):
+        apply_policy(model, Policy.recompute(["stem"]))
+
+
+class Growing(nn.ModuleDict):
+    """A dictionary of modules that is called, like torchvision's dense block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.values():
+            x = torch.cat((x, torch.tanh(layer(x))), 1)
+        return x
+
+
+def test_a_dictionary_of_modules_with_a_forward_is_a_block() -> None:
+    def dense() -> nn.Module:
+        seed_everything(0)
+        return nn.Sequential(Growing({"a": nn.Linear(8, 8), "b": nn.Linear(16, 8)}), nn.Linear(24, 1))
+
+    model = dense()
+    with apply_policy(model, Policy.recompute(["0"])):
+        assert reruns(model) == ["0"]
+        assert_same(gradients(dense()), gradients(model))
 
 
 class ByName(nn.Module):
@@ -404,11 +446,41 @@ def test_tensors_given_by_keyword_get_their_exact_gradients(witnessed: bool, mon
         assert reruns(model) == ["block"]
 
 
-def test_reentrant_checkpointing_refuses_keywords_in_torchs_words() -> None:
-    model = CallsByName()
+class Keywords(nn.Module):
+    """A block that is handed one tensor by position and two by keyword, and one that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), Mixes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.block(h, gate=h.sigmoid(), shift=h * 2, power=2)
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.dropout = nn.Linear(8, 8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, *, shift: Tensor, gate: Tensor, power: int) -> Tensor:
+        return self.dropout(torch.tanh(self.up(x) * gate + shift)) ** power
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_reentrant_checkpointing_takes_keywords_by_position(by_file: bool) -> None:
+    seed_everything(0)
+    bare, model = Keywords(), Keywords()
+    model.load_state_dict(bare.state_dict())
     policy = Policy.recompute(["block"], use_reentrant=True)
-    with apply_policy(model, policy), pytest.raises(ValueError, match="keyword arguments"):
-        model(torch.ones(2, 8))
+    if by_file:
+        namespace: dict[str, Any] = {}
+        exec(to_torch(PolicyFile(policy=policy)), namespace)
+        namespace["apply_checkpointing"](model)
+    else:
+        apply_policy(model, policy)
+        assert reruns(model) == ["block"]
+    assert_same(gradients(bare), gradients(model))
 
 
 def test_torch_sees_every_device_of_a_unit() -> None:

@@ -196,3 +196,31 @@ def test_place_moves_floats_and_leaves_whole_numbers(good: Path) -> None:
     assert {p.dtype for p in placed.model.parameters()} == {torch.float64}
     assert placed.inputs.dtype == placed.targets.dtype == torch.int64
     assert placed.loss(placed.output()).dtype == torch.float64
+
+
+class Said(nn.Module):
+    def forward(self, *args: object, **kwargs: object) -> tuple[object, object]:
+        return args, kwargs
+
+
+@pytest.mark.parametrize(("inputs", "args", "kwargs"), [
+    (1, (1,), {}),
+    ((1, 2), (1, 2), {}),
+    ([1, {"x": 2}], (1, {"x": 2}), {}),
+    (({"x": 1},), ({"x": 1},), {}),
+    ({"x": 1, "y": 2}, (), {"x": 1, "y": 2}),
+    ({"*": (1, 2), "x": 3}, (1, 2), {"x": 3}),
+    ({"x": 3, "*": 1}, (1,), {"x": 3}),
+    ({"*": ({"x": 1},)}, ({"x": 1},), {}),
+])  # fmt: skip
+def test_the_forms_of_inputs(inputs: object, args: object, kwargs: object) -> None:
+    assert call(Said(), inputs) == (args, kwargs)
+
+
+def test_a_dict_that_was_meant_as_one_argument_is_told_how() -> None:
+    ref = ModelRef(target="net.py")
+    with pytest.raises(ModelFailed, match=r"gets it as \(dict,\)"), blaming(ref, {"x": torch.ones(1)}, "forward"):
+        call(nn.Linear(1, 1), {"x": torch.ones(1)})
+    with pytest.raises(ModelFailed) as failed, blaming(ref, torch.ones(1), "forward"):
+        call(nn.Linear(2, 1), torch.ones(1))
+    assert "dict" not in failed.value.hint

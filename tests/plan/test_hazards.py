@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
+from explorer.plan.hazard_case import Case, innermost
 from explorer.plan.hazards import hazards
 from explorer.plan.schedules import rows_of
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
@@ -226,3 +227,26 @@ class TestPipelineRules:
 
     def test_the_plan_of_the_run_is_taken(self) -> None:
         assert rules(hazards(self.NET, A, spec=spec(plan=plan(checkpoint="never")))) == ["nothing-recomputed"]
+
+
+fqns = st.lists(st.sampled_from("abc"), max_size=4).map(".".join)
+
+
+@given(st.sets(fqns), st.sets(fqns, min_size=1))
+def test_what_lies_under_what_is_found_along_the_names(below: set[str], tops: set[str]) -> None:
+    """By walking up each name: asking every pair takes seconds at a thousand blocks."""
+
+    def under(fqn: str, top: str) -> bool:
+        return fqn == top or not top or fqn.startswith(f"{top}.")
+
+    named = tuple(sorted(below))
+    assert innermost(named) == tuple(a for a in named if not any(a != b and under(b, a) for b in named))
+    net = ModelGraph(model=MODEL, blocks=tuple(map(block, named)), edges=())
+    stages = tuple((top,) for top in sorted(tops))
+    case = Case(net, Policy.recompute(sorted(tops)), PipelinePlan(stages=stages, n_microbatches=1))
+    assert [b.fqn for b in case.rerun] == [fqn for fqn in named if any(under(fqn, top) for top in tops)]
+    assert case.stage_of == {
+        fqn: stages.index((max((top for top in tops if under(fqn, top)), key=len),))
+        for fqn in named
+        if any(under(fqn, top) for top in tops)
+    }

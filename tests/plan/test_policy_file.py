@@ -216,3 +216,10 @@ def test_the_text_reads_well() -> None:
     assert text.startswith("# A policy of Checkpoint Explorer")
     assert "- blocks.0\n" in text and "- [blocks.1, blocks.2]\n" in text
     assert yaml.safe_load(text)["model"]["fingerprint"] == "12345678"
+
+
+def test_an_empty_section_is_a_sentence_or_nothing() -> None:
+    with pytest.raises(UnreadableFile, match=r"line 2: policy is empty; to recompute nothing, write policy: \{\}"):
+        policy_file.loads("version: 1\npolicy:\n")
+    file = policy_file.loads("version: 1\nmodel:\npolicy: {}\npipeline:\nevidence:\n")
+    assert file == PolicyFile(policy=Policy())
