@@ -129,16 +129,29 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
         gradient_bytes=sum(block.gradient_bytes for block in blocks),
         output_bytes=last.output_bytes,
         passed_bytes=min(block.passed_bytes for block in blocks),
+        returned_bytes=last.returned_bytes,
     )
 
 
+def _sent_gradient(costs: Sequence[ActionCost]) -> int | None:
+    """A first block that only views its input sends on the gradient that the next one made."""
+    known = [cost.sent_gradient_bytes for cost in costs]
+    return next((sent for sent in known if sent), known[0])
+
+
 def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
-    """Blocks one after another: times add; peaks are those of the worst moment on the way there and back."""
+    """Blocks one after another: times add; peaks are those of the worst moment on the way there and back.
+
+    What the last of them returns is not freed on the way back: whoever runs the stage holds it. It weighs on a block
+    as soon as one behind it has made a gradient of its own; until then the gradient is the one that was received.
+    """
     saved = [round(scale * cost.saved_bytes) for cost in costs]
+    returned = round(scale * max(blocks[-1].returned_bytes - min(block.passed_bytes for block in blocks), 0))
     forward_extra = backward_extra = first_extra = 0
     for k, cost in enumerate(costs):
         forward_extra = max(forward_extra, sum(saved[:k]) + round(scale * cost.forward_extra_bytes))
-        freed = sum(saved[k + 1 :])
+        behind = costs[k + 1 :]
+        freed = sum(saved[k + 1 :]) - (returned if any(cost.sent_gradient_bytes != 0 for cost in behind) else 0)
         made = sum(block.gradient_bytes for block in blocks[k + 1 :])
         backward_extra = max(backward_extra, round(scale * cost.backward_extra_bytes) - freed)
         own = blocks[k].gradient_bytes
@@ -154,6 +167,6 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
         forward_extra_bytes=forward_extra,
         backward_extra_bytes=backward_extra,
         first_backward_extra_bytes=first_extra,
-        sent_gradient_bytes=None if (sent := costs[0].sent_gradient_bytes) is None else round(scale * sent),
+        sent_gradient_bytes=None if (sent := _sent_gradient(costs)) is None else round(scale * sent),
         split=in_a_row(blocks, costs, scale),
     )

@@ -68,6 +68,9 @@ class BlockCost(Record):
     """What crosses the cut behind them, per microbatch; 0 behind the last."""
     passed_bytes: int = 0
     """Part of output_bytes that came in and goes on as it is: skips on their way, no bytes of these blocks."""
+    returned_bytes: int = 0
+    """What it hands on or, behind the last cut, returns: a stage that ends here holds it to the end of the
+    microbatch's backward."""
 
 
 class StageOverhead(Record):

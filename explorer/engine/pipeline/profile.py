@@ -50,7 +50,8 @@ def profile_blocks(
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
         fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)
         kept = _measured(fine, small, report)
-        everything = Policy.recompute([fqn for group in groups for fqn in group])
+        again = [group for j, group in enumerate(groups) if j not in kept.overwriting]
+        everything = Policy.recompute([fqn for group in again for fqn in group])
         recomputed = _measured(msgspec.structs.replace(fine, policy=everything), small, report)
         overhead = _mean([kept.overhead, recomputed.overhead])
         pipeline = kept.pipeline
@@ -69,6 +70,7 @@ def profile_blocks(
                     gradient_bytes=gradients[j],
                     output_bytes=0 if j == len(groups) - 1 else sum(m.n_bytes for m in pipeline.parts[j].metas_out),
                     passed_bytes=kept.passed[j],
+                    returned_bytes=sum(m.n_bytes for m in pipeline.parts[j].metas_out),
                 )
                 for j, (group, stage) in enumerate(zip(groups, pipeline.stages(), strict=True))
             ),
@@ -105,6 +107,8 @@ class _Measured:
     costs: list[ActionCost]
     passed: dict[int, int]
     overhead: StageOverhead
+    overwriting: set[int]
+    """Stretches that a checkpoint could not run again: their price is that of keeping."""
 
 
 def _measured(spec: RunSpec, loaded: Loaded, report: Report) -> _Measured:
@@ -123,7 +127,7 @@ def _measured(spec: RunSpec, loaded: Loaded, report: Report) -> _Measured:
                 bench.time()
         report(msgspec.structs.replace(progress, done=progress.done + k + 1))
     per_block = _weight_ms_per_block(fine, long)
-    return _Measured(fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long))
+    return _Measured(fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long), fine.overwriting)
 
 
 def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:

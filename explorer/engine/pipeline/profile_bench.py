@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from torch import Tensor
 
+from explorer.engine.diffs import same_bits
 from explorer.engine.pipeline.build import Pipeline
 from explorer.engine.pipeline.inproc import run_pass
 from explorer.engine.pipeline.split import StageModule
@@ -35,8 +36,12 @@ class Bench:
         self.split: Pipeline | None = None
         self._times: defaultdict[tuple[int, str], list[ActionTime]] = defaultdict(list)
         self.passed: dict[int, int] = {}
-        with _listening(pipeline, self._see_passed):
+        self.overwriting: set[int] = set()
+        """Stages that work in place on what they receive: a checkpoint could not run them again."""
+        self._came: dict[int, list[Tensor]] = {}
+        with _listening(pipeline, self._see_sent, before=self._see_received):
             run_pass(pipeline)
+        self._came.clear()
         split = dataclasses.replace(pipeline, rows=_rows("FIW", len(pipeline.parts)))
         try:
             run_pass(split)
@@ -44,9 +49,15 @@ class Bench:
             return  # costs of other schedules are as good as ever, and a run that splits says what is wrong
         self.split = split
 
-    def _see_passed(self, module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
+    def _see_received(self, module: StageModule, received: tuple[Tensor, ...]) -> None:
+        self._came[module.part.stage] = [tensor.detach().clone() for tensor in received]
+
+    def _see_sent(self, module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
+        stage = module.part.stage
         came = {tensor.untyped_storage().data_ptr() for tensor in received}
-        self.passed[module.part.stage] = sum(n_bytes(t) for t in sent if t.untyped_storage().data_ptr() in came)
+        self.passed[stage] = sum(n_bytes(t) for t in sent if t.untyped_storage().data_ptr() in came)
+        if not all(same_bits(was, now.detach()) for was, now in zip(self._came[stage], received, strict=True)):
+            self.overwriting.add(stage)
 
     def time(self) -> None:
         for pipeline in (self.pipeline, self.split):
@@ -126,9 +137,13 @@ def _watched_split(pipeline: Pipeline) -> tuple[RankMemory, ...]:
 
 
 @contextmanager
-def _listening(pipeline: Pipeline, hear: Callable[..., None]) -> Iterator[None]:
-    """`hear(module, received, sent)` after every stage's forward."""
+def _listening(
+    pipeline: Pipeline, hear: Callable[..., None], before: Callable[..., None] | None = None
+) -> Iterator[None]:
+    """`hear(module, received, sent)` after every stage's forward, `before(module, received)` before it."""
     hooks = [module.register_forward_hook(hear) for module in pipeline.modules]
+    if before is not None:
+        hooks += [module.register_forward_pre_hook(before) for module in pipeline.modules]
     try:
         yield
     finally:
@@ -145,17 +160,13 @@ class _Level:
     left: int = 0
 
 
-def _levels(memory: RankMemory) -> dict[str, _Level]:
-    """By action."""
-    levels: dict[str, _Level] = {name: _Level(0) for name in memory.actions}
-    before, seen = 0, set[str]()
+def _levels(memory: RankMemory) -> defaultdict[str, _Level]:
+    """By action. One that allocates and frees nothing (a view, work in place) is at no level: zero."""
+    levels = defaultdict[str, _Level](lambda: _Level(0))
+    before = 0
     for held, index in zip(memory.held_bytes, memory.action, strict=True):
         if index >= 0:
-            name = memory.actions[index]
-            if name not in seen:
-                seen.add(name)
-                levels[name] = _Level(before)
-            level = levels[name]
+            level = levels.setdefault(memory.actions[index], _Level(before))
             level.left = held - level.entry
             level.high = max(level.high, level.left)
         before = held

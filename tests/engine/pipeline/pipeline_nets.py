@@ -254,3 +254,24 @@ def chain(n_blocks: int = 6, batch: int = 8) -> Any:
 
 
 CHAIN = (*(f"layers.{k}" for k in range(6)), "head")
+
+
+def quiet(batch: int = 8) -> Any:
+    """Blocks that allocate nothing: work in place, nothing at all, a view."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(inplace=True), nn.Identity(), nn.Flatten(), nn.Linear(512, 512),
+        nn.ReLU(), nn.Linear(512, 4),
+    )  # fmt: skip
+    return net, (torch.randn(batch, 3, 8, 8), torch.randn(batch, 4)), F.mse_loss
+
+
+QUIET = tuple(map(str, range(7)))
+
+
+def returning(width: int = 32, batch: int = 8) -> Any:
+    """What the model returns is most of what it holds."""
+    net = nn.Sequential(*(Block(width, 0.0) for _ in range(4)), nn.Linear(width, 64 * width))
+    return net, (torch.randn(batch, 16, width), torch.randn(batch, 16, 64 * width)), F.mse_loss
+
+
+RETURNING = tuple(map(str, range(5)))

@@ -14,7 +14,8 @@ from explorer.plan.schedules import SCHEDULES
 from explorer.plan.stages import predict
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.policy import KEEP_ALL, Policy
-from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE
+from explorer.record.run import RunSpec
+from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE, QUIET, RETURNING
 from tests.engine.pipeline.plans import spec
 
 NETS = {"language": LANGUAGE, "carrying": CARRYING}
@@ -45,13 +46,35 @@ def test_peaks_by_rank_are_those_of_the_run(
     policy = Policy.recompute(NETS[net]) if recomputed else KEEP_ALL
     n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
     plan = spec(net, NETS[net], n_stages, policy, arguments=WIDE, schedule=schedule)
+    found = off(profiles[net], plan)
+    assert max(map(abs, found)) < TOLERANCE, found
+
+
+def off(said: PipelineProfile, plan: RunSpec) -> list[float]:
+    """By rank, how far the predicted peak is from the measured one."""
     assert plan.plan is not None
     pipeline = build(plan)
     trace = run_pass(pipeline, memory=True)
     measured = trace.memory(pipeline, tuple(trace.actions), range(len(pipeline.rows)))
-    predicted = predict(profiles[net], plan.plan, policy).memory
-    off = [(one.peak_bytes or 0) / (other.peak_bytes or 1) - 1 for one, other in zip(predicted, measured, strict=True)]
-    assert max(map(abs, off)) < TOLERANCE, off
+    predicted = predict(said, plan.plan, plan.policy).memory
+    return [(p.peak_bytes or 0) / (m.peak_bytes or 1) - 1 for p, m in zip(predicted, measured, strict=True)]
+
+
+@pytest.mark.parametrize("recomputed", [(), ("0", "4", "5", "6")], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("n_stages", [2, 3])
+def test_blocks_that_allocate_nothing_have_a_price(n_stages: int, recomputed: tuple[str, ...]) -> None:
+    plan = spec("quiet", QUIET, n_stages, Policy.recompute(recomputed))
+    said = profile_blocks(plan, tuple((fqn,) for fqn in QUIET), n_microbatches=4)
+    assert said.blocks[2].kept.saved_bytes == said.blocks[3].kept.saved_bytes == 0
+    # Work in place overwrites what a checkpoint would start from again.
+    assert said.blocks[1].recomputed.recompute_ms == 0.0
+    assert max(map(abs, off(said, plan))) < 0.01
+
+
+def test_what_a_model_returns_is_held_while_its_last_blocks_run_again() -> None:
+    plan = spec("returning", RETURNING, 2, Policy.recompute(RETURNING[:4]), schedule="1F1B")
+    said = profile_blocks(plan, tuple((fqn,) for fqn in RETURNING), n_microbatches=4)
+    assert max(map(abs, off(said, plan))) < 0.01
 
 
 def test_a_split_backward_is_measured_in_both_halves(profiles: dict[str, PipelineProfile]) -> None:
