@@ -16,6 +16,7 @@ from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.view.blocks import chart_rows, row_sum
+from explorer.view.cost import uncounted_in_words
 from explorer.view.cut_short import what_failed
 from explorer.view.headline import headlines
 from explorer.view.rows import Row
@@ -106,6 +107,8 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
             figure.label, f"[bold]{escape(figure.value)}[/]", f"[{tone}]{escape(figure.delta)}[/]", f"[dim]{origin}[/]"
         )
     console.print(table)
+    if left_out := uncounted_in_words(run.candidate if isinstance(run, Comparison) else run):
+        console.print(f"  [yellow]{escape(left_out)}.[/]")
     console.print()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from explorer.engine.stopwatch import BlockSamples
-from explorer.engine.tracker import BACKWARD, FORWARD, RECOMPUTE, Tracker
+from explorer.engine.story import as_ints
+from explorer.engine.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
 from explorer.record.measurement import ROLES, Allocations, BlockBill, PhaseSpan
 from explorer.record.policy import Policy
 
@@ -54,6 +55,13 @@ def bills(
         )
         for i, fqn in enumerate(tracker.fqns)
     )
+
+
+def uncounted(tracker: Tracker) -> dict[str, int]:
+    """Calls of operators that FLOPs leave out for want of a formula, the optimizer's apart: it is in no FLOPs."""
+    names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
+    calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
+    return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}
 
 
 class _Tree:

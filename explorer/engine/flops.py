@@ -1,18 +1,20 @@
-"""FLOPs counted from shapes by torch's own formulas, plus the operators torch has no formula for.
+"""FLOPs counted from shapes by torch's own formulas, plus the operators torch has no formula for, or a wrong one.
 
-Torch counts fused attention on CUDA only and fused recurrent layers nowhere; without their operators the same model
-would cost less on one device than on the other.
+Torch counts fused attention on CUDA only and fused recurrent layers and grouped products nowhere; without their
+operators the same model would cost less on one device than on the other. Of a convolution's backward it counts the
+gradient of the weight as if every output channel met every input channel: `groups` times too many.
 A multiply-add is two FLOPs; element-wise operators count as nothing (torch.utils.flop_counter).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import conv_flop_count, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 aten = torch.ops.aten
 
@@ -24,8 +26,14 @@ def formula(operator: Any) -> Formula | None:
 
     `operator` is what a dispatch mode is handed: an OpOverload, or a higher-order operator.
     """
-    packet = getattr(operator, "_overloadpacket", operator)
+    packet = functional(getattr(operator, "_overloadpacket", operator))
     return OURS.get(packet) or _of_shapes(flop_registry.get(packet))
+
+
+def functional(packet: Any) -> Any:
+    """`aten.addmm` for `aten.addmm_`, which takes the same arguments."""
+    name = str(getattr(packet, "__name__", ""))
+    return getattr(aten, name[:-1], packet) if name.endswith("_") and packet is getattr(aten, name, None) else packet
 
 
 def _of_shapes(torchs: Formula | None) -> Formula | None:
@@ -49,6 +57,66 @@ def _shapes(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape
     return tuple(_shapes(part) for part in value) if isinstance(value, (tuple, list)) else value
+
+
+def _product(_: Any, left: Any, right: Any, *__: Any, out_val: Any = None, **___: Any) -> int:
+    """Of addmv and addbmm: each element of `left` meets each column of `right`."""
+    return 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
+
+
+def _of_vectors(left: Any, right: Any, *, out_val: Any = None) -> int:
+    """Of mv, dot and vdot: each element of `left` once."""
+    return 2 * int(left.numel())
+
+
+def _of_each(left: Sequence[Any], right: Sequence[Any], *_: Any, out_val: Any = None, **__: Any) -> int:
+    return sum(2 * one.numel() * int(other.shape[-1]) for one, other in zip(left, right))
+
+
+def _grouped(left: Any, right: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    """Rows of `left` (or columns of `right`) are dealt out to groups, or what they share is: all of them, by shape."""
+    if left.dim() == 2:
+        return int(2 * left.numel() * right.shape[-1])
+    return int(2 * left.numel() * right.shape[-1]) if right.dim() == 3 else int(2 * out_val.numel() * left.shape[-1])
+
+
+def _trilinear(*args: Any, out_val: Any = None) -> int:
+    """Two products, the first summed over what the third factor does not know; see Bilinear in torch's Linear.cpp."""
+    factors, expanded, summed = args[:3], args[3:6], args[6]
+    unroll_dim = args[7] if len(args) > 7 else 1
+    n_dims = factors[0].dim() + len(expanded[0])
+    sizes = [_with_ones(factor.shape, places, n_dims) for factor, places in zip(factors, expanded)]
+    full = [max(column) for column in zip(*sizes)]
+    first = [full[i] if i == unroll_dim else max(sizes[0][i], sizes[1][i]) for i in range(n_dims)]
+    gone = [i for i in summed if i in expanded[2] and i != unroll_dim]
+    return 2 * prod(first) + 2 * prod(size for i, size in enumerate(full) if i not in gone)
+
+
+def _with_ones(shape: Sequence[int], places: Sequence[int], n_dims: int) -> list[int]:
+    rest = iter(shape)
+    return [1 if i in places else next(rest) for i in range(n_dims)]
+
+
+def _euclidean(left: Any, right: Any, *_: Any, out_val: Any = None) -> int:
+    """|a - b|² = |a|² - 2ab + |b|², as one product of vectors that are longer by two."""
+    return int(2 * left.numel() // left.shape[-1] * (left.shape[-1] + 2) * right.shape[-2])
+
+
+def _cdist(left: Any, right: Any, p: float, mode: int | None = None, *, out_val: Any = None) -> int:
+    """Element-wise up to 25 vectors a side, a product above, as torch.cdist documents; modes 1 and 2 override that."""
+    is_product = p == 2 and (mode == 1 or (not mode and max(left.shape[-2], right.shape[-2]) > 25))
+    return _euclidean(left, right) if is_product else 0
+
+
+def _conv_tbc(tokens: Any, weight: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
+    return int(2 * out_val.numel() * weight.shape[0] * weight.shape[1])
+
+
+def _convolution_backward(grad: Any, tokens: Any, weight: Any, *args: Any, out_val: Any = None) -> int:
+    """The gradient of the input and that of the weight each take as many multiply-adds as forward."""
+    transposed, wanted = args[-4], args[-1]
+    forward = conv_flop_count(list(tokens.shape), list(weight.shape), list(grad.shape), transposed=transposed)
+    return int(forward * sum(wanted[:2]))
 
 
 def _attention(query: Any, key: Any, value: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
@@ -88,6 +156,16 @@ def _named(*names: str) -> list[Any]:
 
 
 OURS: dict[Any, Formula] = {
+    **dict.fromkeys(_named("convolution_backward", "convolution_backward_overrideable"), _convolution_backward),
+    **dict.fromkeys(_named("mv", "dot", "vdot"), _of_vectors),
+    **dict.fromkeys(_named("addmv", "addbmm"), _product),
+    **dict.fromkeys(_named("_foreach_mm"), _of_each),
+    **dict.fromkeys(_named("_int_mm"), flop_registry[aten.mm]),
+    **dict.fromkeys(_named("_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2"), _grouped),
+    **dict.fromkeys(_named("_trilinear"), _trilinear),
+    **dict.fromkeys(_named("_euclidean_dist"), _euclidean),
+    **dict.fromkeys(_named("_cdist_forward"), _cdist),
+    **dict.fromkeys(_named("conv_tbc"), _conv_tbc),
     **dict.fromkeys(_named("_scaled_dot_product_flash_attention_for_cpu"), _attention),
     **dict.fromkeys(_named("_scaled_dot_product_flash_attention_for_cpu_backward"), _attention_backward),
     **dict.fromkeys(_named("mkldnn_rnn_layer"), _mkldnn_rnn),

@@ -18,7 +18,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.apply import apply_policy
-from explorer.engine.bills import bills
+from explorer.engine.bills import bills, uncounted
 from explorer.engine.clocks import ClockName
 from explorer.engine.device import Device, device_of
 from explorer.engine.limits import failure_of, is_out_of_memory
@@ -162,6 +162,7 @@ def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, en
         peaks=run.peaks,
         blocks=bill,
         times=timed.times(device.clock().name),
+        uncounted_ops=uncounted(tracker) if tracker is not None else {},
         loss=run.loss,
         warnings=tuple(run.said),
         failure=run.failure or timed.failure,

@@ -1,7 +1,7 @@
 """Records one step of one run with both instruments, then once more with the allocator alone.
 
 Nobody who watches is free: fused paths may step aside for a dispatch mode (nn.MultiheadAttention does), so the step
-is repeated unwatched, and a difference between the two peaks is said in words.
+is repeated unwatched with the same random numbers, and a difference between the two peaks is said in words.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from explorer.engine.device import Device
 from explorer.engine.existing import existing_tensors, optimizer_tensors, storage_bytes
 from explorer.engine.limits import failure_of, is_out_of_memory, out_of_memory
 from explorer.engine.load import Loaded
+from explorer.engine.rng import RngState
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.tracker import Tracker
 from explorer.errors import ExplorerError
@@ -61,18 +62,23 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     device.release()
     with _heard(run), _failures_kept(run):
         trainee = prepare(spec, loaded)
+        # Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's doing.
+        drawn = RngState.capture(trainee.model)
         with _failures_kept(run):
             meter("warming up")
             with device.limited(spec.memory_limit_bytes):
                 run.loss = run_step(trainee)
             meter("warming up under the tracker")
+            drawn.restore()
             with tracker_of(trainee), device.limited(spec.memory_limit_bytes):
                 run_step(trainee)
         device.release()
         meter("recording the step")
+        drawn.restore()
         watched_step(run, trainee, device)
         if run.failure is None:
             meter("recording the step without the tracker")
+            drawn.restore()
             _step_alone(run, trainee, device)
     return run
 

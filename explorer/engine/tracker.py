@@ -30,6 +30,7 @@ from explorer.engine.flops import formula
 from explorer.engine.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.scopes import BlockScopes, Frame
 from explorer.engine.storages import NONE, Existing, Storages, parts
+from explorer.engine.uncounted import is_uncounted
 from explorer.record.measurement import PHASES, Phase
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
@@ -76,6 +77,8 @@ class Tracker(TorchDispatchMode):
         self.scopes = BlockScopes(model, self, segments=segments, new_frame=_Numbered)
         self.fqns = self.scopes.fqns
         self.op_names: list[str] = [""]
+        self.uncounted: list[int] = []
+        """Those of `op_names` whose FLOPs nobody has a formula for."""
         self.ops = array("q")
         self.storages = Storages(device, self.scopes.index)
         self.scene_ns, self.scene_phase = array("q"), array("q")
@@ -177,6 +180,8 @@ class Tracker(TorchDispatchMode):
             known = VIEW
         else:
             known = (len(self.op_names), formula(func))
+            if is_uncounted(func):
+                self.uncounted.append(known[0])
             self.op_names.append(str(func))
         self._known_ops[func] = known
         return known

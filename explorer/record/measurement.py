@@ -165,7 +165,10 @@ class Samples(Record):
 
     @property
     def spread_ms(self) -> float | None:
-        """Half the distance between the quartiles; None below two readings."""
+        """Half the distance between the quartiles, about one standard deviation of what a next run would show.
+
+        None below two readings.
+        """
         if len(self.ms) < 2:
             return None
         low, _, high = statistics.quantiles(self.ms, n=4, method="inclusive")
@@ -213,6 +216,8 @@ class Measurement(Record):
     peaks: AllocatorPeaks = AllocatorPeaks()
     blocks: tuple[BlockBill, ...] = ()
     times: Times | None = None
+    uncounted_ops: dict[str, int] = {}
+    """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""
@@ -318,7 +323,10 @@ class Measurement(Record):
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
-    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs."""
+    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs.
+
+    The spread is no bound: with five pairs about one run in three falls outside of it.
+    """
     pairs: Sequence[float] = [a / b for a, b in zip(candidate.ms, baseline.ms) if b]
     if len(pairs) < 2:
         return None

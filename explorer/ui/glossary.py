@@ -11,8 +11,9 @@ SAVED = (
     "keeps only its input and makes the rest again."
 )
 COST = (
-    "What recomputing costs: floating-point operations are counted exactly; time is measured by alternating runs, "
-    "with the spread of the readings behind the ±."
+    "What recomputing costs. Floating-point operations of matrix products, convolutions, attention and recurrent "
+    "layers are counted exactly, element-wise work is not in them. Time is measured by alternating runs: the ± is half "
+    "the distance between the quartiles, about one standard deviation, so one run in three falls outside."
 )
 GRADIENTS = (
     "Every gradient of the candidate is compared with the baseline's. Bitwise equal: not one bit differs. Rounding: "

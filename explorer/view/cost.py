@@ -12,7 +12,7 @@ from explorer.view.blocks import NO_BILL, block_names, chart_rows, row_sum
 from explorer.view.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.figure import bars, empty, figure, hatch
 from explorer.view.rows import Row
-from explorer.view.units import NOT_MEASURED, change, flop_axis, flops, milliseconds, percent
+from explorer.view.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
 
 QUESTION = "Which blocks compute twice?"
 QUESTION_OF_TIME = "How long does each block take?"
@@ -121,6 +121,14 @@ def recompute_cost_table(comparison: Comparison) -> list[dict[str, Any]]:
 def recompute_cost_alt(comparison: Comparison) -> str:
     """The charts in one sentence, for a screen reader."""
     return f"Bars of the FLOPs of each block. {_answer(comparison)}. {time_answer(comparison)}."
+
+
+def uncounted_in_words(run: Measurement) -> str:
+    """`FLOPs leave out aten._fft_r2c.default (4 calls): no formula is known`; the empty string: nothing is left out."""
+    if not run.uncounted_ops:
+        return ""
+    named = [f"{name} ({count(n, 'call')})" for name, n in run.uncounted_ops.items()]
+    return f"FLOPs leave out {', '.join(named)}: no formula is known, so the true figures are higher"
 
 
 def inside_noise(one: Samples, other: Samples) -> bool:

@@ -8,7 +8,7 @@ from typing import Literal
 from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
-from explorer.view.cost import ratio_inside_noise
+from explorer.view.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.counters import peaks_in_words
 from explorer.view.cut_short import peak_and_end, peak_in_words, what_failed
 from explorer.view.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
@@ -36,8 +36,12 @@ PEAK = "The most memory held at any moment of the training step; the device must
 SAVED = (
     "Intermediate results that forward keeps because backward needs them; recomputing a block frees most of its own."
 )
-FLOP = "Arithmetic operations of one step, counted exactly: recomputed blocks run part of their forward a second time."
-TIME = "Time of one step without recording, median and half the distance between the quartiles of repeated steps."
+FLOP = (
+    "Arithmetic of one step's matrix products, convolutions and attention, counted exactly; element-wise work is not."
+)
+TIME = (
+    "Median time of a step without recording; ± is half the quartile distance, about one standard deviation, no bound."
+)
 SAME = "Each gradient of the candidate compared with the baseline's, bit by bit; an equal loss would prove nothing."
 POLICY = "Blocks that ran forward again during backward, of those the policy names: proof that it took effect."
 
@@ -89,7 +93,7 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
     plain = [
         ("step_peak_bytes", "Step peak", peak_and_end(run), _with_allocator(PEAK, run)),
         ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
-        ("total_flops", "FLOPs", flops(run.total_flops), FLOP),
+        ("total_flops", "FLOPs", flops(run.total_flops), _with_uncounted(FLOP, run)),
         ("step_ms", "Step time", milliseconds(step), TIME),
     ]
     found = [
@@ -105,6 +109,11 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
 def _with_allocator(tooltip: str, run: Measurement) -> str:
     own = peaks_in_words(run)
     return f"{tooltip} The {own}." if own else tooltip
+
+
+def _with_uncounted(tooltip: str, run: Measurement) -> str:
+    left_out = uncounted_in_words(run)
+    return f"{tooltip} {left_out}." if left_out else tooltip
 
 
 def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | None]) -> Headline:
@@ -136,7 +145,7 @@ def _flops(base: Measurement, cand: Measurement) -> Headline:
         delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
         tone="neutral" if not moved else "bad" if moved > 0 else "good",
         origin=("counted",),
-        tooltip=FLOP,
+        tooltip=_with_uncounted(FLOP, cand),
     )
 
 

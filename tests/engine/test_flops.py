@@ -55,6 +55,72 @@ def test_a_fused_lstm_multiplies_each_token_with_each_weight(n_layers: int) -> N
     assert counted(out.sum().backward) == 2 * 2 * 3 * 5 * n_weights
 
 
+OFFSETS = torch.tensor([3, 8], dtype=torch.int32)
+POINT = 2 * 2 * 64 * 6 * 9  # two FLOPs, two images of 8 x 8 points, six output channels, a kernel of 3 x 3
+# Forward and backward by hand, in multiply-adds of two FLOPs: backward makes two gradients, each at the price of
+# forward. A channel of a grouped convolution meets the channels of its own group alone.
+BY_HAND: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]], int, int]] = {
+    "dense": (lambda x, w: F.conv2d(x, w, padding=1), [(2, 6, 8, 8), (6, 6, 3, 3)], 6 * POINT, 12 * POINT),
+    "depthwise": (
+        lambda x, w: F.conv2d(x, w, padding=1, groups=6), [(2, 6, 8, 8), (6, 1, 3, 3)], POINT, 2 * POINT,
+    ),
+    "grouped": (
+        lambda x, w: F.conv2d(x, w, padding=1, groups=2), [(2, 6, 8, 8), (6, 3, 3, 3)], 3 * POINT, 6 * POINT,
+    ),
+    "one dimension": (
+        lambda x, w: F.conv1d(x, w, groups=4), [(2, 4, 10), (8, 1, 3)], 2 * 2 * 8 * 8 * 3, 2 * 2 * 2 * 8 * 8 * 3,
+    ),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, groups=3), [(2, 6, 5, 5), (6, 4, 3, 3)],
+        2 * 2 * 25 * 6 * 4 * 9, 2 * 2 * 2 * 25 * 6 * 4 * 9,
+    ),
+    "tokens first": (
+        lambda x, w, b: torch.conv_tbc(x, w, b), [(9, 2, 3), (3, 3, 4), (4,)], 2 * 7 * 2 * 9 * 4, 2 * 2 * 7 * 2 * 9 * 4,
+    ),
+    "rows dealt out to experts": (
+        lambda x, w: F.grouped_mm(x, w, offs=OFFSETS), [(8, 8), (2, 8, 16)], 2 * 8 * 8 * 16, 2 * 2 * 8 * 8 * 16,
+    ),
+    "one product an expert": (
+        lambda x, w: F.grouped_mm(x, w), [(2, 8, 8), (2, 8, 16)], 2 * 2 * 8 * 8 * 16, 2 * 2 * 2 * 8 * 8 * 16,
+    ),
+    # Two products each time: one over three or four of the sizes b 3, o 4, i 5, j 7, then one over the rest.
+    "bilinear": (
+        F.bilinear, [(3, 5), (3, 7), (4, 5, 7)],
+        2 * (3 * 4 * 5 * 7 + 3 * 4 * 7), 2 * (2 * 420 + (3 * 4 * 5 + 420) + (420 + 3 * 4 * 7)),
+    ),
+    # |a - b|² as one product of vectors longer by two; backward is two plain products.
+    "distances": (torch.cdist, [(2, 30, 3), (2, 7, 3)], 2 * 2 * 30 * 7 * (3 + 2), 2 * (2 * 2 * 30 * 7 * 3)),
+    # The gradient of the matrix is an outer product, element by element.
+    "matrix and vector": (torch.mv, [(5, 6), (6,)], 2 * 5 * 6, 2 * 5 * 6),
+    "matrix, vector and sum": (torch.addmv, [(5,), (5, 6), (6,)], 2 * 5 * 6, 2 * 5 * 6),
+    "two vectors": (torch.dot, [(6,), (6,)], 2 * 6, 0),
+    "sum of products": (
+        torch.addbmm, [(4, 5), (3, 4, 6), (3, 6, 5)], 2 * 3 * 4 * 5 * 6, 2 * 2 * 3 * 4 * 5 * 6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_forward_and_backward_count_what_a_hand_counts(case: str) -> None:
+    function, shapes, forward, backward = BY_HAND[case]
+    values = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    out = function(*values)
+    slope = torch.ones_like(out)
+    assert counted(lambda: function(*values)) == forward
+    assert counted(lambda: out.backward(slope)) == backward
+
+
+def test_an_input_that_needs_no_gradient_saves_half_of_a_convolutions_backward() -> None:
+    weight = torch.randn(6, 1, 3, 3, requires_grad=True)
+    out = F.conv2d(torch.randn(2, 6, 8, 8), weight, padding=1, groups=6).sum()
+    assert counted(out.backward) == POINT
+
+
+def test_a_product_written_into_its_first_argument_counts_as_any_other() -> None:
+    left, right = torch.randn(4, 6), torch.randn(6, 5)
+    assert counted(lambda: torch.zeros(4, 5).addmm_(left, right)) == 2 * 4 * 6 * 5
+
+
 # One batch entry of the reference GPT (width 256, 6 blocks, 128 tokens, vocabulary 1000, explicit attention):
 # every matrix product scales with the batch, so the ratios are those of any batch.
 REFERENCE = {"width": 256, "depth": 6, "length": 128, "vocabulary": 1000, "batch": 1}

@@ -158,3 +158,21 @@ class Convolutions(nn.Module):
 
 def convolutions() -> tuple[Any, ...]:
     return Convolutions(), torch.randn(2, 3, 16, 16)
+
+
+class DroppedLayers(nn.Module):
+    """LayerDrop: each layer takes part in half of the steps."""
+
+    def __init__(self, width: int, depth: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            if torch.rand(()) < 0.5:
+                x = layer(x)
+        return x
+
+
+def dropped_layers(*, width: int = 32, depth: int = 12, batch: int = 512) -> tuple[Any, ...]:
+    return DroppedLayers(width, depth), torch.randn(batch, width, requires_grad=True)

@@ -18,6 +18,15 @@ def test_a_good_policy() -> None:
     assert (strip["n_recompute"].value, strip["n_recompute"].tone) == ("6 of 6 blocks", "neutral")
 
 
+def test_what_flops_leave_out_stands_beside_them() -> None:
+    pair = compared()
+    left_out = msgspec.structs.replace(pair.candidate, uncounted_ops={"aten.linalg_qr.default": 12})
+    for run in (left_out, msgspec.structs.replace(pair, candidate=left_out)):
+        strip = {head.label: head for head in headlines(run)}
+        assert "FLOPs leave out aten.linalg_qr.default (12 calls)" in strip["FLOPs"].tooltip
+    assert "leave out" not in {head.label: head for head in headlines(pair)}["FLOPs"].tooltip
+
+
 def test_keys_are_those_of_json() -> None:
     pair = compared()
     known = set(pair.headlines()) | set(pair.candidate.headlines()) | {"n_recompute"}

@@ -15,6 +15,7 @@ from explorer.view.cost import (
     recompute_time,
     step_time,
     time_answer,
+    uncounted_in_words,
 )
 from explorer.view.units import flops, milliseconds
 
@@ -29,6 +30,8 @@ def cost_panel(comparison: Comparison) -> None:
         [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],
         key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
     )  # fmt: skip
+    if left_out := uncounted_in_words(comparison.candidate):
+        st.caption(f":orange[{left_out}.]")
     view = st.segmented_control(
         "View",
         [OPERATIONS, TIME, STEP],
