@@ -59,7 +59,7 @@ class RankForecast:
             return held + split.input_extra_bytes, after
         first = stage not in self._with_gradient
         self._with_gradient.add(stage)
-        after = held - cost.saved_bytes + self._sent_output(stage, i)
+        after = held - cost.saved_bytes + self._sent_output(stage, i) + self.costs[stage].loss_bytes
         after += self.costs[stage].gradient_bytes if first else 0
         if kind == "W":
             extra = split.first_weight_extra_bytes if first else split.weight_extra_bytes

@@ -59,6 +59,7 @@ def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) ->
                 receive_bytes=round(scale * parts[stage - 1][-1].output_bytes) if stage else 0,
                 gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if stage < len(parts) - 1 else 0,
                 passed_bytes=round(scale * min(block.passed_bytes for block in blocks)),
+                loss_bytes=round(scale * blocks[-1].loss_bytes),
             )
         )
     return tuple(costs)
@@ -130,6 +131,7 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
         output_bytes=last.output_bytes,
         passed_bytes=min(block.passed_bytes for block in blocks),
         returned_bytes=last.returned_bytes,
+        loss_bytes=last.loss_bytes,
     )
 
 
@@ -146,7 +148,8 @@ def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: flo
     as soon as one behind it has made a gradient of its own; until then the gradient is the one that was received.
     """
     saved = [round(scale * cost.saved_bytes) for cost in costs]
-    returned = round(scale * max(blocks[-1].returned_bytes - min(block.passed_bytes for block in blocks), 0))
+    last, passed = blocks[-1], min(block.passed_bytes for block in blocks)
+    returned = round(scale * (max(last.returned_bytes - passed, 0) + last.loss_bytes))
     forward_extra = backward_extra = first_extra = 0
     for k, cost in enumerate(costs):
         forward_extra = max(forward_extra, sum(saved[:k]) + round(scale * cost.forward_extra_bytes))

@@ -71,6 +71,8 @@ class BlockCost(Record):
     returned_bytes: int = 0
     """What it hands on or, behind the last cut, returns: a stage that ends here holds it to the end of the
     microbatch's backward."""
+    loss_bytes: int = 0
+    """Behind the last cut: part of saved_bytes that the loss keeps until the step ends."""
 
 
 class StageOverhead(Record):
@@ -108,3 +110,5 @@ class StageCost(Record):
     """Gradients it receives per microbatch; 0 for the last stage."""
     passed_bytes: int = 0
     """Part of what it sends per microbatch that it received, and sends on as it is."""
+    loss_bytes: int = 0
+    """What the loss of each microbatch keeps until the step ends; 0 but for the last stage."""

@@ -34,6 +34,8 @@ class Trace:
     actions: list[ActionTime] = field(default_factory=list)
     """On the clock of this process: one after another."""
     losses: dict[int, float] = field(default_factory=dict)
+    loss_bytes: int = 0
+    """What the loss of one microbatch keeps until the step ends: torch's mean may hold what it was the mean of."""
     calls: CallCount = field(default_factory=CallCount)
     mail: Mail = field(default_factory=dict)
     """Everything that crossed a boundary, on the CPU; empty unless asked for."""
@@ -76,7 +78,9 @@ def run_pass(
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
         stack.enter_context(counting_calls(pipeline, trace.calls))
         _Pass(pipeline, runners, trace, device, mail, keep_mail).run(order, report)
-    trace.losses = {i: float(loss.detach()) for runner in runners.values() for i, loss in sorted(runner.losses.items())}
+    losses = {i: loss.detach() for runner in runners.values() for i, loss in sorted(runner.losses.items())}
+    trace.losses = {i: float(loss) for i, loss in losses.items()}
+    trace.loss_bytes = max((loss.untyped_storage().nbytes() for loss in losses.values()), default=0)
     return trace
 
 

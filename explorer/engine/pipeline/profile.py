@@ -71,6 +71,7 @@ def profile_blocks(
                     output_bytes=0 if j == len(groups) - 1 else sum(m.n_bytes for m in pipeline.parts[j].metas_out),
                     passed_bytes=kept.passed[j],
                     returned_bytes=sum(m.n_bytes for m in pipeline.parts[j].metas_out),
+                    loss_bytes=kept.loss_bytes if j == len(groups) - 1 else 0,
                 )
                 for j, (group, stage) in enumerate(zip(groups, pipeline.stages(), strict=True))
             ),
@@ -107,6 +108,7 @@ class _Measured:
     costs: list[ActionCost]
     passed: dict[int, int]
     overhead: StageOverhead
+    loss_bytes: int
     overwriting: set[int]
     """Stretches that a checkpoint could not run again: their price is that of keeping."""
 
@@ -127,7 +129,9 @@ def _measured(spec: RunSpec, loaded: Loaded, report: Report) -> _Measured:
                 bench.time()
         report(msgspec.structs.replace(progress, done=progress.done + k + 1))
     per_block = _weight_ms_per_block(fine, long)
-    return _Measured(fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long), fine.overwriting)
+    return _Measured(
+        fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long), fine.loss_bytes, fine.overwriting
+    )
 
 
 def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:

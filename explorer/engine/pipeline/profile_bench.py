@@ -40,7 +40,7 @@ class Bench:
         """Stages that work in place on what they receive: a checkpoint could not run them again."""
         self._came: dict[int, list[Tensor]] = {}
         with _listening(pipeline, self._see_sent, before=self._see_received):
-            run_pass(pipeline)
+            self.loss_bytes = run_pass(pipeline).loss_bytes
         self._came.clear()
         split = dataclasses.replace(pipeline, rows=_rows("FIW", len(pipeline.parts)))
         try:
@@ -88,7 +88,9 @@ class Bench:
         levels = _levels(memory)
         forward, first_back, back = (levels[f"{stage}{name}"] for name in ("F0", "B0", "B1"))
         last = len(self.pipeline.parts) - 1
-        made = sum(m.n_bytes for m in self.pipeline.parts[stage].metas_out) - self.passed[stage] if stage < last else 0
+        made = self.loss_bytes
+        if stage < last:
+            made = sum(m.n_bytes for m in self.pipeline.parts[stage].metas_out) - self.passed[stage]
         return ActionCost(
             forward_ms=self.ms(stage, "F"),
             backward_ms=self.ms(stage, "B"),
@@ -97,7 +99,7 @@ class Bench:
             forward_extra_bytes=forward.high,
             first_backward_extra_bytes=first_back.high,
             backward_extra_bytes=back.high,
-            # What was saved is gone; what was sent either way is still held here.
+            # What was saved is gone; what was sent either way, or the loss, is still held here.
             sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
         )
 
