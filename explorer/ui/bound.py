@@ -1,26 +1,39 @@
-"""Widgets that take a value and give one back: records own the truth, widgets only show it."""
+"""Widgets that show a record and change it: the record owns the truth, and a widget lives as long as it tells it.
+
+    a person chooses ──▶ callback: the record is changed, before anything is drawn ──▶ the same widget, same value
+    undo, a link, an import, another model, a number that was refused ──▶ the record says something else than the
+    widget ──▶ another widget takes its place, with the record's value
+
+Another widget, by its key, because the browser owns the value of the one that it has: it would send an old value back,
+from a popover that is closed too.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import streamlit as st
 
 
-def show(key: str, value: Any) -> str:
-    """Makes the widget `key` show `value` where the record changed; what a person has just chosen stands.
+class Bound(NamedTuple):
+    """What a widget is given: its key, the record's value as its default, and what to do with a choice."""
 
-    Returns `key`.
-    """
-    shown = st.session_state.setdefault("shown_values", {})
-    chosen = key in st.session_state and shown.get(key, value) == value
-    # Set on every run: a widget in a closed popover is made by the browser later, and would show its default then.
-    st.session_state[key] = st.session_state[key] if chosen else value
-    shown[key] = value
-    return key
+    key: str
+    value: Any
+    on_change: Callable[[], None]
 
 
-def taken(key: str, value: Any) -> None:
-    """In the callback of the widget `key`: what was chosen there made the record `value`."""
-    st.session_state[key] = value
-    st.session_state["shown_values"][key] = value
+def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
+    """For a widget that shows the record's `value`; `take` writes into the record what a person chooses."""
+    told: dict[str, tuple[int, Any]] = st.session_state.setdefault("bound", {})
+    n, shown = told.get(name, (0, value))
+    n += shown != value
+    told[name] = (n, value)
+    key = f"{name}~{n}" if n else name
+
+    def changed() -> None:
+        told[name] = (n, st.session_state[key])
+        take(st.session_state[key])
+
+    return Bound(key, value, changed)

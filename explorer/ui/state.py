@@ -26,6 +26,8 @@ from explorer.view.nesting import ancestors, default_open
 
 KEPT_STEPS = 100
 """Undo goes back this far."""
+BY_ROLE = "by role"
+"""The view of the memory chart that shows a selected block; None: both runs."""
 State = dict[str, Any]
 
 
@@ -79,7 +81,7 @@ def fresh(spec: RunSpec) -> State:
         "failure": None,
         "tick": None,
         "redraw": False,
-        "by_role": False,
+        "view": None,
         "jump": None,
         "n_jumps": 0,
         "message": "",
@@ -113,6 +115,19 @@ def choose(state: State, spec: RunSpec) -> None:
     to_address(state)
 
 
+def set_option(state: State, graph: ModelGraph | None, name: str, value: Any) -> None:
+    """One option of the step, or of its policy: that is a step of undo too."""
+    spec = spec_of(state)
+    if name not in Policy.__struct_fields__:
+        choose(state, msgspec.structs.replace(spec, **{name: value}))
+        return
+    policy = msgspec.structs.replace(spec.policy, **{name: value})
+    if graph is not None:
+        set_policy(state, policy, graph)
+    else:
+        choose(state, msgspec.structs.replace(spec, policy=policy))
+
+
 def marks_of(state: State, graph: ModelGraph) -> State:
     """The state of the drawn graph, made on first use from the policy."""
     found: State | None = state["marks"]
@@ -134,7 +149,7 @@ def absorb(state: State, graph: ModelGraph, *, until_press: bool = False) -> Non
     if not block_graph.adopt(marks, said, until_press=until_press):
         return
     if marks["selected"] != selected:
-        state["redraw"], state["by_role"] = True, bool(marks["selected"])
+        state["redraw"], state["view"] = True, BY_ROLE if marks["selected"] else None
     policy = spec_of(state).policy
     if set(marks["on"]) != set(policy.blocks):
         _record(state, decision.policy_after(policy, marks["on"], graph))
@@ -156,7 +171,7 @@ def undo(state: State, graph: ModelGraph, *, forward: bool = False) -> None:
     if not state[source]:
         return
     state[other].append(state["spec"]["policy"])
-    state["spec"] = {**state["spec"], "policy": state[source].pop()}
+    _take_over(state, state[source].pop())
     block_graph.replace(marks_of(state, graph), spec_of(state).policy.blocks)
     to_address(state)
 
@@ -170,8 +185,15 @@ def join(state: State, graph: ModelGraph, blocks: tuple[str, str]) -> None:
 def _record(state: State, policy: Policy) -> None:
     state["undo"] = [*state["undo"], state["spec"]["policy"]][-KEPT_STEPS:]
     state["redo"] = []
-    state["spec"] = {**state["spec"], "policy": to_plain(policy)}
+    _take_over(state, to_plain(policy))
     to_address(state)
+
+
+def _take_over(state: State, policy: dict[str, Any]) -> None:
+    """The options of a policy stand outside of what a click draws again: where they change, the page is."""
+    now = state["spec"]["policy"]
+    state["redraw"] |= any(value != now.get(name) for name, value in policy.items() if name != "units")
+    state["spec"] = {**state["spec"], "policy": policy}
 
 
 def jump_to(state: State, graph: ModelGraph, fqn: str) -> None:

@@ -54,3 +54,9 @@ def figures(at: AppTest) -> dict[str, str]:
 def texts(at: AppTest) -> str:
     """Everything written on the page in words."""
     return "\n".join(str(element.value) for element in (*at.text, *at.markdown, *at.caption, *at.warning, *at.error))
+
+
+def widget(at: AppTest, kind: str, name: str) -> Any:
+    """The widget that shows the record's `name` now: explorer/ui/bound.py puts another in its place when it must."""
+    (found,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]
+    return found

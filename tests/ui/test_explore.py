@@ -16,7 +16,7 @@ from explorer.ui import link
 from explorer.ui.panels.files import policy_text, take_policy
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, message, say, settle, texts
+from tests.ui.page_driver import figures, graph_data, message, say, settle, texts, widget
 
 App = Callable[..., AppTest]
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -214,8 +214,8 @@ def test_a_worker_that_forgot_the_job_is_said(app: App, worker: FakeWorker) -> N
 
 def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
     at = press(say(app(), on=ALL), "run")
-    at.selectbox(key="option_optimizer").select("sgd").run()
-    at.toggle(key="option_early_stop").set_value(False).run()
+    widget(at, "selectbox", "option_optimizer").select("sgd").run()
+    widget(at, "toggle", "option_early_stop").set_value(False).run()
     at = settle(at)
     assert spec(at).optimizer == "sgd"
     assert spec(at).policy == Policy.recompute(ALL, early_stop=False)
@@ -225,7 +225,7 @@ def test_options_change_the_run_and_make_figures_stale(app: App) -> None:
 def test_another_model_starts_afresh(app: App, worker: FakeWorker) -> None:
     at = press(say(app(), on=ALL), "run")
     worker.graph = graphs.unet()
-    at.selectbox(key="model").select("sample_models/unet.py").run()
+    widget(at, "selectbox", "model").select("sample_models/unet.py").run()
     at = settle(at)
     assert spec(at).model == ModelRef(target="sample_models/unet.py", size="small")
     assert not spec(at).policy.units
@@ -235,10 +235,10 @@ def test_another_model_starts_afresh(app: App, worker: FakeWorker) -> None:
 
 def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
     at = app()
-    at.selectbox(key="size").select("gpu").run()
+    widget(at, "selectbox", "size").select("gpu").run()
     at = settle(at)
     assert spec(at).model == ModelRef(target="sample_models/gpt.py", size="gpu")
-    at.number_input(key="argument_n_layers").set_value(3)
+    widget(at, "number_input", "argument_n_layers").set_value(3)
     at.button(key="FormSubmitter:arguments_form-Use these").click().run()
     at = settle(at)
     assert spec(at).model.arguments == {"n_layers": 3}
@@ -368,7 +368,7 @@ def test_a_refresh_during_a_run_still_shows_the_baseline(app: Callable[..., AppT
 def test_a_baseline_from_before_the_options_changed_says_so(app: Callable[..., AppTest]) -> None:
     at = app()
     assert "for other options" not in texts(at)
-    at.selectbox(key="option_device").set_value("cuda").run()
+    widget(at, "selectbox", "option_device").set_value("cuda").run()
     assert "for other options" in texts(at)
 
 

@@ -19,7 +19,7 @@ from explorer.ui import backend, pipeline_state
 from tests import graphs, pipelines
 from tests.ui.conftest import SAMPLES
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import WINDOW, figures, graph_data, message, texts
+from tests.ui.page_driver import WINDOW, figures, graph_data, message, texts, widget
 
 SCRIPT = "from explorer.ui.pages import pipeline\npipeline.page()\n"
 GRAPH = graphs.gpt(6)
@@ -135,7 +135,7 @@ def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(visit: Open,
     before = figures(at)["Step"]
     at = say(at, cuts=CUT)
     assert figures(at)["Plan"] == "3 stages"
-    assert at.number_input(key="pipeline_stages").value == 3
+    assert widget(at, "number_input", "pipeline_stages").value == 3
     assert figures(at)["Step"] != before
     assert address(at)["cuts"] == "3.6"
     assert not worker.of(RunPipeline)
@@ -151,7 +151,7 @@ def stages_at(at: AppTest) -> list[int]:
 def test_the_number_of_stages_cuts_into_even_times(visit: Open) -> None:
     """Every block of the made-up profile takes the same time."""
     at = visit()
-    at = settled(at.number_input(key="pipeline_stages").set_value(5).run())
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
     assert stages_at(at) == [2] * 5
     assert figures(at)["Plan"] == "5 stages"
 
@@ -256,17 +256,36 @@ def test_a_cut_in_the_rerun_of_a_redo_or_of_other_stages_counts_in_its_order(
     at = press(at, "pipeline_undo")
     assert sorted(graph_data(at)["cuts"]) == cuts
     at.session_state[pipeline_state.WIDGET] = message(at, cuts=[*graph_data(at)["cuts"], "norm>head"])
-    at = settled(at.number_input(key="pipeline_stages").set_value(2).run())
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(2).run())
     assert "norm>head" in graph_data(at)["cuts"]
-    assert at.number_input(key="pipeline_stages").value == len(graph_data(at)["cuts"]) + 1
+    assert widget(at, "number_input", "pipeline_stages").value == len(graph_data(at)["cuts"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "key", "typed"),
+    [
+        ("number_input", "n_microbatches", "pipeline_microbatches", (4, 8, 4, 8)),
+        ("selectbox", "schedule", "pipeline_schedule", ("GPipe", "1F1B", "GPipe", "1F1B")),
+        ("segmented_control", "engine", "pipeline_engine", ("replay", "procs", "inproc", "replay")),
+        ("toggle", "keyed_rng", "pipeline_keyed_rng", (False, True, False, True)),
+    ],
+)
+def test_every_change_in_a_row_counts(visit: Open, kind: str, name: str, key: str, typed: tuple[Any, ...]) -> None:
+    at = visit()
+    for value in typed:
+        at = settled(widget(at, kind, key).set_value(value).run())
+        assert at.session_state["pipeline"][name] == value
+        assert widget(at, kind, key).value == value
+    at = settled(at.run())
+    assert at.session_state["pipeline"][name] == typed[-1]
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
     at = say(visit(), cuts=CUT, on=["blocks.2"])
-    at.selectbox(key="pipeline_schedule").set_value("GPipe")
-    at.number_input(key="pipeline_microbatches").set_value(8)
-    at.selectbox(key="pipeline_checkpoint").set_value("except_last")
-    at = settled(at.toggle(key="pipeline_keyed").set_value(False).run())
+    widget(at, "selectbox", "pipeline_schedule").set_value("GPipe")
+    widget(at, "number_input", "pipeline_microbatches").set_value(8)
+    widget(at, "selectbox", "pipeline_checkpoint").set_value("except_last")
+    at = settled(widget(at, "toggle", "pipeline_keyed_rng").set_value(False).run())
     again = visit(**address(at))
     assert sorted(graph_data(again)["cuts"]) == CUT
     assert policy(again) == policy(at)
@@ -318,8 +337,8 @@ def test_a_rank_that_ends_is_named_and_can_be_closed(visit: Open, worker: Pipeli
 
 def test_a_plan_that_cannot_run_says_why_and_run_is_off(visit: Open) -> None:
     at = visit()
-    at.selectbox(key="pipeline_schedule").set_value("Interleaved1F1B")
-    at = settled(at.number_input(key="pipeline_stages").set_value(5).run())
+    widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B")
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(5).run())
     assert "5 stages" in at.error[0].value
     assert at.button(key="pipeline_run").disabled
 
@@ -327,15 +346,15 @@ def test_a_plan_that_cannot_run_says_why_and_run_is_off(visit: Open) -> None:
 def test_stages_that_share_one_rank_are_no_pipeline(visit: Open) -> None:
     at = visit()
     assert not at.info
-    at = settled(at.selectbox(key="pipeline_schedule").set_value("Interleaved1F1B").run())
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("Interleaved1F1B").run())
     assert "one rank" in at.info[0].value
 
 
 def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
-    at = settled(at.number_input(key="pipeline_stages").set_value(4).run())
+    at = settled(widget(at, "number_input", "pipeline_stages").set_value(4).run())
     assert not at.warning
-    at = settled(at.selectbox(key="pipeline_schedule").set_value("ZBVZeroBubble").run())
+    at = settled(widget(at, "selectbox", "pipeline_schedule").set_value("ZBVZeroBubble").run())
     assert "splits backward" in at.warning[0].value
 
 

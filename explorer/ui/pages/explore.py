@@ -7,6 +7,7 @@ run bar                                          looks at the job a few times a 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -22,7 +23,7 @@ from explorer.ui.panels.blocks import graph_panel, tools
 from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.files import policy_menu, run_menu
 from explorer.ui.panels.headline import headline_strip
-from explorer.ui.panels.model import arguments_panel, model_panel, options_panel
+from explorer.ui.panels.model import arguments_panel, changed_line, model_panel, options_panel
 from explorer.ui.panels.results import results
 from explorer.ui.panels.run_bar import run_bar
 from explorer.ui.plain import plain
@@ -86,18 +87,10 @@ def _choices(state: State, samples: tuple[Any, ...]) -> None:
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="options_row"):
-        model = model_panel(spec, samples)
-        if model == spec.model:
-            model = arguments_panel(model, samples)
-        chosen = options_panel(spec, graph)
-    if model != spec.model:
-        states.choose_model(state, model)
-        st.rerun()
-    if chosen != spec:
-        if graph is not None and chosen.policy != spec.policy:
-            states.set_policy(state, chosen.policy, graph)
-        states.choose(state, chosen)
-        st.rerun()
+        model_panel(spec.model, samples, partial(states.choose_model, state))
+        arguments_panel(spec.model, samples, partial(states.choose_model, state))
+        options_panel(spec, graph, partial(states.set_option, state, graph))
+    changed_line(spec)
 
 
 def _desk(state: State, slot: Any, notice: Any) -> None:

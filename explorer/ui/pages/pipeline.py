@@ -7,6 +7,7 @@ run bar
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
 from explorer.ui.panels.cut_graph import cut_graph
 from explorer.ui.panels.failure import failure_panel
-from explorer.ui.panels.model import arguments_panel, model_panel, options_panel
+from explorer.ui.panels.model import arguments_panel, changed_line, model_panel, options_panel
 from explorer.ui.panels.pipeline import engine_picker, plan_panel, strip
 from explorer.ui.panels.pipeline_results import Results, result_tabs
 from explorer.ui.panels.progress import watch
@@ -97,19 +98,15 @@ def _choices(split: State, state: State, samples: tuple[Any, ...]) -> None:
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_options"):
-        model = model_panel(spec, samples)
-        if model == spec.model:
-            model = arguments_panel(model, samples)
-        chosen = options_panel(spec, graph)
-    if model != spec.model:
-        states.choose_model(state, model)
-        pipeline_state.forget(split)
-        st.rerun()
-    if chosen != spec:
-        if graph is not None and chosen.policy != spec.policy:
-            states.set_policy(state, chosen.policy, graph)
-        states.choose(state, chosen)
-        st.rerun()
+        model_panel(spec.model, samples, partial(_choose_model, split, state))
+        arguments_panel(spec.model, samples, partial(_choose_model, split, state))
+        options_panel(spec, graph, partial(states.set_option, state, graph))
+    changed_line(spec)
+
+
+def _choose_model(split: State, state: State, model: ModelRef) -> None:
+    states.choose_model(state, model)
+    pipeline_state.forget(split)
 
 
 def _plan(split: State, state: State, graph: ModelGraph) -> Results:

@@ -14,7 +14,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui import glossary
 from explorer.ui import state as states
-from explorer.ui.bound import show
+from explorer.ui.bound import bound
 from explorer.ui.panels.charts import clickable_chart, pickable_chart, twin
 from explorer.ui.shown import Picked, picked
 from explorer.ui.state import State
@@ -36,9 +36,7 @@ def memory_panel(
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     left, right = st.columns([4, 2], vertical_alignment="center")
     with left:
-        view = st.segmented_control(
-            "View", views, key=show("memory_view", views[0]), required=True, label_visibility="collapsed"
-        )
+        view = _view_picker(state, views)
     with right:
         timed = st.toggle(
             "Axis in time", key="memory_time", help="Milliseconds, recording included, instead of events."
@@ -60,6 +58,21 @@ def memory_panel(
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
     twin(table, key="timeline", what="the memory timeline")
     return at
+
+
+def _view_picker(state: State, views: list[str]) -> str:
+    asked = views[-1] if state["view"] == states.BY_ROLE else state["view"]
+    shown = bound("memory_view", asked if asked in views else views[0], lambda view: state.update(view=view))
+    st.segmented_control(
+        "View",
+        views,
+        default=shown.value,
+        key=shown.key,
+        on_change=shown.on_change,
+        required=True,
+        label_visibility="collapsed",
+    )
+    return str(shown.value)
 
 
 def _select(state: State, graph: ModelGraph | None, fqns: list[str]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from collections.abc import Sequence
+from typing import Any, get_args
 
 import streamlit as st
 
@@ -15,7 +16,7 @@ from explorer.record.plan import CheckpointMode, PipelinePlan
 from explorer.ui import glossary, pipeline_state
 from explorer.ui import pipeline_words as words
 from explorer.ui import state as states
-from explorer.ui.bound import show, taken
+from explorer.ui.bound import Bound, bound
 from explorer.ui.panels.headline import rows_of_figures
 from explorer.ui.pipeline_figures import Figure
 from explorer.ui.plan_link import MOST_MICROBATCHES
@@ -50,26 +51,20 @@ def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineP
     _first_cut(split, state, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
+        wanted = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, state, graph, profile, n))
+        most = max(len(atoms(graph)), len(stages), 1)
+        st.number_input("Stages", 1, most, wanted.value, key=wanted.key, on_change=wanted.on_change, help=words.STAGE)
+        number = _bound(split, "n_microbatches", "pipeline_microbatches")
         st.number_input(
-            "Stages",
+            "Microbatches",
             1,
-            max(len(atoms(graph)), len(stages), 1),
-            key=show("pipeline_stages", len(stages)),
-            help=words.STAGE,
-            on_change=lambda: _take_stages(split, state, graph, profile),
+            MOST_MICROBATCHES,
+            number.value,
+            key=number.key,
+            on_change=number.on_change,
+            help=words.MICROBATCH,
         )
-        split["n_microbatches"] = int(
-            st.number_input(
-                "Microbatches",
-                1,
-                MOST_MICROBATCHES,
-                key=show("pipeline_microbatches", split["n_microbatches"]),
-                help=words.MICROBATCH,
-            )
-        )
-        split["schedule"] = st.selectbox(
-            "Schedule", SCHEDULES, key=show("pipeline_schedule", split["schedule"]), help=words.SCHEDULE
-        )
+        _choice(split, "schedule", "Schedule", (SCHEDULES, words.SCHEDULE))
     _tools(split, state, graph, profile)
     return plan_of(split, stages)
 
@@ -112,10 +107,25 @@ def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfi
             _more(split)
 
 
-def _take_stages(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+def _bound(split: State, name: str, key: str) -> Bound:
+    return bound(key, split[name], lambda value: split.update({name: value}))
+
+
+def _choice(split: State, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
+    """One of some values; `offered` with the words that explain it."""
+    options, help = offered
+    now = _bound(split, name, f"pipeline_{name}")
+    st.selectbox(label, options, options.index(now.value), key=now.key, on_change=now.on_change, help=help)
+
+
+def _switch(split: State, name: str, label: str, help: str) -> None:
+    now = _bound(split, name, f"pipeline_{name}")
+    st.toggle(label, now.value, key=now.key, on_change=now.on_change, help=help)
+
+
+def _take_stages(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
     """As many stages as a person asked for."""
-    _cut(split, state, graph, (int(st.session_state["pipeline_stages"]), _usual_rule(profile)), profile)
-    taken("pipeline_stages", len(pipeline_state.stages_of(split, graph)))
+    _cut(split, state, graph, (int(n_stages), _usual_rule(profile)), profile)
 
 
 def _balance(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
@@ -152,20 +162,10 @@ def plan_of(split: State, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
 
 
 def _more(split: State) -> None:
-    split["checkpoint"] = st.selectbox(
-        "Recompute in which microbatches",
-        get_args(CheckpointMode),
-        key=show("pipeline_checkpoint", split["checkpoint"]),
-        help=words.CHECKPOINT,
-    )
-    split["keyed_rng"] = st.toggle(
-        "Dropout independent of the split", key=show("pipeline_keyed", split["keyed_rng"]), help=words.KEYED
-    )
-    split["deferred_batch_norm"] = st.toggle(
-        "BatchNorm statistics once per batch",
-        key=show("pipeline_deferred", split["deferred_batch_norm"]),
-        help=words.DEFERRED,
-    )
+    modes = (get_args(CheckpointMode), words.CHECKPOINT)
+    _choice(split, "checkpoint", "Recompute in which microbatches", modes)
+    _switch(split, "keyed_rng", "Dropout independent of the split", words.KEYED)
+    _switch(split, "deferred_batch_norm", "BatchNorm statistics once per batch", words.DEFERRED)
 
 
 def _first_cut(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
@@ -201,12 +201,14 @@ def _cut(
 
 def engine_picker(split: State) -> None:
     """Which executor plays the action list. All of them must give the same gradients."""
-    picked = st.segmented_control(
+    now = bound("pipeline_engine", split["engine"], lambda engine: split.update(engine=engine or split["engine"]))
+    st.segmented_control(
         "Run it as",
         list(words.ENGINES),
         format_func=words.ENGINES.__getitem__,
-        key=show("pipeline_engine", split["engine"]),
+        default=now.value,
+        key=now.key,
+        on_change=now.on_change,
         label_visibility="collapsed",
         help=words.ENGINE_HELP,
     )
-    split["engine"] = picked or split["engine"]

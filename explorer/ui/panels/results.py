@@ -15,7 +15,7 @@ from explorer.ui.panels.autograd import autograd_panel
 from explorer.ui.panels.cost import cost_panel
 from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_panel
-from explorer.ui.panels.memory import OF_BASELINE, OF_CANDIDATE, memory_panel
+from explorer.ui.panels.memory import memory_panel
 from explorer.ui.panels.table import table_panel
 from explorer.ui.shown import picked
 from explorer.ui.state import State
@@ -72,9 +72,6 @@ def _memory(
     for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
-    if state["by_role"]:
-        st.session_state["memory_view"] = OF_CANDIDATE if comparison else OF_BASELINE
-        state["by_role"] = False
     now = memory_panel(state, baseline, comparison, graph, block=block)
     if now != picked(state):
         state["tick"] = list(now) if now else None
