@@ -16,6 +16,7 @@ from explorer.record import (
     Edge,
     Environment,
     GradientDiff,
+    Join,
     Measurement,
     ModelGraph,
     ModelRef,
@@ -43,7 +44,7 @@ def block(fqn: str, kind: str, saved_mib: float = 1.0, **fields: object) -> Bloc
 
 
 def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> ModelGraph:
-    """embedding, dropout, n equal layers with attention and mlp, norm, head. `n_inner` adds leaves to each mlp."""
+    """embedding, dropout, n equal layers with residual attention and mlp, norm, head. `n_inner`: leaves in each mlp."""
     blocks = [
         block("", "GPT", 15.0 * n_layers + 3, n_calls=1),
         block("embedding", "Embedding", 1.0),
@@ -51,6 +52,7 @@ def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> Model
         block(names, "ModuleList", 15.0 * n_layers, n_calls=0),
     ]
     edges = [Edge(source="embedding", target="dropout", n_bytes=MIB // 2)]
+    joins: list[Join] = []
     last = "dropout"
     for i in range(n_layers):
         layer = f"{names}.{i}"
@@ -61,19 +63,28 @@ def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> Model
             block(f"{layer}.mlp", "MLP", 6.0, traits=("uses_rng",)),
         ]
         blocks += [block(f"{layer}.mlp.{k}", "Linear", 1.0) for k in range(n_inner)]
-        edges += [
-            Edge(source=last, target=f"{layer}.attention", n_bytes=MIB // 2),
-            Edge(source=f"{layer}.attention", target=layer, n_bytes=MIB // 2),
-            Edge(source=layer, target=f"{layer}.mlp", n_bytes=MIB // 2),
-            Edge(source=f"{layer}.mlp", target=layer, n_bytes=MIB // 2),
-        ]
-        last = layer
+        one, two = (Join(id=f"{layer}:{op}", block=layer, op="add") for op in ("add", "add.2"))
+        joins += [one, two]
+        for source, targets in (
+            (last, (f"{layer}.attention", one.id)),
+            (f"{layer}.attention", (one.id,)),
+            (one.id, (f"{layer}.mlp", two.id)),
+            (f"{layer}.mlp", (two.id,)),
+        ):
+            tensor = len(edges)
+            edges += [Edge(source=source, target=target, n_bytes=MIB // 2, data=tensor) for target in targets]
+        last = two.id
     blocks += [block("norm", "LayerNorm", 0.5), block("head", "Linear", 1.5)]
     edges += [Edge(source=last, target="norm", n_bytes=MIB // 2), Edge(source="norm", target="head", n_bytes=MIB // 2)]
     spine = ("embedding", "dropout", *(f"{names}.{i}" for i in range(n_layers)), "norm", "head")
     cuts = tuple(CutPoint(after=a, before=b, n_bytes=MIB // 2, n_tensors=1) for a, b in zip(spine, spine[1:]))
     return ModelGraph(
-        model=ModelRef(target="sample_models/gpt.py"), blocks=tuple(blocks), edges=tuple(edges), cuts=cuts, spine=spine
+        model=ModelRef(target="sample_models/gpt.py"),
+        blocks=tuple(blocks),
+        edges=tuple(edges),
+        joins=tuple(joins),
+        cuts=cuts,
+        spine=spine,
     )
 
 

@@ -1,6 +1,7 @@
 """Who wrote each storage, who read it and when: the edges between blocks, and what crosses a cut.
 
-Data is followed by storage, so a view carries on its base's writer and an operator in place becomes the new one.
+Data is followed by storage, so a view carries on its base's writer and an operator in place becomes the new one. Where
+a block with children computes something itself (a residual addition), each of its operators is a place of its own.
 """
 
 from __future__ import annotations
@@ -8,12 +9,22 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-INPUT = "<input>"
+
+class Place(NamedTuple):
+    """Where data is made and read: a block without children, or one operator of a block that has some."""
+
+    block: str
+    op: str = ""
+    nth: int = 0
+    """Which of the operators of that name, counted from the beginning of the block's call."""
+
+
+INPUT = Place("<input>")
 """Writer of what the model was given."""
 
 
@@ -21,12 +32,16 @@ INPUT = "<input>"
 class Datum:
     """One storage on its way from its writer to its readers."""
 
-    writer: str
+    writer: Place
     born: int
     n_bytes: int
     last_read: int = -1
-    readers: dict[str, int] = field(default_factory=dict)
-    """Bytes by reading block."""
+    readers: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
+    """Of each reader the views that it read: bytes by where they begin and how many numbers they hold."""
+
+    def bytes_read(self, reader: Place) -> int:
+        """Views of different parts add up, two shapes of one part do not."""
+        return min(sum(self.readers[reader].values()), self.n_bytes)
 
 
 class DataFlow:
@@ -37,10 +52,12 @@ class DataFlow:
         self.now = 0
         self.constant = {tensor.untyped_storage()._cdata for tensor in constants if dense(tensor)}
         """Parameters and buffers, by storage."""
+        self.first: dict[Place, int] = {}
+        """Number of the operator with which each place began."""
         self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
 
-    def reads(self, block: str, tensor: Tensor) -> None:
-        """`block` reads; what nobody wrote was given to the model."""
+    def reads(self, place: Place, tensor: Tensor, *, shape_only: bool = False) -> None:
+        """`place` reads; what nobody wrote was given to the model. `shape_only`: it asks how large `tensor` is."""
         storage = tensor.untyped_storage()
         if storage._cdata in self.constant:
             return
@@ -48,10 +65,12 @@ class DataFlow:
         if datum is None:
             datum = self._born(INPUT, storage)
         datum.last_read = self.now
-        datum.readers[block] = max(datum.readers.get(block, 0), min(tensor.nbytes, datum.n_bytes))
+        if not shape_only:
+            self.first.setdefault(place, self.now)
+            datum.readers.setdefault(place, {})[int(tensor.storage_offset()), tensor.numel()] = tensor.nbytes
 
-    def writes(self, block: str, written: list[Tensor], read: set[int], *, mutable: bool) -> None:
-        """An operator of `block` returned `written`; `read` are the storages of its arguments.
+    def writes(self, place: Place, written: list[Tensor], read: set[int], *, mutable: bool) -> None:
+        """An operator at `place` returned `written`; `read` are the storages of its arguments.
 
         `mutable`: it may have changed them in place.
         """
@@ -60,26 +79,27 @@ class DataFlow:
             if storage._cdata in self.constant:
                 continue
             if storage._cdata not in read or self._datum_of(tensor) is None:
-                self._born(block, storage)
+                self._born(place, storage)
             elif mutable:
                 datum = self._datum_of(tensor)
-                if datum is not None and datum.writer != block:
-                    self._born(block, storage)
+                if datum is not None and datum.writer != place:
+                    self._born(place, storage)
 
     def handed_on(self, fqn: str, tensors: list[Tensor]) -> None:
         """A leaf that returns its input or a view of it (Identity, Flatten) still stands in the flow."""
         for tensor in tensors:
             datum = self._datum_of(tensor)
-            if datum is not None and datum.writer not in (fqn, INPUT):
-                self.reads(fqn, tensor)
-                self._born(fqn, tensor.untyped_storage())
+            if datum is not None and datum.writer not in (Place(fqn), INPUT):
+                self.reads(Place(fqn), tensor)
+                self._born(Place(fqn), tensor.untyped_storage())
                 self.now += 1
 
     def _datum_of(self, tensor: Tensor) -> Datum | None:
         held = self._live.get(tensor.untyped_storage()._cdata)
         return held[1] if held is not None and held[0]() is not None else None
 
-    def _born(self, writer: str, storage: Any) -> Datum:
+    def _born(self, writer: Place, storage: Any) -> Datum:
+        self.first.setdefault(writer, self.now)
         datum = Datum(writer, self.now, storage.nbytes())
         self.data.append(datum)
         self._live[storage._cdata] = (weakref.ref(storage), datum)

@@ -18,13 +18,13 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.data_flow import INPUT
+from explorer.engine.joins import edges_and_joins
 from explorer.engine.load import Loaded, blaming, load, place
 from explorer.engine.moved_state import moved_traits, state_of
 from explorer.engine.observe import Observation
 from explorer.engine.rng import RngState
 from explorer.engine.spine import cut_points, repeated_as, spine_of
-from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
+from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
 
 
@@ -80,11 +80,13 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     shared = _sharing(ops.modules)
     blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
     spine = spine_of(ops.modules, ops.seen)
+    edges, joins = edges_and_joins(ops.flow)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
     return ModelGraph(
         model=loaded.ref,
         blocks=blocks,
-        edges=_edges(ops),
+        edges=edges,
+        joins=joins,
         cuts=cut_points(spine, ops.seen, ops.flow.data),
         spine=spine,
         input_shapes=shapes,
@@ -147,16 +149,6 @@ def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
                     if other != owner and block not in _with_ancestors(other):
                         shared[block][other] = None
     return {fqn: tuple(others) for fqn, others in shared.items()}
-
-
-def _edges(ops: Observation) -> tuple[Edge, ...]:
-    """Bytes from writer to reader, each storage once a reader."""
-    flow: dict[tuple[str, str], int] = defaultdict(int)
-    for datum in ops.flow.data:
-        for reader, n_bytes in datum.readers.items():
-            if datum.writer not in (INPUT, reader):
-                flow[datum.writer, reader] += n_bytes
-    return tuple(Edge(source=source, target=target, n_bytes=n_bytes) for (source, target), n_bytes in flow.items())
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

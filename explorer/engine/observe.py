@@ -10,7 +10,7 @@ What a C++ autograd node keeps outside of saved tensors is not seen by torch's h
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.data_flow import DataFlow, dense
+from explorer.engine.data_flow import DataFlow, Place, dense
 from explorer.engine.flops import formula
 from explorer.engine.rng import image, imported_numpy
 from explorer.record.graph import Trait
@@ -115,22 +115,33 @@ class Observation(TorchDispatchMode):
         block = self._stack[-1] if self._stack else None
         random_before = _torch_position(args) if torch.Tag.nondeterministic_seeded in func.tags else None
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
-        if block is not None:
+        place = self._place(block, func.overloadpacket.__name__) if block is not None else None
+        if place is not None:
+            shape_only = func.overloadpacket.__name__.endswith("_like") or "new_" in func.overloadpacket.__name__
             for tensor in read:
-                self.flow.reads(block, tensor)
+                self.flow.reads(place, tensor, shape_only=shape_only)
         out = func(*args, **kwargs)
-        if block is not None:
-            self._saw(func, args, kwargs, out, read, random_before)
+        if place is not None:
+            self._flowed(place, func, read, out)
+            self._saw(func, args, kwargs, out, random_before)
         self.flow.now += 1
         return out
 
-    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, read: list[Tensor], random_before: Any) -> None:
-        block = self._stack[-1]
+    def _place(self, block: str, op: str) -> Place:
+        if not self.modules[block]._modules:
+            return Place(block)
+        ran: Counter[str] = self._entered[-1]["ops"]
+        ran[op] += 1
+        return Place(block, op, ran[op])
+
+    def _flowed(self, place: Place, func: Any, read: list[Tensor], out: Any) -> None:
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
         given = {t.untyped_storage()._cdata for t in read}
         made = {t.untyped_storage()._cdata for t in written} - given
         self._born.update(dict.fromkeys(made, self.flow.now))
-        self.flow.writes(block, written, given, mutable=func._schema.is_mutable)
+        self.flow.writes(place, written, given, mutable=func._schema.is_mutable)
+
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, random_before: Any) -> None:
         self._count(func, args, kwargs, out)
         for fqn in self._stack:
             self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
@@ -183,6 +194,7 @@ class Observation(TorchDispatchMode):
             tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
             versions = [(t, t._version) for t in tensors]
             self._entered.append({"rng": _outside_position(), "versions": versions, "flops": seen.flops, "until": 0})
+            self._entered[-1]["ops"] = Counter()
             positional = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
             if not any(tensor.requires_grad for tensor in positional):
                 seen.traits.add("inputs_need_no_grad")

@@ -12,7 +12,7 @@ from explorer.record.comparison import (
     TensorDiff,
     Verdict,
 )
-from explorer.record.graph import Block, CutPoint, Edge, ModelGraph, ModelRef, Trait
+from explorer.record.graph import Block, CutPoint, Edge, Join, ModelGraph, ModelRef, Trait
 from explorer.record.hazard import Hazard
 from explorer.record.measurement import (
     PHASES,
@@ -54,6 +54,7 @@ __all__ = [
     "Hazard",
     "MaskDiff",
     "Measurement",
+    "Join",
     "ModelGraph",
     "ModelRef",
     "Origin",

@@ -83,12 +83,30 @@ class Block(Record):
         return self.fqn.rpartition(".")[2]
 
 
+class Join(Record):
+    """Where a block with children brings data together itself: a residual addition, a gate, a concatenation."""
+
+    id: str
+    """Never an fqn: `blocks.0:add`."""
+    block: str
+    """fqn of the block that does it."""
+    op: str
+
+
 class Edge(Record):
-    """Data that the operations of `source` made and the operations of `target` read. Both are fqns with operations."""
+    """Data that `source` made and `target` reads: fqns of blocks without operating children, or ids of joins.
+
+    What a block with children does to data from one place alone (an activation function) is no join: the data goes on.
+    """
 
     source: str
     target: str
     n_bytes: int
+    n_tensors: int = 1
+    data: int | None = None
+    """Edges of equal number carry the same tensors to several readers."""
+    back: bool = False
+    """Carried to a later call of a block that began earlier (a recurrent state)."""
 
 
 class CutPoint(Record):
@@ -111,6 +129,7 @@ class ModelGraph(Record):
     model: ModelRef
     blocks: tuple[Block, ...]
     edges: tuple[Edge, ...]
+    joins: tuple[Join, ...] = ()
     cuts: tuple[CutPoint, ...] = ()
     spine: tuple[str, ...] = ()
     """The consecutive blocks that together are the model, in execution order: what presets and stages count."""

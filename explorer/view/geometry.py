@@ -1,18 +1,18 @@
-"""Where each block, each edge and each possible cut stands in the drawing: records in, records out, in pixels.
+"""Where each block, each arrow and each possible cut stands in the drawing: records in, records out, in pixels.
 
-Top to bottom in the order data flows. An edge between neighbours is an arrow in the gap; every other edge is a skip
-and runs through a lane of its own in the gutter at the right of the box that holds both ends.
+Top to bottom in the order data flows. An arrow to what stands right below is drawn in the gap; every other one runs
+through a lane in the gutter at the right of the innermost box that holds both ends. All that one box sends shares a
+lane, and no two boxes do.
 
     ┌ block ───────────────┐
     │ ┌──────────────┐     │      horizontal positions are insets: `left` from the left edge of the drawing,
-    │ │ a            │──┐  │      `right` from its right edge, so the drawing fits any width
+    │ │ a            │──┐  │      all others from its right edge, so the drawing fits any width
     │ └──────┬───────┘  │  │
     │ ┌──────▼───────┐  │  │
     │ │ b            │  │  │
     │ └──────┬───────┘  │  │
-    │ ┌──────▼───────┐  │  │
-    │ │ c            │◀─┘  │
-    │ └──────────────┘     │
+    │        ▼          │  │
+    │       (+)   ◀─────┘  │      a join: the block itself adds a and b
     └──────────────────────┘
 """
 
@@ -26,20 +26,21 @@ from typing import Literal
 import msgspec
 
 from explorer.record.base import Record
-from explorer.record.graph import ModelGraph
-from explorer.view.flow import flows, ranked, siblings
+from explorer.record.graph import Join, ModelGraph
+from explorer.view.flow import Arrow, Flow, folded, ordered
+from explorer.view.lanes import Ways, ways_of
 from explorer.view.nesting import Node, nest
 
 ROW = 42
 HEAD = 44
+JOIN = 18
 GAP = 10
 CUT_GAP = 26
 """Between neighbours, where a cut can be drawn."""
 PAD = 8
 INDENT = 12
-LANE = 7
-GUTTER = 63
-"""Most pixels that the lanes of one box may take; beyond nine lanes they move closer."""
+SIGNS = {"add": "+", "sub": "−", "mul": "×", "div": "÷"}
+"""Of joins; all other operators are written out."""
 
 
 class Row(Record):
@@ -57,21 +58,43 @@ class Row(Record):
     foldable: bool
     open: bool
     members: tuple[str, ...] = ()
+    n_calls: int = 1
+    """Of the block, or of each member."""
+
+
+class JoinMark(Record):
+    """Where an open box brings data together."""
+
+    id: str
+    block: str
+    op: str
+    top: int
+    left: int
+    right: int
+
+    @property
+    def height(self) -> int:
+        return JOIN
+
+    @property
+    def sign(self) -> str:
+        return SIGNS.get(self.op, self.op)
 
 
 class Link(Record):
-    """Data that flows from one box to another; both stand in the same container."""
+    """An arrow. `start` and `end` are heights; `source_right` and `target_right` the edges of what it joins."""
 
     source: str
     target: str
     n_bytes: int
+    n_tensors: int
     kind: Literal["next", "skip", "back"]
-    top: int
-    height: int
-    inset: int
+    start: int
+    end: int
+    lane: int
     """`next`: from the left. Else from the right, of the lane."""
-    width: int = 0
-    """From the boxes' right edge to the lane; 0 for `next`."""
+    source_right: int = 0
+    target_right: int = 0
 
 
 class CutLine(Record):
@@ -93,6 +116,7 @@ class Layout(Record):
     """The whole drawing."""
 
     rows: tuple[Row, ...]
+    joins: tuple[JoinMark, ...]
     links: tuple[Link, ...]
     cuts: tuple[CutLine, ...]
     height: int
@@ -100,7 +124,7 @@ class Layout(Record):
     @cached_property
     def shape(self) -> str:
         """Changes when anything moves: the browser draws again only then."""
-        return hashlib.sha256(msgspec.json.encode((self.rows, self.links, self.cuts))).hexdigest()[:12]
+        return hashlib.sha256(msgspec.json.encode((self.rows, self.joins, self.links, self.cuts))).hexdigest()[:12]
 
 
 def layout(graph: ModelGraph, opened: Collection[str] = (), *, cuts: bool = False) -> Layout:
@@ -108,8 +132,15 @@ def layout(graph: ModelGraph, opened: Collection[str] = (), *, cuts: bool = Fals
     nodes = nest(graph)
     drawing = _Drawing(graph, nodes, {id for id in opened if id in nodes and nodes[id].children} | {""}, cuts=cuts)
     bottom = drawing.place("", top=0, left=0, right=0)
+    drawing.place_links()
     drawing.place_cuts()
-    return Layout(rows=tuple(drawing.rows), links=tuple(drawing.links), cuts=tuple(drawing.cuts), height=bottom)
+    return Layout(
+        rows=tuple(drawing.rows),
+        joins=tuple(drawing.joins),
+        links=tuple(drawing.links),
+        cuts=tuple(drawing.cuts),
+        height=bottom,
+    )
 
 
 class _Drawing:
@@ -120,35 +151,31 @@ class _Drawing:
         self.nodes = nodes
         self.opened = opened
         self.gap = CUT_GAP if cuts else GAP
-        self.flows = flows(graph, nodes, opened)
+        self.flow: Flow = folded(graph, nodes, opened)
+        self.order = ordered(self.flow, nodes, opened)
+        self.ways: Ways = ways_of(self.flow, self.order)
         self.cuts_wanted = cuts
         self.rows: list[Row] = []
+        self.joins: list[JoinMark] = []
         self.links: list[Link] = []
         self.cuts: list[CutLine] = []
 
     def place(self, parent: str, *, top: int, left: int, right: int, depth: int = 0) -> int:
-        """Places the children of `parent` from `top` down; returns where the last one ends."""
-        pairs = self.flows.get(parent, {})
-        order = ranked(self.nodes[parent].children, pairs)
-        at = {id: place for place, id in enumerate(order)}
-        lanes = _lanes([(at[a], at[b]) for a, b in pairs if abs(at[a] - at[b]) > 1 or at[b] < at[a]])
-        n_lanes = max(lanes.values(), default=-1) + 1
-        step = min(LANE, GUTTER // n_lanes) if n_lanes else 0
-        inset = right + n_lanes * step
-        placed: dict[str, Row] = {}
-        for id in order:
-            if placed:
-                top += self.gap
-            placed[id] = self._row(id, top=top, left=left, right=inset, depth=depth)
-            top += placed[id].height
-        for (a, b), n_bytes in pairs.items():
-            lane = lanes.get((at[a], at[b]))
-            reach = 0 if lane is None else (lane + 1) * step
-            self.links.append(_link(placed[a], placed[b], n_bytes, reach))
+        """Places what lies in `parent` from `top` down; returns where the last thing ends."""
+        inset = right + self.ways.gutter(parent)
+        joins = {join.id: join for join in self.flow.joins.get(parent, ())}
+        for i, id in enumerate(self.order[parent]):
+            top += self.gap if i else 0
+            if id in joins:
+                self.joins.append(_join(joins[id], top=top, left=left, right=inset))
+                top += JOIN
+            else:
+                top += self._row(id, top=top, left=left, right=inset, depth=depth).height
         return top
 
     def _row(self, id: str, *, top: int, left: int, right: int, depth: int) -> Row:
         node = self.nodes[id]
+        block = self.graph.by_fqn.get(node.members[0] if node.members else id)
         row = Row(
             id=id,
             name=node.name,
@@ -162,6 +189,7 @@ class _Drawing:
             foldable=bool(node.children),
             open=id in self.opened,
             members=node.members,
+            n_calls=block.n_calls if block else 1,
         )
         index = len(self.rows)
         self.rows.append(row)
@@ -170,64 +198,77 @@ class _Drawing:
             self.rows[index] = row = msgspec.structs.replace(row, height=bottom - top)
         return row
 
+    def place_links(self) -> None:
+        placed: dict[str, Row | JoinMark] = {row.id: row for row in self.rows}
+        placed |= {mark.id: mark for mark in self.joins}
+        for arrow in self.flow.arrows:
+            a, b = placed[arrow.source], placed[arrow.target]
+            if arrow in self.ways.neighbours:
+                pair = self.flow.siblings(arrow.source, arrow.target)
+                assert pair is not None  # `folded` leaves out what would lead from a box into itself
+                self.links.append(_next(arrow, placed[pair[0]], placed[pair[1]]))
+            else:
+                box = self.flow.common(arrow.source, arrow.target)
+                border = placed[box].right + PAD if box else 0
+                self.links.append(_beside(arrow, a, b, border + self.ways.inset(box, arrow.source)))
+
     def place_cuts(self) -> None:
         """A cut is drawn where both of its blocks, or containers that end and begin there, are neighbours in view."""
         if not self.cuts_wanted:
             return
         rows = {row.id: row for row in self.rows}
+        neighbours = set()
+        for order in self.order.values():
+            boxes = [id for id in order if id in rows]
+            neighbours |= set(zip(boxes, boxes[1:]))
         for cut in self.graph.cuts:
-            pair = siblings(cut.after, cut.before, self.nodes)
-            if pair is None or pair[0] not in rows or pair[1] not in rows:
-                continue
-            above, below = rows[pair[0]], rows[pair[1]]
-            bottom = above.top + above.height
-            if not 0 < below.top - bottom <= self.gap:
-                continue
-            self.cuts.append(
-                CutLine(
-                    id=f"{cut.after}>{cut.before}",
-                    after=cut.after,
-                    before=cut.before,
-                    top=(bottom + below.top) // 2,
-                    left=above.left,
-                    right=above.right,
-                    n_bytes=cut.n_bytes,
-                    refusal=cut.refusal,
+            known = cut.after in self.flow.paths and cut.before in self.flow.paths
+            pair = self.flow.siblings(cut.after, cut.before) if known else None
+            if pair in neighbours and pair is not None:
+                below = rows[pair[1]]
+                self.cuts.append(
+                    CutLine(
+                        id=f"{cut.after}>{cut.before}",
+                        after=cut.after,
+                        before=cut.before,
+                        top=below.top - self.gap // 2,
+                        left=below.left,
+                        right=below.right,
+                        n_bytes=cut.n_bytes,
+                        refusal=cut.refusal,
+                    )
                 )
-            )
 
 
-def _link(a: Row, b: Row, n_bytes: int, reach: int) -> Link:
-    """`reach`: pixels from the boxes' right edge to the lane; 0 between neighbours."""
-    if not reach:
-        top = a.top + a.height
-        return Link(
-            source=a.id, target=b.id, n_bytes=n_bytes, kind="next", top=top, height=b.top - top, inset=a.left + 20
-        )
-    # Leaves low and arrives high, so that the two ends of one box stay apart.
-    start, end = a.top + min(a.height, ROW) - 12, b.top + 12
+def _join(join: Join, *, top: int, left: int, right: int) -> JoinMark:
+    return JoinMark(id=join.id, block=join.block, op=join.op, top=top, left=left, right=right)
+
+
+def _next(arrow: Arrow, above: Row | JoinMark, below: Row | JoinMark) -> Link:
     return Link(
-        source=a.id,
-        target=b.id,
-        n_bytes=n_bytes,
-        kind="skip" if end > start else "back",
-        top=min(start, end),
-        height=abs(end - start),
-        inset=a.right - reach,
-        width=reach,
+        source=arrow.source,
+        target=arrow.target,
+        n_bytes=arrow.n_bytes,
+        n_tensors=arrow.n_tensors,
+        kind="next",
+        start=above.top + above.height,
+        end=below.top,
+        lane=max(above.left, below.left) + 20,
     )
 
 
-def _lanes(spans: list[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """A lane for each span so that no two in one lane touch; short spans stay near the boxes."""
-    taken: list[list[tuple[int, int]]] = []
-    lane_of: dict[tuple[int, int], int] = {}
-    for span in sorted(spans, key=lambda span: (abs(span[1] - span[0]), min(span))):
-        low, high = min(span), max(span)
-        free = (i for i, others in enumerate(taken) if all(high < a or b < low for a, b in others))
-        lane = next(free, len(taken))
-        if lane == len(taken):
-            taken.append([])
-        taken[lane].append((low, high))
-        lane_of[span] = lane
-    return lane_of
+def _beside(arrow: Arrow, a: Row | JoinMark, b: Row | JoinMark, lane: int) -> Link:
+    # Leaves low and arrives high, so that the two ends of one box stay apart.
+    start, end = a.top + min(a.height, ROW) * 5 // 7, b.top + min(b.height, ROW) * 2 // 7
+    return Link(
+        source=a.id,
+        target=b.id,
+        n_bytes=arrow.n_bytes,
+        n_tensors=arrow.n_tensors,
+        kind="back" if arrow.back else "skip",
+        start=start,
+        end=end,
+        lane=lane,
+        source_right=a.right,
+        target_right=b.right,
+    )

@@ -8,7 +8,7 @@ import graphviz
 
 from explorer.errors import NotOnThisDevice
 from explorer.record.graph import ModelGraph
-from explorer.view.geometry import Link, Row, layout
+from explorer.view.geometry import JoinMark, Layout, Link, Row, layout
 from explorer.view.nesting import default_open
 from explorer.view.units import mib
 
@@ -18,10 +18,10 @@ def graph_dot(graph: ModelGraph, opened: Collection[str] | None = None) -> str:
     drawing = layout(graph, default_open(graph) if opened is None else opened)
     lines = [
         "digraph model {",
-        "  compound=true rankdir=TB",
+        "  rankdir=TB",
         '  node [shape=box style=rounded fontname="Helvetica"] edge [fontname="Helvetica" fontsize=9]',
-        *_boxes(drawing.rows, graph),
-        *(_arrow(link, drawing.rows) for link in drawing.links),
+        *_boxes(drawing, graph),
+        *map(_arrow, drawing.links),
         "}",
     ]
     return "\n".join(lines) + "\n"
@@ -38,10 +38,12 @@ def graph_svg(graph: ModelGraph, opened: Collection[str] | None = None) -> str:
         ) from error
 
 
-def _boxes(rows: tuple[Row, ...], graph: ModelGraph) -> Iterator[str]:
+def _boxes(drawing: Layout, graph: ModelGraph) -> Iterator[str]:
     """Rows come parents first; a row of smaller depth closes the clusters opened since."""
     open_depths: list[int] = []
-    for row in rows:
+    ends = {end for link in drawing.links for end in (link.source, link.target)}
+    yield from (f"  {_join(mark)}" for mark in drawing.joins if not mark.block)
+    for row in drawing.rows:
         while open_depths and row.depth <= open_depths[-1]:
             open_depths.pop()
             yield "  " * (len(open_depths) + 1) + "}"
@@ -49,6 +51,9 @@ def _boxes(rows: tuple[Row, ...], graph: ModelGraph) -> Iterator[str]:
         if row.open:
             yield f"{indent}subgraph {_quoted('cluster ' + row.id)} {{ label={_quoted(f'{row.name} ({row.kind})')}"
             open_depths.append(row.depth)
+            yield from (f"{indent}  {_join(mark)}" for mark in drawing.joins if mark.block == row.id)
+            if row.id in ends:  # DOT joins nodes, not clusters: the block's own doing is a point within
+                yield f'{indent}  {_quoted(row.id)} [label="" shape=point]'
         else:
             yield f"{indent}{_quoted(row.id)} [label={_quoted(_label(row, graph))}]"
     while open_depths:
@@ -60,31 +65,16 @@ def _label(row: Row, graph: ModelGraph) -> str:
     fqns = row.members or (row.id,)
     saved = sum(graph.by_fqn[fqn].saved_bytes for fqn in fqns)
     times = f" ×{len(row.members)}" if row.members else ""
+    times += f", called {row.n_calls}×" if row.n_calls > 1 else ""
     return f"{row.name}{times}\n{row.kind}\nsaves {mib(saved)}"
 
 
-def _arrow(link: Link, rows: tuple[Row, ...]) -> str:
-    """DOT joins nodes, not clusters: an arrow to a cluster ends at a node inside and is cut off at its border."""
-    source, tail = _inside(link.source, rows, last=True)
-    target, head = _inside(link.target, rows, last=False)
-    ends = [f"label={_quoted(mib(link.n_bytes))}"]
-    ends += [f"ltail={_quoted('cluster ' + link.source)}"] if tail else []
-    ends += [f"lhead={_quoted('cluster ' + link.target)}"] if head else []
-    return f"  {_quoted(source)} -> {_quoted(target)} [{' '.join(ends)}]"
+def _join(mark: JoinMark) -> str:
+    return f"{_quoted(mark.id)} [label={_quoted(mark.sign)} shape=circle margin=0.02]"
 
 
-def _inside(id: str, rows: tuple[Row, ...], *, last: bool) -> tuple[str, bool]:
-    """A closed row in or at `id`, and whether it lies within."""
-    at = next(i for i, row in enumerate(rows) if row.id == id)
-    if not rows[at].open:
-        return id, False
-    below: list[str] = []
-    for row in rows[at + 1 :]:
-        if row.depth <= rows[at].depth:
-            break
-        if not row.open:
-            below.append(row.id)
-    return below[-1 if last else 0], True
+def _arrow(link: Link) -> str:
+    return f"  {_quoted(link.source)} -> {_quoted(link.target)} [label={_quoted(mib(link.n_bytes))}]"
 
 
 def _quoted(text: str) -> str:

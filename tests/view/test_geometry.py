@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
 from explorer.view.flow import ranked
-from explorer.view.geometry import GUTTER, Layout, Link, Row, _lanes, layout
+from explorer.view.geometry import JoinMark, Layout, Row, layout
+from explorer.view.lanes import GUTTER, lanes
 from explorer.view.nesting import RUN, ancestors, default_open, nest
 from tests import graphs
 
@@ -104,7 +105,7 @@ def test_equal_input_gives_an_equal_picture(graph: ModelGraph) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda pair: pair[0] != pair[1]), unique=True))
 def test_spans_in_one_lane_do_not_touch(spans: list[tuple[int, int]]) -> None:
-    lane_of = _lanes(spans)
+    lane_of = lanes({span: (min(span), max(span)) for span in spans})
     assert set(lane_of) == set(spans)
     for one, other in itertools.combinations(spans, 2):
         if lane_of[one] == lane_of[other]:
@@ -159,10 +160,34 @@ def test_skips_of_a_unet_each_have_a_lane() -> None:
     skips = [link for link in drawing.links if link.kind == "skip"]
     # down3 -> up3 passes the bottom only; the four skips enclose each other.
     assert len(skips) == 4
-    assert len({link.inset for link in skips}) == 4
+    assert len({link.lane for link in skips}) == 4
     assert all(link.kind != "back" for link in drawing.links)
     neighbours = [link for link in drawing.links if link.kind == "next"]
     assert len(neighbours) == len(drawing.rows) - 1
+
+
+@given(made_graphs(), st.data())
+def test_arrows_end_at_what_is_in_view_and_lanes_pass_beside_all_boxes_between(
+    graph: ModelGraph, data: st.DataObject
+) -> None:
+    opened = data.draw(st.lists(st.sampled_from([block.fqn for block in graph.blocks]), unique=True))
+    drawing = layout(graph, opened)
+    placed: dict[str, Row | JoinMark] = {row.id: row for row in drawing.rows}
+    placed |= {mark.id: mark for mark in drawing.joins}
+    assert len({(link.source, link.target) for link in drawing.links}) == len(drawing.links)
+    for link in drawing.links:
+        a, b = placed[link.source], placed[link.target]
+        if link.kind == "next":
+            assert a.top + a.height <= link.start <= link.end <= b.top
+            continue
+        assert 0 <= link.lane < min(a.right, b.right)
+        assert a.top <= link.start <= a.top + a.height
+        assert b.top <= link.end <= b.top + b.height
+        low, high = min(link.start, link.end), max(link.start, link.end)
+        for row in drawing.rows:
+            # Only the boxes around both ends reach further to the right than the lane.
+            if low < row.top and row.top + row.height < high:
+                assert row.right > link.lane
 
 
 def test_many_lanes_share_the_gutter() -> None:
@@ -170,13 +195,29 @@ def test_many_lanes_share_the_gutter() -> None:
     assert max(row.right for row in drawing.rows) <= GUTTER
 
 
-def test_what_passes_through_the_containers_own_operations_joins_its_children() -> None:
-    """attention -> (+) -> mlp: the addition belongs to the block, the arrow goes from child to child."""
-    drawing = layout(graphs.gpt(2), ["blocks", "blocks.0"])
-    inside = [link for link in drawing.links if link.source.startswith("blocks.0.")]
-    assert [(link.source, link.target, link.kind) for link in inside] == [
-        ("blocks.0.attention", "blocks.0.mlp", "next")
+def test_residual_additions_are_drawn_where_they_are_in_view() -> None:
+    """Into blocks.0 as into one box; inside of it around attention and around the mlp."""
+    folded = layout(graphs.gpt(2), ["blocks"])
+    assert not folded.joins
+    assert [(link.source, link.target, link.n_bytes) for link in folded.links if link.source == "dropout"] == [
+        ("dropout", "blocks.0", graphs.MIB // 2)
     ]
+    drawing = layout(graphs.gpt(2), ["blocks", "blocks.0"])
+    assert [(mark.id, mark.sign) for mark in drawing.joins] == [("blocks.0:add", "+"), ("blocks.0:add.2", "+")]
+    name = {"blocks.0:add": "+1", "blocks.0:add.2": "+2"}
+    assert {
+        (name.get(link.source, link.source), name.get(link.target, link.target), link.kind)
+        for link in drawing.links
+        if link.source in name or link.target in name or link.source == "dropout"
+    } == {
+        ("dropout", "blocks.0.attention", "next"),
+        ("dropout", "+1", "skip"),
+        ("blocks.0.attention", "+1", "next"),
+        ("+1", "blocks.0.mlp", "next"),
+        ("+1", "+2", "skip"),
+        ("blocks.0.mlp", "+2", "next"),
+        ("+2", "blocks.1", "next"),
+    }
 
 
 def test_bytes_of_folded_blocks_add_up_on_the_edge() -> None:
@@ -224,14 +265,3 @@ def test_the_shape_changes_with_what_is_open_only() -> None:
     shapes = {layout(graph, opened).shape for opened in ((), ("blocks",), ("blocks", "blocks.0"))}
     assert len(shapes) == 3
     assert layout(graph, ["head"]).shape == layout(graph).shape  # a leaf has nothing to unfold
-
-
-def test_links_lie_between_the_boxes_they_join() -> None:
-    drawing = layout(graphs.unet(), ())
-    placed = rows(drawing)
-
-    def spans(link: Link) -> bool:
-        above, below = placed[link.source], placed[link.target]
-        return above.top <= link.top and link.top + link.height <= below.top + below.height
-
-    assert all(spans(link) for link in drawing.links)

@@ -14,9 +14,14 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
-from explorer.view.geometry import Layout
+from explorer.view.geometry import Layout, Link
+from explorer.view.nesting import RUN
 
 HERE = Path(__file__).parent
+MOST_LINES = 3
+"""Lines side by side where as many tensors flow from one box to another."""
+MANY = 9
+"""From here on one line: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
 """Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
 
@@ -166,6 +171,7 @@ def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str
 
 
 def _geometry(drawing: Layout) -> dict[str, Any]:
+    groups = {row.id for row in drawing.rows if row.foldable and not row.open}
     return {
         "height": drawing.height,
         "rows": [
@@ -180,17 +186,21 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
                 row.right,
                 row.toggles | row.foldable << 1 | row.open << 2,
                 list(row.members),
+                row.n_calls,
             ]
             for row in drawing.rows
         ],
+        "joins": [[mark.id, mark.sign, mark.top, mark.height, mark.left, mark.right] for mark in drawing.joins],
         "links": [
             [
                 link.kind,
-                link.top,
-                link.height,
-                link.inset,
-                link.width,
-                f"{_size(link.n_bytes)} {link.source} → {link.target}",
+                link.start,
+                link.end,
+                link.lane,
+                link.source_right,
+                link.target_right,
+                _n_lines(link, groups),
+                _flows(link),
             ]
             for link in drawing.links
         ],
@@ -211,6 +221,23 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
 def _short(label: Label) -> list[Any]:
     badges = [[badge.sign, badge.severity, badge.text] for badge in label.badges]
     return [label.bytes, label.note, badges, label.title, round(label.heat, 3), label.stage]
+
+
+def _n_lines(link: Link, groups: Collection[str]) -> int:
+    """Several from one folded group to another, where they are tensors of the model and not of a loop."""
+    between_groups = link.source in groups and link.target in groups
+    return min(link.n_tensors, MOST_LINES) if between_groups and link.n_tensors < MANY else 1
+
+
+def _flows(link: Link) -> str:
+    tensors = f"{link.n_tensors} tensors, " if link.n_tensors > 1 else ""
+    again = ", for the next call" if link.kind == "back" else ""
+    return f"{tensors}{_size(link.n_bytes)} {_said(link.source)} → {_said(link.target)}{again}"
+
+
+def _said(id: str) -> str:
+    """A box by its path, a join by its block and operator."""
+    return id.lstrip(RUN).removeprefix(":")
 
 
 def _size(n_bytes: int) -> str:

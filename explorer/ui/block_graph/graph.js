@@ -14,6 +14,7 @@
 const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
 const OUTSIDE = ["pointerdown", "click", "keydown"] // a press by mouse, by script, by key
+const SVG = "http://www.w3.org/2000/svg"
 const WORDS = { true: "recompute", false: "keep", mixed: "some" }
 
 function element(tag, className, act) {
@@ -103,12 +104,50 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
   return v
 }
 
-function drawLink([kind, top, height, inset, width, title]) {
-  const line = element("div", `link ${kind}`)
-  line.style.cssText =
-    `top:${top}px;height:${height}px;` + (kind === "next" ? `left:${inset}px` : `right:${inset}px;width:${width}px`)
-  line.title = title
-  return line
+function drawJoin([id, sign, top, height, left, right]) {
+  const join = element("div", "join")
+  join.style.cssText = `top:${top}px;height:${height}px;left:${left}px;right:${right}px`
+  join.setAttribute("aria-hidden", "true") // what flows is said by the boxes
+  const text = element("span", "sign")
+  text.textContent = sign
+  text.title = id.replace(/^:/, "")
+  join.append(text)
+  return join
+}
+
+function drawPath(className, way) {
+  const path = document.createElementNS(SVG, "path")
+  path.setAttribute("class", className)
+  path.setAttribute("d", way)
+  return path
+}
+
+// An arrow to a neighbour hangs from the left, one through a lane from the right: the drawing may have any width.
+function drawLink([kind, start, end, lane, from, to, lines, title]) {
+  const svg = document.createElementNS(SVG, "svg")
+  const [top, bottom] = [Math.min(start, end), Math.max(start, end)]
+  const next = kind === "next"
+  const width = next ? 24 : Math.max(from, to) - lane + 12
+  const x = (inset) => (next ? inset : width - 6 - (inset - lane))
+  svg.setAttribute("class", `link ${kind}`)
+  svg.setAttribute("width", width)
+  svg.setAttribute("height", bottom - top + 12)
+  svg.style.cssText = `top:${top - 6}px;` + (next ? `left:${lane - 12}px` : `right:${lane - 6}px`)
+  const [y1, y2] = [start - top + 6, end - top + 6]
+  for (let i = 0; i < lines; i++) {
+    const side = 2.5 * (i - (lines - 1) / 2)
+    const way = next
+      ? [`M${12 + 2 * side},${y1}V${y2 - 6}`, `M${12 + 2 * side},${y2}l-3.5,-6h7z`]
+      : [
+          `M${x(from)},${y1 + side}H${x(lane) + side}V${y2 + side}H${x(to) + 6}`,
+          `M${x(to)},${y2 + side}l6,-3.5v7z`,
+        ]
+    svg.append(drawPath("wire", way[0]), drawPath("head", way[1]))
+  }
+  const name = document.createElementNS(SVG, "title")
+  name.textContent = title
+  svg.append(name)
+  return svg
 }
 
 function drawCut([id, top, left, right, title, refused]) {
@@ -133,7 +172,7 @@ function draw(v, geometry) {
   v.nodes = new Map(geometry.rows.map((row) => [row[0], drawRow(row)]))
   v.cutNodes = new Map(geometry.cuts.map((cut) => [cut[0], drawCut(cut)]))
   sheet.append(...[...v.nodes.values()].map((node) => node.box))
-  sheet.append(...geometry.links.map(drawLink), ...v.cutNodes.values())
+  sheet.append(...geometry.joins.map(drawJoin), ...geometry.links.map(drawLink), ...v.cutNodes.values())
   const scroll = v.root.scrollTop
   v.root.replaceChildren(sheet)
   v.root.scrollTop = scroll
