@@ -12,21 +12,25 @@ from typing import Any
 import msgspec
 
 from explorer.engine.audit import StateAudit
+from explorer.engine.carried import carried, n_looked_at, names, unstable
 from explorer.engine.determinism import deterministic_kernels
 from explorer.engine.diffs import differences
 from explorer.engine.equivalence import (
     Outcome,
+    Yardsticks,
+    coarsest_epsilon,
     eval_difference,
     not_reproducible_because,
+    parameter_differences,
     reference,
     rng_differences,
     take,
-    yardsticks,
 )
 from explorer.engine.limits import failure_of
 from explorer.engine.load import Loaded, load
 from explorer.engine.masks import DrawWatch
 from explorer.engine.measure import measure_pair
+from explorer.engine.remembered import StateKey
 from explorer.engine.step import forward_backward, left_as_found, prepare
 from explorer.errors import BadInput, Cancelled
 from explorer.plan.causes import causes
@@ -35,7 +39,6 @@ from explorer.record.comparison import (
     Comparison,
     GradientDiff,
     MaskDiff,
-    ParameterDiff,
     StateChange,
 )
 from explorer.record.measurement import Failure, Measurement
@@ -98,12 +101,14 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     base = take(prepare(baseline, loaded), full=full)
     found: dict[str, Any] = {}
     rerun = exact = None
-    own_changes: frozenset[tuple[str, str, str]] = frozenset()
+    own_changes: frozenset[StateKey] = frozenset()
+    unjudged: frozenset[StateKey] = frozenset()
     if full:
         meter.step("baseline again: does it equal itself?")
         rerun, own_changes = _rerun(baseline, loaded)
-        because = not_reproducible_because(base, rerun)
-        found |= {"reproducible": not because, "not_reproducible_because": because}
+        because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
+        found |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
+        rerun = rerun if because else base  # one copy of what is equal is enough
         meter.step("baseline in float64: how far is it from exact?")
         exact, because = reference(baseline, loaded, base)
         found |= {"reference": "float64" if exact else "none", "no_reference_because": because}
@@ -113,24 +118,34 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         meter.step("candidate, watched: masks and module state")
         if full and candidate.policy.units:
             found["masks"], changes = _watched(candidate, loaded)
-            found["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own_changes)
+            own = own_changes | unjudged
+            found["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
+            found["masks_watched"] = True
     except Cancelled:
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
         return {**found, "failure": failure_of(error)}
-    return found | side_by_side(base, cand, yardsticks(baseline, rerun, exact))
+    sticks = Yardsticks(coarsest_epsilon(baseline), rerun, exact)
+    found |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
+    return found | side_by_side(base, cand, sticks)
 
 
-def side_by_side(base: Outcome, cand: Outcome, sticks: Any) -> dict[str, Any]:
-    """Every difference between two outcomes, as fields of a Comparison."""
-    of_gradients, of_buffers, of_parameters, of_output = sticks
+def side_by_side(base: Outcome, cand: Outcome, sticks: Yardsticks) -> dict[str, Any]:
+    """Every difference between two outcomes, tensor by tensor, as fields of a Comparison."""
+    gradients, of_inputs, later = (
+        differences(GradientDiff, getattr(base, family), getattr(cand, family), sticks.of(family))
+        for family in ("gradients", "input_gradients", "later_gradients")
+    )
     return {
-        "gradients": differences(GradientDiff, base.gradients, cand.gradients, of_gradients),
-        "buffers": differences(BufferDiff, base.buffers, cand.buffers, of_buffers),
-        "parameters": differences(ParameterDiff, base.parameters, cand.parameters, of_parameters),
+        "gradients": gradients,
+        "input_gradients": of_inputs,
+        "later_gradients": later,
+        "buffers": differences(BufferDiff, base.buffers, cand.buffers, sticks.of("buffers")),
+        "parameters": parameter_differences(base, cand, sticks, (*gradients, *later)),
         "n_steps": base.n_steps,
+        "trains_in_backward": bool(base.trained & base.moved.keys()),
         "rng": rng_differences(base, cand),
-        "eval_output": eval_difference(base, cand, of_output),
+        "eval_output": eval_difference(base, cand, sticks),
         "loss_equal": base.loss == cand.loss,
     }
 
@@ -149,7 +164,7 @@ def _runs_strictly(baseline: RunSpec) -> bool:
     return True
 
 
-def _rerun(baseline: RunSpec, loaded: Loaded) -> tuple[Outcome, frozenset[tuple[str, str, str]]]:
+def _rerun(baseline: RunSpec, loaded: Loaded) -> tuple[Outcome, frozenset[StateKey]]:
     """The baseline once more, and what its own backward changes in the model: no recompute did that."""
     trainee = prepare(baseline, loaded)
     audit = StateAudit(trainee.model)

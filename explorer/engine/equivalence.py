@@ -10,6 +10,7 @@ from exact the baseline itself is.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import warnings
 from collections.abc import Iterable
@@ -18,13 +19,14 @@ from dataclasses import dataclass, field
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from explorer.engine.diffs import Yardstick, differences, is_floating, same_bits
 from explorer.engine.load import Loaded, call
+from explorer.engine.remembered import State, read_state
 from explorer.engine.rng import RngState, seed_everything
-from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore, prepare, run_step
-from explorer.record.comparison import RngDiff, TensorDiff
+from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore, prepare
+from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
@@ -33,17 +35,27 @@ N_STEPS = 2
 
 EVAL_OUTPUT = "output in eval mode"
 
+Tensors = dict[str, Tensor | None]
+
 
 @dataclass
 class Outcome:
     """What one run left behind: detached copies on the CPU, by full name."""
 
-    gradients: dict[str, Tensor | None]
-    buffers: dict[str, Tensor | None]
+    gradients: Tensors
+    input_gradients: Tensors
+    buffers: Tensors
     rng: dict[str, bytes]
     loss: float
+    states: list[State] = field(default_factory=list)
+    """All that the model remembers, after the first step's backward and after the last step."""
+    moved: Tensors = field(default_factory=dict)
+    """Parameters that forward or backward moved, before any optimizer."""
+    trained: frozenset[str] = frozenset()
+    """Names of the parameters that require a gradient."""
     n_steps: int = 0
-    parameters: dict[str, Tensor | None] = field(default_factory=dict)
+    later_gradients: Tensors = field(default_factory=dict)
+    parameters: Tensors = field(default_factory=dict)
     eval_output: Tensor | None = None
 
 
@@ -52,14 +64,21 @@ def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> 
 
     What the model raises passes through.
     """
+    model = trainee.model
+    start = {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
     loss = forward_backward(trainee, on_phase)
     on_phase("optimizer")
     outcome = Outcome(
-        gradients={name: _copy(parameter.grad) for name, parameter in _trained(trainee.model)},
-        buffers={name: _copy(buffer) for name, buffer in trainee.model.named_buffers()},
-        rng=RngState.capture(trainee.model).positions(),
+        gradients=_gradients(model),
+        input_gradients=_input_gradients(trainee),
+        buffers={name: _copy(buffer) for name, buffer in model.named_buffers()},
+        rng=RngState.capture(model).positions(),
         loss=loss,
-    )
+        states=[read_state(model, hooks=True)],
+        moved={name: _copy(parameter) for name, parameter in model.named_parameters()
+               if start.get(name) != fingerprint(parameter)},
+        trained=frozenset(name for name, _ in _trained(model)),
+    )  # fmt: skip
     if full:
         _train_on(trainee, outcome)
         outcome.eval_output = eval_output(trainee)
@@ -68,13 +87,20 @@ def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> 
 
 
 def _train_on(trainee: Trainee, outcome: Outcome) -> None:
-    if trainee.optimizer is None:
-        return
-    trainee.optimizer.step()
+    """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
+    _optimize(trainee)
     for _ in range(N_STEPS - 1):
-        run_step(trainee)
+        forward_backward(trainee)
+        outcome.later_gradients = _gradients(trainee.model)
+        _optimize(trainee)
     outcome.n_steps = N_STEPS
-    outcome.parameters = {name: _copy(parameter) for name, parameter in _trained(trainee.model)}
+    outcome.parameters = {name: _copy(parameter) for name, parameter in trainee.model.named_parameters()}
+    outcome.states.append(read_state(trainee.model, hooks=True))
+
+
+def _optimize(trainee: Trainee) -> None:
+    if trainee.optimizer is not None:
+        trainee.optimizer.step()
 
 
 def eval_output(trainee: Trainee) -> Tensor | None:
@@ -124,19 +150,21 @@ def coarsest_epsilon(spec: RunSpec) -> float:
     return max(torch.finfo(dtype).eps for dtype in types)
 
 
-def yardsticks(
-    spec: RunSpec, rerun: Outcome | None, exact: Outcome | None
-) -> tuple[Yardstick, Yardstick, Yardstick, Yardstick]:
-    """For gradients, buffers, parameters and the eval output: each family has a scale of its own."""
-    epsilon = coarsest_epsilon(spec)
+@dataclass(frozen=True)
+class Yardsticks:
+    """What differences are held against: the baseline's own rerun, and the same steps in float64."""
 
-    def of(family: str) -> Yardstick:
-        sides = [getattr(outcome, family) if outcome else {} for outcome in (rerun, exact)]
-        return Yardstick(rerun=sides[0], reference=sides[1], epsilon=epsilon)
+    epsilon: float
+    rerun: Outcome | None
+    exact: Outcome | None
 
-    outputs = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in (rerun, exact)]
-    last = Yardstick(rerun=outputs[0], reference=outputs[1], epsilon=epsilon)
-    return of("gradients"), of("buffers"), of("parameters"), last
+    def of(self, family: str) -> Yardstick:
+        """For a field of Outcome: each family has a scale of its own."""
+        return self.stick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
+
+    def stick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
+        """The same for any tensors of both."""
+        return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
 
 
 def rng_differences(baseline: Outcome, candidate: Outcome) -> tuple[RngDiff, ...]:
@@ -149,6 +177,8 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
     """Empty where two runs of one spec left the same bits behind; else which tensors did not, as one sentence."""
     families = [
         ("gradients", first.gradients, second.gradients),
+        ("gradients of the inputs", first.input_gradients, second.input_gradients),
+        ("gradients of the last step", first.later_gradients, second.later_gradients),
         ("buffers", first.buffers, second.buffers),
         ("parameters", first.parameters, second.parameters),
     ]
@@ -167,15 +197,34 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
     return f"Two runs of the baseline from the same state and seed differ in {', '.join(said)}."
 
 
-def eval_difference(baseline: Outcome, candidate: Outcome, yardstick: Yardstick) -> TensorDiff | None:
+def eval_difference(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -> TensorDiff | None:
     """None where neither run has an output in eval mode."""
     if baseline.eval_output is None and candidate.eval_output is None:
         return None
-    sides = [{EVAL_OUTPUT: outcome.eval_output} for outcome in (baseline, candidate)]
-    return differences(TensorDiff, sides[0], sides[1], yardstick)[0]
+    runs = (baseline, candidate, sticks.rerun, sticks.exact)
+    sides = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in runs]
+    return differences(TensorDiff, sides[0], sides[1], sticks.stick(sides[2], sides[3]))[0]
 
 
-def _distance(baseline: dict[str, Tensor | None], exact: dict[str, Tensor | None]) -> float:
+def parameter_differences(
+    baseline: Outcome, candidate: Outcome, sticks: Yardsticks, gradients: Iterable[GradientDiff]
+) -> tuple[ParameterDiff, ...]:
+    """Of all parameters after the last step. `gradients` are those of every step: they say what rounding is."""
+    rounding = {name: True for name in baseline.trained}
+    for diff in gradients:
+        rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
+    found = differences(ParameterDiff, baseline.parameters, candidate.parameters, sticks.of("parameters"))
+    return tuple(
+        msgspec.structs.replace(
+            diff,
+            trained=diff.name in baseline.trained,
+            gradients_round=rounding.get(diff.name, False) and diff.name not in baseline.moved,
+        )
+        for diff in found
+    )
+
+
+def _distance(baseline: Tensors, exact: Tensors) -> float:
     """|baseline - exact| / |exact| over all gradients together; infinite where that is not a number."""
     pairs = [(left.double(), right) for name, left in baseline.items()
              if left is not None and (right := exact.get(name)) is not None]  # fmt: skip
@@ -187,6 +236,28 @@ def _distance(baseline: dict[str, Tensor | None], exact: dict[str, Tensor | None
 
 def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _gradients(model: nn.Module) -> Tensors:
+    return {name: _copy(parameter.grad) for name, parameter in _trained(model)}
+
+
+def _input_gradients(trainee: Trainee) -> Tensors:
+    """Of the leaves of the batch that got a gradient, by their place in it."""
+    found: Tensors = {}
+    for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+                found[what + keystr(path)] = _copy(leaf.grad)
+    return found
+
+
+def fingerprint(tensor: Tensor) -> bytes:
+    """Tells two states of one tensor apart in 32 bytes."""
+    dense = _copy(tensor)
+    assert dense is not None
+    flat = dense.resolve_conj().contiguous().reshape(-1)
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=32).digest()
 
 
 def _copy(tensor: Tensor | None) -> Tensor | None:

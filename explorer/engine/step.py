@@ -8,10 +8,9 @@ The borders (│) are announced to `on_phase`; nothing else in here knows that s
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from explorer.engine.apply import PolicyHandle, apply_policy
 from explorer.engine.load import Loaded, call, load, place
 from explorer.engine.rng import RngState, seed_everything
+from explorer.engine.twin import twin
 from explorer.errors import BadInput, NotOnThisDevice, nearest
 from explorer.record.measurement import Phase
 from explorer.record.run import RunSpec
@@ -55,13 +55,13 @@ class Trainee:
 def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     """A trainee of `spec` whose parameters, buffers, batch and generators depend on nothing but `spec`.
 
-    A deep copy of `loaded.model` takes the steps where `loaded` is given (equal initial state for two policies
-    without building twice); the thread count and every generator are set, see `left_as_found`.
+    A twin of `loaded` takes the steps where it is given, from the very state that `loaded` is in; the thread count
+    and every generator are set, see `left_as_found`.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    own = replace(loaded, model=copy.deepcopy(loaded.model)) if loaded else load(spec.model, seed=spec.seed)
+    own = twin(loaded, seed=spec.seed) if loaded else load(spec.model, seed=spec.seed)
     own = place(own, device, getattr(torch, spec.dtype))
     model = own.model
     set_mode(model, spec.mode)

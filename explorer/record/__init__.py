@@ -9,6 +9,7 @@ from explorer.record.comparison import (
     ParameterDiff,
     RngDiff,
     StateChange,
+    StateDiff,
     TensorDiff,
     Verdict,
 )
@@ -69,6 +70,7 @@ __all__ = [
     "RunSpec",
     "Samples",
     "StateChange",
+    "StateDiff",
     "TensorDiff",
     "Times",
     "Trait",

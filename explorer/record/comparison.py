@@ -8,7 +8,7 @@ from typing import Any, Literal
 from explorer.record.base import Record, to_plain
 from explorer.record.measurement import Failure, Measurement, ratio_with_spread
 
-Verdict = Literal["bitwise equal", "rounding", "different", "not comparable"]
+Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
 Presence = Literal["both", "baseline only", "candidate only", "neither"]
 
 ROUNDING_FACTOR = 10.0
@@ -71,7 +71,40 @@ class BufferDiff(TensorDiff):
 
 
 class ParameterDiff(TensorDiff):
-    """A parameter after `Comparison.n_steps` optimizer steps."""
+    """A parameter after `Comparison.n_steps` steps, trained or not."""
+
+    trained: bool = True
+    gradients_round: bool = False
+    """Its gradients of every step lie within rounding, and nothing but the optimizer moved it."""
+
+    @property
+    def verdict(self) -> Verdict:
+        """As for every tensor; but what an optimizer makes of rounding is rounding.
+
+        AdamW divides a gradient by its own size: one that is zero in exact arithmetic becomes a whole step.
+        """
+        said = super().verdict
+        if said != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
+            return said
+        return "rounding" if self.gradients_round else said
+
+
+class StateDiff(TensorDiff, kw_only=True):
+    """Something that the model carries on to its next step and that is not equal: its furthest part stands here."""
+
+    block: str
+    kind: Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
+    """`gradient`: of a tensor that the model holds in an attribute. Parameters: moved by forward or backward."""
+    step: int
+    """After which step, from 1."""
+    baseline_value: str = ""
+    """Short form."""
+    candidate_value: str = ""
+
+    @property
+    def is_training(self) -> bool:
+        """Whether it is what is trained, not what is remembered beside."""
+        return self.kind in ("parameter", "gradient")
 
 
 class RngDiff(Record):
@@ -115,13 +148,29 @@ class Comparison(Record):
     baseline: Measurement
     candidate: Measurement
     gradients: tuple[GradientDiff, ...] = ()
+    """Of every trained parameter, after one backward."""
+    input_gradients: tuple[GradientDiff, ...] = ()
+    """Of every tensor of the batch that got one."""
+    later_gradients: tuple[GradientDiff, ...] = ()
+    """Of every trained parameter in the last step, which starts from what the first one left behind."""
     buffers: tuple[BufferDiff, ...] = ()
     parameters: tuple[ParameterDiff, ...] = ()
     n_steps: int = 0
-    """Optimizer steps behind `parameters`; 0: not taken."""
+    """Steps behind `parameters`; 0: not taken."""
+    carried: tuple[StateDiff, ...] = ()
+    """What is not equal of all else that the model carries on, after the first and after the last step."""
+    trains_in_backward: bool = False
+    """Trained parameters moved before the optimizer's step: an optimizer runs inside backward, and may leave no
+    gradient behind."""
+    n_carried: int = 0
+    """Attributes and buffers that were looked at for `carried`."""
+    unjudged: tuple[str, ...] = ()
+    """Attributes left out of it: two runs of the baseline do not agree about them either."""
     rng: tuple[RngDiff, ...] = ()
     eval_output: TensorDiff | None = None
     masks: tuple[MaskDiff, ...] = ()
+    masks_watched: bool = False
+    """Whether a run was watched for `masks` and `state_changes`: without, both are empty and say nothing."""
     state_changes: tuple[StateChange, ...] = ()
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""
@@ -137,16 +186,23 @@ class Comparison(Record):
 
     @cached_property
     def verdict(self) -> Verdict:
-        """Over gradients, buffers, parameters, eval output and RNG positions; the worst one decides."""
+        """What is trained decides first (gradients, parameters), then what is remembered; the worst one counts.
+
+        Equal gradients beside state that moved twice are a verdict of their own. A mask that was drawn anew, or state
+        that moved, is never rounding.
+        """
         if self.failure or self.reproducible is False or not self.gradients:
             return "not comparable"
-        if all(diff.presence == "neither" for diff in self.gradients):
+        trained = {diff.verdict for diff in self.of_training}
+        if all(diff.presence == "neither" for diff in self.gradients) and not self.trains_in_backward:
             return "not comparable"
-        said = {diff.verdict for diff in self.all_diffs}
-        if "different" in said or not all(diff.equal for diff in self.rng):
+        if "different" in trained:
             return "different"
-        if "not comparable" in said:
+        if "not comparable" in trained:
             return "not comparable"
+        if self.moved_twice or any(mask.n_mismatched for mask in self.masks):
+            return "different" if "rounding" in trained else "state moved"
+        said = {diff.verdict for diff in self.all_diffs}
         return "rounding" if "rounding" in said else "bitwise equal"
 
     @property
@@ -155,14 +211,41 @@ class Comparison(Record):
         return self.failure is None and self.baseline.complete and self.candidate.complete
 
     @cached_property
-    def all_diffs(self) -> tuple[TensorDiff, ...]:
+    def of_training(self) -> tuple[TensorDiff, ...]:
+        """What training computes: gradients and trained parameters."""
+        parameters = (diff for diff in self.parameters if diff.trained)
+        moved = (diff for diff in self.carried if diff.is_training)
+        return (*self.gradients, *self.input_gradients, *self.later_gradients, *parameters, *moved)
+
+    @cached_property
+    def of_state(self) -> tuple[TensorDiff, ...]:
+        """What the model remembers beside."""
+        frozen = (diff for diff in self.parameters if not diff.trained)
+        beside = (diff for diff in self.carried if not diff.is_training)
         last = (self.eval_output,) if self.eval_output else ()
-        return (*self.gradients, *self.buffers, *self.parameters, *last)
+        return (*self.buffers, *frozen, *beside, *last)
+
+    @cached_property
+    def moved_twice(self) -> tuple[str, ...]:
+        """`step of blocks.0`, `generator python`: what of the state differs; empty where all of it is equal."""
+        wrong = [diff for diff in self.of_state if diff.verdict == "different"]
+        named = [_place(diff) for diff in wrong if diff is not self.eval_output]
+        named += [f"generator {diff.generator}" for diff in self.rng if not diff.equal]
+        return tuple(dict.fromkeys(named)) or tuple(diff.name for diff in wrong)
+
+    @cached_property
+    def all_diffs(self) -> tuple[TensorDiff, ...]:
+        return (*self.of_training, *self.of_state)
 
     @property
     def n_bitwise_equal(self) -> int:
-        """Gradients that agree in every bit, of `len(gradients)`."""
-        return sum(diff.verdict == "bitwise equal" for diff in self.gradients)
+        """Gradients that came in both runs and agree in every bit, of `n_gradients`."""
+        return sum(diff.verdict == "bitwise equal" and diff.presence == "both" for diff in self.gradients)
+
+    @property
+    def n_gradients(self) -> int:
+        """Gradients that came in at least one run: none on either side is nothing to be equal."""
+        return sum(diff.presence != "neither" for diff in self.gradients)
 
     @cached_property
     def worst(self) -> TensorDiff | None:
@@ -180,7 +263,8 @@ class Comparison(Record):
             "comparable": self.comparable,
             "verdict": self.verdict,
             "n_bitwise_equal": self.n_bitwise_equal,
-            "n_gradients": len(self.gradients),
+            "n_gradients": self.n_gradients,
+            "moved_twice": list(self.moved_twice),
             "worst": to_plain(self.worst) if self.worst else None,
             "baseline": base.headlines(),
             "candidate": cand.headlines(),
@@ -188,6 +272,15 @@ class Comparison(Record):
             "time_ratio": time_ratio[0] if time_ratio else None,
             "time_ratio_spread": time_ratio[1] if time_ratio else None,
         }
+
+
+def _place(diff: TensorDiff) -> str:
+    """`step of blocks.0`"""
+    if isinstance(diff, StateDiff):
+        block, name = diff.block, diff.name.removeprefix(f"{diff.block}.")
+    else:
+        block, _, name = diff.name.rpartition(".")
+    return f"{name} of {block}" if block else name
 
 
 def _badness(diff: TensorDiff) -> tuple[int, float]:

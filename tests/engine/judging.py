@@ -33,7 +33,11 @@ def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | 
 
 def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, **options: Any) -> Comparison:
     """The comparison of `pair(...)`, with empty measurements."""
-    baseline, candidate = pair(net, blocks, **options)
+    return judged_pair(*pair(net, blocks, **options), full=full)
+
+
+def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> Comparison:
+    """The judging half on any two specs."""
     with left_as_found(), deterministic_kernels():
         found = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.audit import StateAudit, frozen, read_state, same_state, short
+from explorer.engine.audit import StateAudit
+from explorer.engine.remembered import frozen, read_state, same_state, short
 
 
 class Holder(nn.Module):

@@ -16,8 +16,10 @@ from explorer.record.comparison import (
     Comparison,
     GradientDiff,
     MaskDiff,
+    ParameterDiff,
     RngDiff,
     StateChange,
+    StateDiff,
     TensorDiff,
 )
 from explorer.record.graph import ModelRef
@@ -82,10 +84,62 @@ def test_the_worst_verdict_decides() -> None:
     buffer = BufferDiff(name="b", shape=(), dtype="int64", presence="both", bitwise=False, max_abs=1.0)
     assert compared(gradient(), rounding).verdict == "rounding"
     assert compared(gradient(), rounding, buffers=(buffer,)).verdict == "different"
-    moved = RngDiff(generator="python", equal=False)
-    assert compared(gradient(), rng=(moved,)).verdict == "different"
-    output = TensorDiff(name="o", shape=(1,), dtype="float32", presence="both", bitwise=False)
-    assert compared(gradient(), eval_output=output).verdict == "different"
+    assert compared(rounding, gradient("b", bitwise=False), buffers=(buffer,)).verdict == "different"
+
+
+BUFFER = BufferDiff(name="blocks.0.n", shape=(), dtype="int64", presence="both", bitwise=False, max_abs=1.0)
+FROZEN = ParameterDiff(name="key.weight", shape=(2,), dtype="float32", presence="both", bitwise=False, trained=False)
+STEP_OF = StateDiff(
+    name="blocks.0.step",
+    shape=(),
+    dtype="int",
+    presence="both",
+    bitwise=False,
+    block="blocks.0",
+    kind="attribute",
+    step=1,
+)
+OUTPUT = TensorDiff(name="output in eval mode", shape=(1,), dtype="float32", presence="both", bitwise=False)
+
+
+@pytest.mark.parametrize(("said", "moved"), [
+    ({"rng": (RngDiff(generator="python", equal=False),)}, ("generator python",)),
+    ({"buffers": (BUFFER,)}, ("n of blocks.0",)),
+    ({"carried": (STEP_OF,)}, ("step of blocks.0",)),
+    ({"parameters": (FROZEN,)}, ("weight of key",)),
+    ({"eval_output": OUTPUT}, ("output in eval mode",)),
+    ({"eval_output": OUTPUT, "buffers": (BUFFER,)}, ("n of blocks.0",)),
+])  # fmt: skip
+def test_equal_gradients_beside_state_that_moved_are_a_verdict_of_their_own(
+    said: dict[str, object], moved: tuple[str, ...]
+) -> None:
+    assert compared(gradient(), **said).verdict == "state moved"
+    assert compared(gradient(), **said).moved_twice == moved
+    assert compared(gradient("r", bitwise=False, **ROUNDED), **said).verdict == "different", "never rounding"
+    assert compared(gradient("d", bitwise=False), **said).verdict == "different"
+
+
+def test_a_mask_drawn_anew_is_never_rounding() -> None:
+    masks = (MaskDiff(block="drop", n_elements=10, n_mismatched=4),)
+    assert compared(gradient("r", bitwise=False, **ROUNDED), masks=masks).verdict == "different"
+    assert compared(gradient(), masks=masks).verdict == "state moved"
+
+
+def test_what_is_trained_is_judged_with_the_gradients() -> None:
+    moved = msgspec.structs.replace(STEP_OF, kind="parameter")
+    assert compared(gradient(), carried=(moved,)).verdict == "different"
+    assert compared(gradient(), later_gradients=(gradient(bitwise=False),)).verdict == "different"
+    assert compared(gradient(), input_gradients=(gradient(bitwise=False),)).verdict == "different"
+    assert (
+        compared(gradient(), parameters=(msgspec.structs.replace(FROZEN, trained=True, gradients_round=True),)).verdict
+        == "rounding"
+    )
+    assert compared(gradient(presence="neither"), trains_in_backward=True).verdict == "bitwise equal"
+
+
+def test_no_gradient_on_either_side_is_nothing_to_be_equal() -> None:
+    found = compared(gradient(), gradient("b", presence="neither"))
+    assert (found.n_bitwise_equal, found.n_gradients) == (1, 1)
 
 
 def test_not_comparable() -> None:

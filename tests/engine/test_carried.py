@@ -1,0 +1,81 @@
+"""Whatever a model carries on from step to step: moved twice it is never green, written rightly it is."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from explorer.record.comparison import Comparison
+from explorer.record.policy import Policy
+from explorer.record.run import Optimizer, RunSpec
+from tests.engine import carried_nets
+from tests.engine.judging import judged_pair
+
+
+def judged(factory: str, block: str = "1", *, optimizer: Optimizer = "adamw", **arguments: object) -> Comparison:
+    spec = RunSpec(model=carried_nets.ref(factory, **arguments), optimizer=optimizer)
+    return judged_pair(spec, msgspec.structs.replace(spec, policy=Policy.recompute((block,))))
+
+
+MOVED = {
+    "MomentumEncoder": ("state moved", "weight of 1.trap.key"),
+    "AverageByData": ("state moved", "weight of 1.trap.key"),
+    "TrainedMoved": ("different", ""),
+    "StepRead": ("different", "step of 1.trap"),
+    "FlipFlop": ("state moved", "flag of 1.trap"),
+    "NumpyMean": ("state moved", "mean of 1.trap"),
+    "FloatMean": ("state moved", "mean of 1.trap"),
+    "Queue": ("state moved", "queue of 1.trap"),
+    "Counted": ("state moved", "seen of 1.trap"),
+    "OnTheClass": ("state moved", "OnTheClass.n_calls"),
+    "FileGlobal": ("state moved", "N_CALLS"),
+    "InSlots": ("state moved", "deep of 1.trap"),
+    "Unregistered": ("state moved", "hidden of 1.trap"),
+    "InClosure": ("state moved", "count of 1.trap"),
+    "Draws": ("state moved", "sources of 1.trap"),
+}
+
+
+def test_every_kind_of_memory_has_its_expectation() -> None:
+    assert MOVED.keys() == carried_nets.KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_memory_that_moves_twice_is_never_green(kind: str) -> None:
+    found = judged("memory", kind=kind, right=False)
+    verdict, name = MOVED[kind]
+    assert (found.verdict, found.reproducible) == (verdict, True)
+    assert all(diff.bitwise for diff in found.gradients)
+    assert not name or name in found.moved_twice
+
+
+@pytest.mark.parametrize("kind", MOVED)
+def test_memory_that_moves_once_is_equal_in_every_bit(kind: str) -> None:
+    found = judged("memory", kind=kind, right=True)
+    assert (found.verdict, found.moved_twice, found.carried, found.unjudged) == ("bitwise equal", (), (), ())
+    assert found.n_carried > 0
+
+
+def test_without_an_optimizer_memory_is_judged_all_the_same() -> None:
+    assert judged("memory", kind="FlipFlop", right=False, optimizer="none").verdict == "state moved"
+    assert judged("memory", kind="MomentumEncoder", right=True, optimizer="none").verdict == "bitwise equal"
+
+
+def test_gradients_of_inputs_are_compared() -> None:
+    wrong = judged("input_gradient", "noisy", right=False)
+    assert (wrong.verdict, [diff.name for diff in wrong.input_gradients]) == ("different", ["inputs"])
+    assert all(diff.bitwise for diff in wrong.gradients)
+    right = judged("input_gradient", "noisy", right=True)
+    assert right.verdict == "bitwise equal" and right.input_gradients[0].bitwise
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_a_hook_counts_is_compared(*, right: bool) -> None:
+    assert judged("hooked_counter", right=right).verdict == ("bitwise equal" if right else "state moved")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_an_optimizer_inside_backward_is_judged_by_its_parameters(*, right: bool) -> None:
+    found = judged("optimizer_in_backward", right=right)
+    assert (found.n_gradients, found.trains_in_backward) == (0, True)
+    assert found.verdict == ("bitwise equal" if right else "different")
