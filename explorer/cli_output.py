@@ -18,12 +18,19 @@ from explorer.record.policy import Policy
 from explorer.view.blocks import chart_rows, row_sum
 from explorer.view.cost import uncounted_in_words
 from explorer.view.cut_short import what_failed
+from explorer.view.gradients import moved_sentence
 from explorer.view.headline import headlines
 from explorer.view.rows import Row
 from explorer.view.units import NOT_MEASURED, count, flops, mib
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
-_VERDICTS = {"bitwise equal": "green", "rounding": "yellow", "different": "bold red", "not comparable": "bold red"}
+_VERDICTS = {
+    "bitwise equal": "green",
+    "rounding": "yellow",
+    "state moved": "bold magenta",
+    "different": "bold red",
+    "not comparable": "bold red",
+}
 
 
 def document(record: Comparison | Measurement) -> dict[str, Any]:
@@ -60,12 +67,16 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  [bold red]Failed[/]   the {failed}: nothing is bought, and nothing is proven.\n")
     colour = _VERDICTS[comparison.verdict]
     console.print(f"  [bold]Verdict[/]  [{colour}]{comparison.verdict}[/]{_scope(comparison)}\n")
+    if comparison.moved_twice:
+        console.print(f"  [bold]Moved[/]    {escape(moved_sentence(comparison))}")
     if (worst := comparison.worst) is not None:
         console.print(f"  [bold]Worst[/]    {escape(worst.name)}: {_distance(worst)}")
     for cause in comparison.causes:
         console.print(f"  [bold]Likely[/]   {escape(cause)}")
     if comparison.not_reproducible_because:
         console.print(f"  [bold]Why[/]      {escape(comparison.not_reproducible_because)}")
+    if comparison.unjudged:
+        console.print(f"  [bold]Unjudged[/] {escape(', '.join(comparison.unjudged))}: the baseline itself varies there")
     if comparison.worst is not None or comparison.causes:
         console.print()
     if comparison.comparable:
@@ -141,10 +152,12 @@ def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> tuple[st
 def _scope(comparison: Comparison) -> str:
     """What was compared, for the line of the verdict."""
     parts = [
-        (len(comparison.gradients), "gradient", ""),
+        (comparison.n_gradients, "gradient", ""),
+        (len(comparison.input_gradients), "input gradient", ""),
         (len(comparison.buffers), "buffer", ""),
         (len(comparison.parameters), "parameter", f" after {count(comparison.n_steps, 'step')}"),
         (len(comparison.rng), "random generator", ""),
+        (comparison.n_carried, "remembered value", ""),
     ]
     said = [count(n, what) + after for n, what, after in parts if n]
     said += ["the output in eval mode"] if comparison.eval_output else []

@@ -24,19 +24,36 @@ from explorer.cli_options import (
 )
 from explorer.cli_output import document, print_comparison, print_measurement
 from explorer.cli_show import print_matrix
-from explorer.cli_verb import COULD_NOT_RUN, DIFFERENT, EQUAL, Output, RunFailed, answer_failure, print_json, say, verb
+from explorer.cli_verb import (
+    COULD_NOT_RUN,
+    DIFFERENT,
+    EQUAL,
+    STATE_MOVED,
+    Output,
+    RunFailed,
+    answer_failure,
+    print_json,
+    say,
+    verb,
+)
 from explorer.cli_work import ask, check_writable, save_run_file, worker, write_file
 from explorer.errors import NotSaved
 from explorer.jobs.failures import failure_of
 from explorer.jobs.protocol import Compare, DeriveMatrix, Measure, SaveSnapshot
 from explorer.plan import policy_file
 from explorer.plan.evidence import evidence_of
-from explorer.record.comparison import Comparison
+from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Failure, SavedFile
 from explorer.record.policy import KEEP_ALL, Policy
 
-_CODES = {"bitwise equal": EQUAL, "rounding": EQUAL, "different": DIFFERENT, "not comparable": COULD_NOT_RUN}
+_CODES: dict[Verdict, int] = {
+    "bitwise equal": EQUAL,
+    "rounding": EQUAL,
+    "state moved": STATE_MOVED,
+    "different": DIFFERENT,
+    "not comparable": COULD_NOT_RUN,
+}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,7 +129,8 @@ def compare(
     only: CompareOptions,
     output: Output,
 ) -> None:
-    """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run."""
+    """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run;
+    3: gradients equal, state moved twice."""
     ref = options.ref(model)
     baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
     check_writable(keep.save, only.out)

@@ -3,6 +3,7 @@
 0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
 1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)
 2  it could not run: bad input, out of memory, crash, time-out, cancelled, not comparable
+3  compare: gradients are equal, but state that the model carries on moved twice
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from explorer.jobs.failures import failure_of
 from explorer.record.base import to_json
 from explorer.record.measurement import Failure
 
-EQUAL, DIFFERENT, COULD_NOT_RUN = 0, 1, 2
+EQUAL, DIFFERENT, COULD_NOT_RUN, STATE_MOVED = 0, 1, 2, 3
 _PIPE_WIDTH = 120
 
 

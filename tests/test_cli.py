@@ -219,6 +219,39 @@ def test_a_difference_is_exit_code_1(shared: Worker, tiny: str, tmp_path: Path) 
     assert any(hazard["severity"] == "error" for hazard in read("check", str(path), tiny, code=1)["hazards"])
 
 
+COUNTS = '''"""Two blocks that count their forwards."""
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.step = nn.Linear(4, 4), 0
+
+    def forward(self, x):
+        self.step += 1
+        return torch.relu(self.linear(x))
+
+
+def build():
+    return nn.Sequential(Block(), Block()), torch.randn(2, 4)
+'''
+
+
+def test_state_that_moved_twice_is_exit_code_3(shared: Worker, tmp_path: Path) -> None:
+    model, out = tmp_path / "counts.py", tmp_path / "policy.yaml"
+    model.write_text(COUNTS)
+    arguments = ("compare", str(model), "--policy", "all", "--repeats", "0", "--out", str(out))
+    document = read(*arguments, code=3)
+    assert document["verdict"] == "state moved" and document["n_bitwise_equal"] == document["n_gradients"]
+    assert document["moved_twice"] == ["step of 0", "step of 1"]
+    evidence = policy_file.load(str(out)).evidence
+    assert evidence is not None and evidence.verdict == "state moved"
+    said = run(*arguments, code=3).stdout
+    assert "state moved twice: step of 0, step of 1" in said and "(1 → 2)" in said
+
+
 def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path: Path) -> None:
     path = tmp_path / "conditions.yaml"
     path.write_text("version: 1\npolicy: {units: [blocks.1], use_reentrant: true, preserve_rng_state: false}\n")

@@ -163,7 +163,7 @@ class Comparison(Record):
     """Trained parameters moved before the optimizer's step: an optimizer runs inside backward, and may leave no
     gradient behind."""
     n_carried: int = 0
-    """Attributes and buffers that were looked at for `carried`."""
+    """Values that were looked at for `carried`: buffers, attributes, what hooks and classes hold."""
     unjudged: tuple[str, ...] = ()
     """Attributes left out of it: two runs of the baseline do not agree about them either."""
     rng: tuple[RngDiff, ...] = ()

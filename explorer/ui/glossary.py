@@ -17,7 +17,9 @@ COST = (
 )
 GRADIENTS = (
     "Every gradient of the candidate is compared with the baseline's. Bitwise equal: not one bit differs. Rounding: "
-    "as close to a float64 reference as the baseline itself. An equal loss alone proves nothing."
+    "as close to a float64 reference as the baseline itself. State moved: gradients are equal, but something that the "
+    "model carries to the next step (a counter, an average, a random generator) moved once more in the recompute. "
+    "An equal loss alone proves nothing."
 )
 HEADLINES = {
     "step_peak_bytes": STEP_PEAK,

@@ -59,12 +59,14 @@ RUN_DASHES: dict[str, str] = {"baseline": "dot", "candidate": "solid"}
 VERDICT_COLOURS: dict[Verdict, str] = {
     "bitwise equal": "#2E8B57",
     "rounding": "#B07A00",
+    "state moved": "#8E5BC0",
     "different": "#C8324A",
     "not comparable": "#8C8C8C",
 }
 VERDICT_SYMBOLS: dict[Verdict, str] = {
     "bitwise equal": "circle",
     "rounding": "diamond",
+    "state moved": "square",
     "different": "x",
     "not comparable": "circle-open",
 }

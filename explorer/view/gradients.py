@@ -18,8 +18,11 @@ from explorer.view.figure import empty, figure
 from explorer.view.units import MINUS, count
 
 QUESTION = "Is every gradient the same?"
+WORST_FIRST: tuple[Verdict, ...] = ("different", "state moved", "not comparable", "rounding", "bitwise equal")
 MAX_NAMES = 24
 """Beyond that many tensors the axis counts them instead of naming them."""
+MAX_MOVED = 4
+"""State that one sentence names."""
 
 
 def gradient_chart(comparison: Comparison) -> go.Figure:
@@ -59,9 +62,25 @@ def parameter_table(comparison: Comparison) -> list[dict[str, Any]]:
     return diff_table(comparison.parameters)
 
 
+def carried_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """All else that the model carries on and that is not equal."""
+    return [
+        {
+            "block": diff.block or "the model",
+            "what": diff.name.removeprefix(f"{diff.block}."),
+            "kind": diff.kind,
+            "after step": diff.step,
+            "verdict": diff.verdict,
+            "baseline": diff.baseline_value,
+            "candidate": diff.candidate_value,
+        }
+        for diff in comparison.carried
+    ]
+
+
 def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, Any]]:
     """Any tensors of both runs, worst first; an unknown figure stays None."""
-    rank = {"different": 0, "not comparable": 1, "rounding": 2, "bitwise equal": 3}
+    rank = {verdict: i for i, verdict in enumerate(WORST_FIRST)}
     ordered = sorted(diffs, key=lambda diff: (rank[diff.verdict], -(_exponent(diff) or math.inf)))
     return [
         {
@@ -91,14 +110,25 @@ def gradient_alt(comparison: Comparison) -> str:
 
 def verdict_sentence(comparison: Comparison) -> str:
     """`bitwise equal: 54 of 54 gradients`, or the verdict and the worst tensor."""
-    n = len(comparison.gradients)
+    n = comparison.n_gradients
     if comparison.verdict == "not comparable":
         return f"not comparable: {comparison.not_reproducible_because or 'no gradient on either side'}"
+    if comparison.verdict == "state moved":
+        return f"gradients equal, {moved_sentence(comparison)}"
     same = f"{comparison.n_bitwise_equal:,} of {count(n, 'gradient')} bitwise equal"
     if comparison.worst is None:
         others = "" if comparison.verdict == "bitwise equal" else f"{comparison.verdict}: "
         return f"{others}{same}"
     return f"{comparison.verdict}: {same}, worst {comparison.worst.name}"
+
+
+def moved_sentence(comparison: Comparison) -> str:
+    """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`"""
+    moved = comparison.moved_twice
+    more = f" and {len(moved) - MAX_MOVED} more" if len(moved) > MAX_MOVED else ""
+    if not moved:
+        return "but random numbers were drawn anew: " + ", ".join(m.block for m in comparison.masks if m.n_mismatched)
+    return f"state moved twice: {', '.join(moved[:MAX_MOVED])}{more}"
 
 
 def _exponent(diff: TensorDiff) -> float | None:

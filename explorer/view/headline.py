@@ -42,7 +42,7 @@ FLOP = (
 TIME = (
     "Median time of a step without recording; ± is half the quartile distance, about one standard deviation, no bound."
 )
-SAME = "Each gradient of the candidate compared with the baseline's, bit by bit; an equal loss would prove nothing."
+SAME = "Each gradient, and all that the model carries to its next step, compared bit by bit with the baseline's."
 POLICY = "Blocks that ran forward again during backward, of those the policy names: proof that it took effect."
 
 
@@ -165,16 +165,29 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
 
 
 def _gradients(run: Comparison) -> Headline:
-    tone: dict[str, Tone] = {"bitwise equal": "good", "rounding": "neutral", "different": "bad"}
+    tone: dict[str, Tone] = {
+        "bitwise equal": "good", "rounding": "neutral", "state moved": "bad", "different": "bad"
+    }  # fmt: skip
     return Headline(
         key="verdict",
         label="Gradients",
         value=run.verdict,
-        delta=f"{run.n_bitwise_equal:,} of {count(len(run.gradients), 'tensor')}" if run.gradients else "",
+        delta=_how_many(run),
         tone=tone.get(run.verdict, "neutral"),
         origin=("measured",),
         tooltip=SAME,
     )
+
+
+def _how_many(run: Comparison) -> str:
+    """How many gradients are equal where the verdict is that they are, else how many differ; of how many."""
+    n, n_equal = run.n_gradients, run.n_bitwise_equal
+    if run.verdict == "not comparable" or not n:
+        return ""
+    if n_equal == n:
+        later = run.verdict in ("different", "rounding")
+        return f"{n:,} of {count(n, 'tensor')} equal" + (" in the first step" if later else "")
+    return f"{n - n_equal:,} of {count(n, 'tensor')} differ"
 
 
 def _policy(run: Measurement) -> Headline:

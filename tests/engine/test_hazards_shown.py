@@ -87,7 +87,7 @@ def test_silently_another_step(trap: Trap) -> None:
     assert trap.rule in foreseen(pair(trap.net, **trap.into)[1])
     found = judged(trap.net, **trap.into)
     assert found.failure is None
-    assert found.verdict == "different"
+    assert found.verdict in ("different", "state moved")
     _cured(trap)
 
 

@@ -56,7 +56,7 @@ evidence = st.builds(
     input_shapes=st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=2).map(tuple),
     step_peak_bytes=sizes,
     time_ratio=st.none() | numbers,
-    verdict=st.none() | st.sampled_from(["bitwise equal", "rounding", "different"]),
+    verdict=st.none() | st.sampled_from(["bitwise equal", "rounding", "state moved", "different"]),
 )
 files = st.builds(
     PolicyFile,

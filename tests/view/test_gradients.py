@@ -7,8 +7,15 @@ import math
 import msgspec
 import pytest
 
-from explorer.record import BufferDiff, Comparison, Failure, GradientDiff
-from explorer.view.gradients import buffer_table, gradient_alt, gradient_chart, gradient_table, verdict_sentence
+from explorer.record import BufferDiff, Comparison, Failure, GradientDiff, StateDiff
+from explorer.view.gradients import (
+    buffer_table,
+    carried_table,
+    gradient_alt,
+    gradient_chart,
+    gradient_table,
+    verdict_sentence,
+)
 from tests.view.builders import compared, equal_gradient, wrong_gradient
 
 
@@ -82,8 +89,23 @@ def test_sentences() -> None:
 def test_equal_gradients_with_a_changed_buffer_are_not_called_equal() -> None:
     moved = BufferDiff(name="bn.running_mean", shape=(4,), dtype="float32", presence="both", bitwise=False, max_abs=0.1)
     pair = msgspec.structs.replace(compared(), buffers=(moved,))
-    assert verdict_sentence(pair) == "different: 6 of 6 gradients bitwise equal, worst bn.running_mean"
+    assert verdict_sentence(pair) == "gradients equal, state moved twice: running_mean of bn"
     assert [row["tensor"] for row in buffer_table(pair)] == ["bn.running_mean"]
+
+
+def test_what_moved_is_named_and_the_rest_counted() -> None:
+    moved = [
+        StateDiff(
+            name=f"blocks.{i}.step", shape=(), dtype="int", presence="both", bitwise=False, block=f"blocks.{i}",
+            kind="attribute", step=1, baseline_value="1", candidate_value="2",
+        )
+        for i in range(6)
+    ]  # fmt: skip
+    pair = msgspec.structs.replace(compared(), carried=tuple(moved))
+    said = "step of blocks.0, step of blocks.1, step of blocks.2, step of blocks.3 and 2 more"
+    assert verdict_sentence(pair) == f"gradients equal, state moved twice: {said}"
+    row = carried_table(pair)[0]
+    assert (row["block"], row["what"], row["baseline"], row["candidate"]) == ("blocks.0", "step", "1", "2")
 
 
 def test_a_failure_is_shown_in_its_own_words() -> None:

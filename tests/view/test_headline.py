@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from explorer.record import RngDiff
 from explorer.view.headline import headlines
 from tests.view.builders import compared, measured, wrong_gradient
 
@@ -14,7 +15,7 @@ def test_a_good_policy() -> None:
     assert (peak.value, peak.delta, peak.tone) == ("149.0 → 90.0 MiB", "\N{MINUS SIGN}40 %", "good")
     assert (strip["flop_ratio"].value, strip["flop_ratio"].tone) == ("+25 %", "bad")
     assert strip["time_ratio"].value == "×1.20 ± 0.00"
-    assert (strip["verdict"].value, strip["verdict"].delta) == ("bitwise equal", "6 of 6 tensors")
+    assert (strip["verdict"].value, strip["verdict"].delta) == ("bitwise equal", "6 of 6 tensors equal")
     assert (strip["n_recompute"].value, strip["n_recompute"].tone) == ("6 of 6 blocks", "neutral")
 
 
@@ -70,3 +71,20 @@ def test_one_run_has_no_delta() -> None:
 def test_every_figure_explains_itself() -> None:
     for head in (*headlines(compared()), *headlines(measured())):
         assert head.origin and head.tooltip.endswith(".") and len(head.tooltip) <= 140
+
+
+def test_the_card_says_how_many_differ_of_how_many() -> None:
+    pair = compared(n_gradients=6)
+    gone = msgspec.structs.replace(pair.gradients[0], name="unused", presence="neither")
+    wrong = (*pair.gradients[:2], *(wrong_gradient(diff.name) for diff in pair.gradients[2:]), gone)
+    card = {head.key: head for head in headlines(msgspec.structs.replace(pair, gradients=wrong))}["verdict"]
+    assert (card.value, card.delta, card.tone) == ("different", "4 of 6 tensors differ", "bad")
+    later = msgspec.structs.replace(pair, later_gradients=(wrong_gradient("layers.0.weight"),))
+    card = {head.key: head for head in headlines(later)}["verdict"]
+    assert (card.value, card.delta) == ("different", "6 of 6 tensors equal in the first step")
+
+
+def test_state_that_moved_is_no_good_news() -> None:
+    moved = msgspec.structs.replace(compared(), rng=(RngDiff(generator="python", equal=False),))
+    card = {head.key: head for head in headlines(moved)}["verdict"]
+    assert (card.value, card.delta, card.tone) == ("state moved", "6 of 6 tensors equal", "bad")

@@ -14,6 +14,8 @@ from explorer.ui.panels.charts import chart, twin
 from explorer.view.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.gradients import (
     buffer_table,
+    carried_table,
+    diff_table,
     gradient_alt,
     gradient_chart,
     gradient_table,
@@ -22,15 +24,17 @@ from explorer.view.gradients import (
 )
 from explorer.view.matrix import matrix_figure, matrix_table
 
-COLOURS: dict[Verdict, Literal["green", "orange", "red", "gray"]] = {
+COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
     "bitwise equal": "green",
     "rounding": "orange",
+    "state moved": "violet",
     "different": "red",
     "not comparable": "gray",
 }
 ICONS = {
     "bitwise equal": ":material/check_circle:",
     "rounding": ":material/approval:",
+    "state moved": ":material/sync_problem:",
     "different": ":material/cancel:",
     "not comparable": ":material/help:",
 }
@@ -58,7 +62,10 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
     """What else has to be equal; what was not checked is left out."""
     found = [
         ("buffers", "Buffers after the step", buffer_table(comparison)),
-        ("parameters", f"Parameters after {comparison.n_steps} optimizer steps", parameter_table(comparison)),
+        ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
+        ("later", f"Gradients of step {comparison.n_steps}", diff_table(comparison.later_gradients)),
+        ("parameters", f"Parameters after {comparison.n_steps} steps", parameter_table(comparison)),
+        ("carried", "What else the model carries on, where it differs", carried_table(comparison)),
         ("rng", "Positions of the random generators", rng_table(comparison)),
         ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),
         ("state", "State that the recompute changed once more", state_change_table(comparison)),
