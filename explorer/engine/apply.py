@@ -20,8 +20,9 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.apply_check import checked
+from explorer.engine.generators import own_generators
 from explorer.engine.recompute import RunningAgain
-from explorer.engine.rng import OutsideRng, own_generators
+from explorer.engine.rng import OutsideRng
 from explorer.engine.unit_actions import offload_saved, operators, selective_contexts
 from explorer.record.policy import Policy, Unit
 

@@ -9,7 +9,7 @@ from typing import get_args
 import torch
 from torch import nn
 
-from explorer.engine.rng import own_generators
+from explorer.engine.generators import own_generators
 from explorer.engine.unit_actions import known_operators, operator
 from explorer.errors import InvalidPolicy, nearest
 from explorer.record.policy import Action, DeterminismCheck, Policy, RunningStats, Unit

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,7 +21,9 @@ from explorer.engine.joins import edges_and_joins
 from explorer.engine.load import Loaded, blaming, load, place
 from explorer.engine.moved_state import moved_traits, state_of
 from explorer.engine.observe import Observation
+from explorer.engine.openable import copied, refuse_unopenable
 from explorer.engine.rng import RngState
+from explorer.engine.second_run import SecondRun
 from explorer.engine.spine import cut_points, repeated_as, spine_of
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
@@ -38,15 +39,20 @@ def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelG
         report(Progress(what=f"loading {ref.target}", done=0, total=2))
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
-        return describe_loaded(loaded)
+        return _described(loaded)
     finally:
         rng.restore()
 
 
 def describe_loaded(loaded: Loaded) -> ModelGraph:
     """The same for a model in hand, which is not touched: a copy of it is watched."""
-    rng = RngState.capture(loaded.model)
-    own = replace(loaded, model=copy.deepcopy(loaded.model))
+    refuse_unopenable(loaded.model, loaded.ref.target)
+    return _described(replace(loaded, model=copied(loaded.model)))
+
+
+def _described(own: Loaded) -> ModelGraph:
+    """Of a model that nobody else has, and that is in another state afterwards."""
+    rng = RngState.capture(own.model)
     if torch.cuda.is_available():
         own = place(own, "cuda", _dtype(own.model))
     try:
@@ -59,23 +65,37 @@ def describe_loaded(loaded: Loaded) -> ModelGraph:
 @dataclass(frozen=True)
 class _Observed:
     ops: Observation
+    again: SecondRun
     moved: dict[str, set[Trait]]
 
 
 def _observe(loaded: Loaded) -> _Observed:
     model = loaded.model
     before = state_of(model)
-    observation = Observation(model)
-    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), observation:
+    observation, again = Observation(model), SecondRun(model)
+    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), observation, again:
         output = loaded.output()
     with blaming(loaded.ref, loaded.inputs, "loss"):
         loaded.loss(output)
-    return _Observed(observation, moved_traits(model, before))
+    moved = moved_traits(model, before)
+    again.settle(_another(loaded, again) if again.streams else None)
+    return _Observed(observation, again, moved)
+
+
+def _another(loaded: Loaded, first: SecondRun) -> SecondRun | None:
+    """One more forward, from where the first one left the generators."""
+    another = SecondRun(loaded.model, streams=first.streams)
+    try:
+        with torch.no_grad(), another:
+            loaded.output()
+    except Exception:  # the model ran once, which is all that was asked of it
+        return None
+    return another
 
 
 def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     model, ops = loaded.model, observed.ops
-    traits = _traits(ops, observed.moved)
+    traits = _traits(ops, observed)
     repeats = repeated_as(ops.modules, ops.seen)
     shared = _sharing(ops.modules)
     blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
@@ -117,11 +137,11 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
     )
 
 
-def _traits(ops: Observation, moved: dict[str, set[Trait]]) -> dict[str, set[Trait]]:
+def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
     """What the operators showed, what the modules are, and what was found moved; ancestors inherit the last two."""
-    traits = {fqn: set(seen.traits) for fqn, seen in ops.seen.items()}
+    traits = {fqn: seen.traits | observed.again.traits[fqn] for fqn, seen in ops.seen.items()}
     for fqn, module in ops.modules.items():
-        own = set(moved.get(fqn, ()))
+        own = set(observed.moved.get(fqn, ()))
         if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
             own.add("running_statistics")
         for ancestor in _with_ancestors(fqn):

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.limits import is_out_of_memory
+from explorer.engine.openable import refuse_unopenable
 from explorer.engine.rng import seed_everything
 from explorer.errors import ExplorerError, ModelFailed, ModelNotLoaded, nearest
 from explorer.record.graph import ModelRef
@@ -92,7 +93,9 @@ def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
             f"The factory of {ref.target} was called with ({said}) and raised {said_by(error)}.",
             hint="Try it in Python with the same arguments.",
         ) from error
-    return _unpack(ref, built)
+    loaded = _unpack(ref, built)
+    refuse_unopenable(loaded.model, ref.target)
+    return loaded
 
 
 def call(model: nn.Module, inputs: Any) -> Any:

@@ -1,7 +1,7 @@
 """Which modules a forward leaves changed: their own buffers and plain attributes, looked at before and after.
 
 Images are cheap: a tensor by its identity and version, a collection by its leaves. Running statistics do not count:
-they are meant to move, and a policy has an option for them.
+they are meant to move, and a policy has an option for them. Generators are watched call by call, see second_run.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.generators import is_generator
 from explorer.record.graph import Trait
 
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -27,7 +28,7 @@ def state_of(model: nn.Module) -> dict[tuple[str, str], tuple[str, Any]]:
             if buffer is not None:
                 images[fqn, name] = ("buffer", (id(buffer), buffer._version))
         for name, value in vars(module).items():
-            if name not in plumbing and not isinstance(value, (torch.Generator, nn.Module)):
+            if name not in plumbing and not isinstance(value, nn.Module) and not is_generator(value):
                 images[fqn, name] = ("attribute", _short_image(value))
     return images
 
@@ -44,8 +45,13 @@ def _leaf_image(value: Any) -> Any:
     return value if isinstance(value, (bool, int, float, str, type(None))) else id(value)
 
 
-def moved_traits(model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]]) -> dict[str, set[Trait]]:
-    """Traits of the modules whose own buffers or attributes are not as `before`; running statistics do not count."""
+def moved_traits(
+    model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]], *, statistics: bool = False
+) -> dict[str, set[Trait]]:
+    """Traits of the modules whose own buffers or attributes are not as `before`.
+
+    Running statistics count only if `statistics`: those of torch's norms, which a policy knows how to hold still.
+    """
     after = state_of(model)
     modules = dict(model.named_modules())
     moved: dict[str, set[Trait]] = defaultdict(set)
@@ -54,7 +60,7 @@ def moved_traits(model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]
             continue
         fqn, name = key
         kind = (after.get(key) or before[key])[0]
-        statistics = getattr(modules[fqn], "track_running_stats", False) and name in RUNNING_STATISTICS
-        if not statistics:
+        norm = isinstance(modules[fqn], _NormBase) and modules[fqn].track_running_stats
+        if statistics or not (norm and name in RUNNING_STATISTICS):
             moved[fqn].add("moves_buffers" if kind == "buffer" else "moves_attributes")
     return moved

@@ -9,7 +9,6 @@ What a C++ autograd node keeps outside of saved tensors is not seen by torch's h
 
 from __future__ import annotations
 
-import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.data_flow import DataFlow, Place, dense
 from explorer.engine.flops import formula
-from explorer.engine.rng import image, imported_numpy
 from explorer.record.graph import Trait
 
 Identity = tuple[int, int]
@@ -113,7 +111,6 @@ class Observation(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         block = self._stack[-1] if self._stack else None
-        random_before = _torch_position(args) if torch.Tag.nondeterministic_seeded in func.tags else None
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
         place = self._place(block, func.overloadpacket.__name__) if block is not None else None
         if place is not None:
@@ -123,7 +120,7 @@ class Observation(TorchDispatchMode):
         out = func(*args, **kwargs)
         if place is not None:
             self._flowed(place, func, read, out)
-            self._saw(func, args, kwargs, out, random_before)
+            self._saw(func, args, kwargs, out)
         self.flow.now += 1
         return out
 
@@ -141,15 +138,10 @@ class Observation(TorchDispatchMode):
         self._born.update(dict.fromkeys(made, self.flow.now))
         self.flow.writes(place, written, given, mutable=func._schema.is_mutable)
 
-    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any, random_before: Any) -> None:
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._count(func, args, kwargs, out)
         for fqn in self._stack:
             self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
-        if random_before is not None:
-            self._drew(func, kwargs, moved=random_before != _torch_position(args))
-        elif not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            for fqn in self._stack:
-                self.seen[fqn].traits.discard("rng_last")
 
     def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         if func not in self._formulas:
@@ -159,17 +151,6 @@ class Observation(TorchDispatchMode):
             flops = int(count(*args, **kwargs, out_val=out))
             for fqn in self._stack:
                 self.seen[fqn].flops += flops
-
-    def _drew(self, func: Any, kwargs: dict[str, Any], *, moved: bool) -> None:
-        own = isinstance(kwargs.get("generator"), torch.Generator)
-        for fqn in self._stack:
-            traits = self.seen[fqn].traits
-            if own:
-                traits.add("own_generator")
-            elif moved:
-                traits.add("uses_rng")
-            # RReLU stores the noise it drew; where it comes last, early stop leaves it half done (pytorch #193671).
-            (traits.add if moved and "rrelu" in str(func) else traits.discard)("rng_last")
 
     def _pack(self, tensor: Tensor) -> Tensor:
         for fqn, entered in zip(self._stack, self._entered):
@@ -191,17 +172,7 @@ class Observation(TorchDispatchMode):
                 seen.first_call = self.flow.now
             seen.n_calls += 1
             self._stack.append(fqn)
-            tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            versions = [(t, t._version) for t in tensors]
-            self._entered.append({"rng": _outside_position(), "versions": versions, "flops": seen.flops, "until": 0})
-            self._entered[-1]["ops"] = Counter()
-            positional = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-            if not any(tensor.requires_grad for tensor in positional):
-                seen.traits.add("inputs_need_no_grad")
-            if tensors and not positional:
-                seen.traits.add("tensors_in_kwargs_only")
-            if any(_is_cache(name, value) for name, value in (*kwargs.items(), *(("", arg) for arg in args))):
-                seen.traits.add("keeps_cache")
+            self._entered.append({"flops": seen.flops, "until": 0, "ops": Counter()})
 
         return hook
 
@@ -209,15 +180,8 @@ class Observation(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen = self.seen[fqn]
             self._stack.pop()
-            before, now = self._entered.pop(), _outside_position()
-            seen.rerun_flops += before["until"]
+            seen.rerun_flops += self._entered.pop()["until"]
             seen.last_exit = self.flow.now
-            if before["rng"][0] != now[0]:
-                seen.traits.add("python_rng")
-            if before["rng"][1] is not None and before["rng"][1] != now[1]:
-                seen.traits.add("numpy_rng")
-            if any(tensor._version != version for tensor, version in before["versions"]):
-                seen.traits.add("changes_inputs")
             tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and dense(leaf)]
             if self._stack and not module._modules:
                 self.flow.handed_on(fqn, tensors)
@@ -226,26 +190,8 @@ class Observation(TorchDispatchMode):
             seen.returned.append(tuple(map(self._identity, unique)))
             if not _is_flat(output):
                 seen.traits.add("nested_outputs")
-            if any(_is_cache("", part) for part in (output if isinstance(output, tuple) else (output,))):
-                seen.traits.add("keeps_cache")
 
         return hook
-
-
-def _torch_position(args: Any) -> bytes:
-    tensors = [leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor)]
-    if tensors and tensors[0].is_cuda:
-        return image(torch.cuda.get_rng_state(tensors[0].device))
-    return image(torch.get_rng_state())
-
-
-def _outside_position() -> tuple[Any, Any]:
-    numpy = imported_numpy()
-    return random.getstate(), image(numpy.random.get_state()) if numpy is not None else None
-
-
-def _is_cache(name: str, value: Any) -> bool:
-    return value is not None and (name in ("past_key_values", "layer_past", "cache") or "Cache" in type(value).__name__)
 
 
 def _is_flat(output: Any) -> bool:

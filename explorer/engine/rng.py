@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 import importlib
 import random
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+
+from explorer.engine import generators as objects
+from explorer.engine.generators import image, imported_numpy, own_generators
 
 TORCH_CPU = "torch cpu"
 PYTHON = "python"
@@ -25,7 +26,7 @@ class RngState:
 
     states: Mapping[str, Any]
     """By `torch cpu`, `torch cuda:0`, `python`, `numpy`, or the dotted path of a generator in the model."""
-    generators: Mapping[str, torch.Generator]
+    generators: Mapping[str, Any]
     """The model's own, by dotted path."""
 
     @classmethod
@@ -37,14 +38,14 @@ class RngState:
             states[f"torch cuda:{index}"] = torch.cuda.get_rng_state(index)
         if (numpy := imported_numpy()) is not None:
             states[NUMPY] = numpy.random.get_state()
-        states.update((path, generator.get_state()) for path, generator in generators.items())
+        states.update((path, objects.get_state(generator)) for path, generator in generators.items())
         return cls(states, generators)
 
     def restore(self) -> None:
         """Puts every captured generator back where it stood."""
         for name, state in self.states.items():
             if name in self.generators:
-                self.generators[name].set_state(state)
+                objects.set_state(self.generators[name], state)
             else:
                 set_state(name, state)
 
@@ -55,10 +56,10 @@ class RngState:
 
 @dataclass(frozen=True)
 class OutsideRng:
-    """Generators that torch.utils.checkpoint does not stash: `python`, `numpy`, and torch.Generator objects."""
+    """Generators that torch.utils.checkpoint does not stash: `python`, `numpy`, and generator objects."""
 
     names: tuple[str, ...] = ()
-    own: tuple[torch.Generator, ...] = ()
+    own: tuple[Any, ...] = ()
     """The model's: a deep copy of the model draws from copies of them."""
     shared: tuple[torch.Generator, ...] = ()
     """Everybody's: a deep copy of the model draws from these very objects."""
@@ -68,14 +69,14 @@ class OutsideRng:
 
     def read(self) -> tuple[Any, ...]:
         """Where they stand."""
-        return (*map(get_state, self.names), *(generator.get_state() for generator in (*self.own, *self.shared)))
+        return (*map(get_state, self.names), *(objects.get_state(generator) for generator in (*self.own, *self.shared)))
 
     def write(self, states: tuple[Any, ...]) -> None:
         """Back to where `read` found them."""
         for name, state in zip(self.names, states):
             set_state(name, state)
         for generator, state in zip((*self.own, *self.shared), states[len(self.names) :]):
-            generator.set_state(state)
+            objects.set_state(generator, state)
 
 
 def get_state(name: str) -> Any:
@@ -109,31 +110,5 @@ def seed_everything(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
-def own_generators(model: nn.Module) -> dict[str, torch.Generator]:
-    """Generators that modules hold as attributes, by dotted path."""
-    return {
-        f"{fqn}.{name}".lstrip("."): value
-        for fqn, module in model.named_modules()
-        for name, value in vars(module).items()
-        if isinstance(value, torch.Generator)
-    }
-
-
 def _cuda_devices() -> range:
     return range(torch.cuda.device_count()) if torch.cuda.is_initialized() else range(0)
-
-
-def imported_numpy() -> ModuleType | None:
-    """numpy if anybody imported it: a generator that nobody can have drawn from needs no care."""
-    module = sys.modules.get("numpy")
-    return module if module is not None and hasattr(module, "random") else None
-
-
-def image(state: Any) -> bytes:
-    """Comparable bytes of a generator's state."""
-    return bytes(state.cpu().numpy().tobytes()) if isinstance(state, torch.Tensor) else repr(_plain(state)).encode()
-
-
-def _plain(state: Any) -> Any:
-    """numpy's state holds an array that repr would shorten."""
-    return tuple(part.tolist() if hasattr(part, "tolist") else part for part in state)

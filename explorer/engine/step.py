@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.apply import PolicyHandle, apply_policy
 from explorer.engine.load import Loaded, call, load, place
+from explorer.engine.openable import refuse_sparse_under_adamw
 from explorer.engine.rng import RngState, seed_everything
 from explorer.engine.twin import twin
 from explorer.errors import BadInput, NotOnThisDevice, nearest
@@ -154,6 +155,7 @@ def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | 
             hint="Freeze fewer blocks." if spec.frozen else "Give the model trainable parameters.",
         )
     if spec.optimizer == "adamw":
+        refuse_sparse_under_adamw(model)
         return torch.optim.AdamW(parameters, lr=spec.learning_rate)
     if spec.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=spec.learning_rate, momentum=spec.momentum)

@@ -33,7 +33,7 @@ def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
     registered = case.policy.restore_rng
     own = tuple(fqn for fqn in case.rerun_with("own_generator") if not any(_reaches(path, fqn) for path in registered))
     sources = (
-        ("own-generator", own, "a torch.Generator of its own", "the dotted path of the generator"),
+        ("own-generator", own, "a generator object of its own", "the dotted path of the generator, an attribute"),
         ("python-rng", case.rerun_with("python_rng"), "Python's random", "`python`"),
         ("numpy-rng", case.rerun_with("numpy_rng"), "numpy's global generator", "`numpy`"),
     )
@@ -70,6 +70,30 @@ def moved_buffers(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def hidden_state(case: Case) -> Iterator[Hazard]:
+    """Of a module in a plain list or a closure: no policy can hold its running statistics still."""
+    blocks = case.rerun_with("hidden_state")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="hidden-state", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} calls a module that is not registered (it stands in a list or a closure) and "
+            "whose buffers move at every forward, so twice a step.",
+            remedy="Register the module, in an nn.ModuleList say, or keep these blocks.",
+        )  # fmt: skip
+
+
+def statistics_in_use(case: Case) -> Iterator[Hazard]:
+    """Batch renormalisation and its kin."""
+    blocks = case.rerun_with("reads_statistics")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="statistics-in-use", severity="error", blocks=blocks,
+            sentence=f"In training {some(blocks)} computes with its running statistics and moves them; running it "
+            "again finds them moved and computes with others.",
+            remedy="Keep these blocks.",
+        )  # fmt: skip
+
+
 def moved_attributes(case: Case) -> Iterator[Hazard]:
     blocks = case.rerun_with("moves_attributes")
     if blocks:
@@ -82,13 +106,25 @@ def moved_attributes(case: Case) -> Iterator[Hazard]:
 
 
 def kept_cache(case: Case) -> Iterator[Hazard]:
-    blocks = case.rerun_with("keeps_cache")
+    """Only what a unit is handed from outside matters; a list that is made inside is made anew."""
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "keeps_cache" in b.traits)
     if blocks:
         yield Hazard(
             rule="kept-cache", severity="error", blocks=blocks,
-            sentence=f"A key/value cache passes through {some(blocks)}; running again appends to it once more, so "
-            "shapes or values differ from forward.",
-            remedy="Train with use_cache=False.",
+            sentence=f"{some(blocks)} reads a cache, list or dictionary that it is handed and that changes while or "
+            "after it runs; running again finds another content, so shapes or values differ from forward.",
+            remedy="Train with use_cache=False, or recompute the block around it, which makes the list anew.",
+        )  # fmt: skip
+
+
+def filled_inputs(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "fills_inputs" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="filled-inputs", severity="warning", blocks=blocks,
+            sentence=f"A list, dictionary or object that {some(blocks)} is handed changes while or after it runs "
+            "(a collection of losses, say); what the block adds is added again when it runs again.",
+            remedy="Return it instead, or skip the update while explorer.is_recomputing().",
         )  # fmt: skip
 
 
@@ -98,8 +134,8 @@ def changed_inputs(case: Case) -> Iterator[Hazard]:
     if blocks:
         yield Hazard(
             rule="changed-inputs", severity="error", blocks=blocks,
-            sentence=f"The forward of {some(blocks)} writes into the tensor that it is given, which is what "
-            "checkpointing keeps to run it again.",
+            sentence=f"A tensor that {some(blocks)} is given is written into while or after the block runs, and it is "
+            "what checkpointing keeps to run it again.",
             remedy="Use the out-of-place operation, or start the unit one block earlier.",
         )  # fmt: skip
 
@@ -192,7 +228,7 @@ def _reaches(path: str, fqn: str) -> bool:
 
 
 POLICY_RULES: tuple[Rule, ...] = (
-    dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, moved_buffers,
-    moved_attributes, kept_cache, changed_inputs, random_last, selective, never_called, unchecked_recompute, mode_flips,
-    offload_without_device,
+    dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
+    hidden_state, moved_attributes, kept_cache, filled_inputs, changed_inputs, random_last, selective, never_called,
+    unchecked_recompute, mode_flips, offload_without_device,
 )  # fmt: skip

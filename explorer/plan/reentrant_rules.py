@@ -42,13 +42,25 @@ def nested_outputs(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
-def keyword_tensors(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "tensors_in_kwargs_only" in b.traits)
+def nested_inputs(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "nested_inputs" in b.traits)
     if blocks:
         yield Hazard(
-            rule="reentrant-keyword-tensors", severity="error", blocks=blocks,
-            sentence=f"All tensors reach {some(blocks)} as keyword arguments, which reentrant checkpointing refuses.",
-            remedy=_OTHER_VARIANT,
+            rule="reentrant-nested-inputs", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} is handed tensors inside a tuple, list or dictionary: reentrant checkpointing "
+            "does not see them, so its backward runs on into what made them, which raises or is wrong.",
+            remedy=f"{_OTHER_VARIANT} Or hand the tensors over as arguments of their own.",
+        )  # fmt: skip
+
+
+def keyword_arguments(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "keyword_inputs" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="reentrant-keywords", severity="note", blocks=blocks,
+            sentence=f"{some(blocks)} is called with keyword arguments, which torch's reentrant checkpointing refuses: "
+            "here and in exported files they are handed over by position.",
+            remedy="In code of your own do the same, or set use_reentrant to False.",
         )  # fmt: skip
 
 
@@ -86,5 +98,5 @@ def warm_autocast(case: Case) -> Iterator[Hazard]:
 
 
 REENTRANT_RULES: tuple[Rule, ...] = (
-    no_gradient_enters, nested_outputs, keyword_tensors, shared_blocks, second_order, warm_autocast,
+    no_gradient_enters, nested_outputs, nested_inputs, keyword_arguments, shared_blocks, second_order, warm_autocast,
 )  # fmt: skip

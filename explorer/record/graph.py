@@ -13,16 +13,20 @@ from explorer.record.base import Record
 
 Trait = Literal[
     "uses_rng",  # draws from torch's default generators
-    "own_generator",  # draws from a torch.Generator of its own
+    "own_generator",  # draws from a generator object of its own, of torch, Python or numpy
     "python_rng",  # moves Python's `random`
     "numpy_rng",  # moves numpy's global generator
     "running_statistics",  # BatchNorm, or InstanceNorm that tracks
     "moves_buffers",  # changes a buffer that is not a running statistic
     "moves_attributes",  # changes a plain Python attribute (counter, cache, router loss)
     "changes_inputs",  # writes into a tensor that it was given
-    "keeps_cache",  # was handed or returns a key/value cache
-    "inputs_need_no_grad",  # no positional input requires grad: reentrant checkpointing trains nothing
-    "tensors_in_kwargs_only",  # reentrant checkpointing refuses keyword arguments
+    "keeps_cache",  # reads a list, dict or cache that it was handed and that changes while or after it runs
+    "fills_inputs",  # changes such a thing without reading it
+    "hidden_state",  # moves buffers of a module that is not registered
+    "reads_statistics",  # computes with the running statistics that it moves
+    "inputs_need_no_grad",  # no tensor among its arguments requires grad: reentrant checkpointing trains nothing
+    "nested_inputs",  # takes tensors that require grad inside a tuple, list or dict: reentrant does not see them
+    "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]

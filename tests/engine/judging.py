@@ -16,17 +16,18 @@ from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
 from explorer.record.progress import silent
 from explorer.record.run import RunSpec
-from tests.engine import trap_nets
+from tests.engine import rerun_nets, trap_nets
 
 WHERE = Environment(device="cpu", device_name="cpu", torch_version="", python_version="", platform="", n_threads=1)
 
 
 def pair(net: str, blocks: Sequence[Any] = ("1", "2"), *, run: dict[str, Any] | None = None, **options: Any) -> Any:
-    """(baseline, candidate) of one of trap_nets; `net` may carry arguments: `planted wrong=nan`."""
+    """(baseline, candidate) of one of trap_nets or rerun_nets; `net` may carry arguments: `planted wrong=nan`."""
     name, *words = net.split()
     arguments = dict(word.split("=") for word in words)
     plain: dict[str, Any] = {key: {"True": True, "False": False}.get(value, value) for key, value in arguments.items()}
-    baseline = RunSpec(model=trap_nets.ref(name, **plain), **{"n_repeats": 1, **(run or {})})
+    nets = rerun_nets if hasattr(rerun_nets, name) else trap_nets
+    baseline = RunSpec(model=nets.ref(name, **plain), **{"n_repeats": 1, **(run or {})})
     policy = options.pop("policy", None) or Policy.recompute(blocks, **options)
     return baseline, msgspec.structs.replace(baseline, policy=policy)
 

@@ -57,6 +57,12 @@ SILENT = [  # the step ends without an error, and is another step
     Trap("own-generator", "noise source=own", ONE, {**ONE, "restore_rng": ("1.trap.generator",)}),
     Trap("python-rng", "noise source=python", BOTH, {**BOTH, "restore_rng": ("python",)}),
     Trap("numpy-rng", "noise source=numpy", BOTH, {**BOTH, "restore_rng": ("numpy",)}),
+    *(
+        Trap("own-generator", f"drawing source={source}", ONE, {**ONE, "restore_rng": ("1.trap.generator",)})
+        for source in ("python", "numpy", "old")
+    ),
+    Trap("own-generator", "drawing source=numpy hidden=True", ONE, FREE),
+    Trap("statistics-in-use", "renormalised", ONE, FREE),
     Trap("running-statistics", "batch_norm", {**BOTH, "running_stats": "every_forward"}, BOTH),
     Trap("moved-buffers", "spectral_norm", BOTH, FREE),
     Trap("moved-buffers", "counter", ONE, FREE),
@@ -71,9 +77,13 @@ SILENT = [  # the step ends without an error, and is another step
 RAISED = [  # the candidate's step raises
     Trap("kept-cache", "cache", {"blocks": ("attention",)}, {"blocks": ("attention",)}, "cache use_cache=False"),
     Trap("changed-inputs", "in_place", ONE, ONE, cured_net="in_place copy=True"),
+    Trap("changed-inputs", "written_later", {"blocks": ("block",)}, {"blocks": ("block",)}, "written_later copy=True"),
     Trap("selective-in-place", "in_place_inside", keeping("aten.mul_.Tensor"), keeping("aten.sin.default")),
     Trap("selective-random", "dropout", keeping("aten.bernoulli_.float"), keeping("aten.addmm.default")),
-    Trap("reentrant-keyword-tensors", "keyword", {"blocks": ("block",), **YES}, {"blocks": ("block",)}),
+    Trap("kept-cache", "dense", {"blocks": ("1.layer0", "1.layer1")}, {"blocks": ("1",)}),
+    Trap("kept-cache", "remembering memory=list", {"blocks": ("block",)}, {"blocks": ("",)}),
+    Trap("kept-cache", "remembering memory=object", {"blocks": ("block",)}, {"blocks": ("block",)}, "unused_cache"),
+    Trap("reentrant-nested-inputs", "pairs", {"blocks": ("block",), **YES}, {"blocks": ("block",)}),
 ]
 
 
@@ -103,6 +113,76 @@ def _cured(trap: Trap) -> None:
     found: Comparison = judged(net, **trap.out)
     assert (found.failure, found.verdict, found.state_changes) == (None, "bitwise equal", ())
     assert (trap.rule in foreseen(pair(net, **trap.out)[1])) == trap.still_named
+
+
+HARMLESS = [  # what looks like a trap, and is none
+    ("unused_cache", {"blocks": ("block",)}),
+    *((f"seeded source={source}", ONE) for source in ("own", "made", "python", "numpy")),
+    ("seeded source=torch", {**ONE, "preserve_rng_state": False}),
+    ("renormalised update=only", ONE),
+    ("pairs trains=False", {"blocks": ("block",), **YES}),
+    ("keyword", {"blocks": ("block",), **YES}),
+]
+
+
+@pytest.mark.parametrize(("net", "into"), HARMLESS, ids=[f"{net}, {into}" for net, into in HARMLESS])
+def test_no_false_alarm(net: str, into: dict[str, Any]) -> None:
+    _, candidate = pair(net, **into)
+    found = hazards(describe(candidate.model), candidate.policy, spec=candidate)
+    assert {hazard.severity for hazard in found} <= {"warning", "note"}, found
+    assert judged(net, **into).verdict == "bitwise equal"
+
+
+def test_reentrant_keywords_are_said() -> None:
+    """torch itself refuses them."""
+    assert "reentrant-keywords" in foreseen(pair("keyword", ("block",), use_reentrant=True)[1])
+    assert "reentrant-keywords" not in foreseen(pair("dropout", use_reentrant=True)[1])
+    with pytest.raises(ValueError, match="keyword arguments"):
+        torch.utils.checkpoint.checkpoint(torch.nn.Linear(1, 1), input=torch.ones(1), use_reentrant=True)
+
+
+def test_a_hidden_norm_moves_twice() -> None:
+    def batches_seen(net: str) -> int:
+        _, candidate = pair(net, ("1",))
+        with left_as_found():
+            trainee = prepare(candidate, load(candidate.model))
+            forward_backward(trainee)
+        return int(trainee.model.get_submodule("1").norms[0].num_batches_tracked)
+
+    assert "hidden-state" in foreseen(pair("hidden_norm", ("1",))[1])
+    assert "hidden-state" not in foreseen(pair("hidden_norm registered=True", ("1",))[1])
+    assert (batches_seen("hidden_norm"), batches_seen("hidden_norm registered=True")) == (2, 1)
+
+
+def test_a_generator_that_no_way_leads_to() -> None:
+    """It is shared by every copy of the model, so that no comparison would call two runs of it equal."""
+    assert "own-generator" in foreseen(pair("from_nowhere", ("1",))[1])
+
+    def gradient(spec: RunSpec) -> torch.Tensor | None:
+        trainee = prepare(spec, load(spec.model))
+        type(trainee.model.get_submodule("1.trap")).forward.__globals__["HIDDEN"].manual_seed(1)
+        forward_backward(trainee)
+        return trainee.model.get_parameter("1.linear.weight").grad
+
+    baseline, candidate = pair("from_nowhere", ("1",))
+    with left_as_found():
+        first, again, recomputed = map(gradient, (baseline, baseline, candidate))
+    assert first is not None and again is not None and recomputed is not None
+    assert torch.equal(first, again) and not torch.equal(first, recomputed)
+
+
+def test_a_list_that_collects_gets_everything_twice() -> None:
+    lengths: list[int] = []
+    assert "filled-inputs" in foreseen(pair("remembering memory=losses", ("block",))[1])
+    assert "filled-inputs" not in foreseen(pair("unused_cache", ("block",))[1])
+    _, candidate = pair("remembering memory=losses", ("block",))
+    with left_as_found():
+        trainee = prepare(candidate, load(candidate.model))
+        trainee.model.get_submodule("block").register_forward_pre_hook(lambda _, args: held.append(args[2]))
+        held: list[Any] = []
+        forward_backward(trainee, lambda phase: lengths.extend(map(len, held)))
+        lengths.extend(map(len, held))
+    assert lengths == [1, 2]
 
 
 def test_a_counter_that_nothing_reads_still_counts_twice() -> None:

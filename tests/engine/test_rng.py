@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.rng import OutsideRng, RngState, get_state, own_generators, seed_everything, set_state
+from explorer.engine.generators import own_generators
+from explorer.engine.rng import OutsideRng, RngState, get_state, seed_everything, set_state
 
 
 class Noise(nn.Module):

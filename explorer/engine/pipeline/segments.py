@@ -15,8 +15,8 @@ import msgspec
 from torch import Tensor, nn
 
 from explorer.engine.apply import apply_policy
+from explorer.engine.generators import own_generators
 from explorer.engine.pipeline.tape import Step, Value
-from explorer.engine.rng import own_generators
 from explorer.errors import InvalidPlan
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
