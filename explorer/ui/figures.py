@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from explorer.record.base import Origin
-from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
+from explorer.record.hazard import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.ui import glossary
+from explorer.ui.plain import plain
+from explorer.ui.safety import danger, errors
+from explorer.ui.shown import Shown
 from explorer.view.headline import Headline, headlines
 from explorer.view.units import NOT_MEASURED, change, count, mib, percent
 
@@ -27,21 +30,22 @@ class Cell:
     was: str = ""
 
 
-def strip(
-    comparison: Comparison | None, baseline: Measurement | None, forecast: Forecast, policy: Policy, *, stale: bool
-) -> tuple[Cell, ...]:
+def strip(known: Shown, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...] = ()) -> tuple[Cell, ...]:
     """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
-    if comparison is not None and not stale:
+    comparison = known.comparison
+    if comparison is not None and not known.stale:
         return tuple(Cell(headline=headline) for headline in headlines(comparison))
-    base = baseline or (comparison.baseline if comparison else None)
-    drawn = _drawn(base, forecast, policy)
+    base = known.baseline or (comparison.baseline if comparison else None)
+    drawn = _drawn(base, forecast, policy, hazards)
     if comparison is None:
         return tuple(Cell(headline=headline) for headline in drawn)
     before = {headline.key: headline.value for headline in headlines(comparison)}
     return tuple(Cell(headline=headline, was=before.get(headline.key, "")) for headline in drawn)
 
 
-def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tuple[Headline, ...]:
+def _drawn(
+    base: Measurement | None, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...]
+) -> tuple[Headline, ...]:
     """Before a run: the baseline measured, the policy predicted."""
     plain = not policy.units
     of_base = "everything kept"
@@ -65,7 +69,7 @@ def _drawn(base: Measurement | None, forecast: Forecast, policy: Policy) -> tupl
             of_base,
             origin=MEASURED if base is not None and base.times is not None else NOWHERE,
         ),
-        _headline("verdict", "Gradients", "not compared", "press Run"),
+        _gradients(hazards),
         _headline(
             "n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"
         ),
@@ -104,6 +108,15 @@ def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
         origin=("predicted",),
         tooltip=glossary.HEADLINES["flop_ratio"],
     )
+
+
+def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
+    """Not compared yet; but what is known to go wrong is said before anything runs."""
+    wrong = errors(hazards)
+    if not wrong:
+        return _headline("verdict", "Gradients", "not compared", "press Run")
+    said = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
+    return replace(said, tone="bad", tooltip=plain(danger(hazards)))
 
 
 def _time(base: Measurement | None) -> str:

@@ -46,6 +46,8 @@ def labels(facts: Facts) -> dict[str, Label]:
     nodes = nest(facts.graph)
     on = set(facts.policy.blocks)
     badges = _badges(facts)
+    for fqn, inside in _inside(facts, nodes).items():
+        badges.setdefault(fqn, []).extend(inside)
     share = _shares(facts, nodes)
     return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in nodes.values() if node.id}
 
@@ -161,6 +163,21 @@ def _badges(facts: Facts) -> dict[str, list[Badge]]:
             )
             found.setdefault(fqn, []).append(badge)
     return found
+
+
+def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
+    """On every block around one with an error or a warning: folded away it would not be seen."""
+    found: dict[str, dict[str, Badge]] = {}
+    for hazard in (hazard for hazard in facts.hazards if hazard.severity != "note"):
+        text = f"Inside: {hazard.sentence} {hazard.remedy}"
+        for fqn in hazard.blocks:
+            around = nodes[fqn].parent if fqn in nodes else None
+            while around:
+                if around not in hazard.blocks:
+                    badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=text)
+                    found.setdefault(around, {}).setdefault(hazard.severity, badge)
+                around = nodes[around].parent
+    return {fqn: list(by_severity.values()) for fqn, by_severity in found.items()}
 
 
 def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:

@@ -86,6 +86,7 @@ def fresh(spec: RunSpec) -> State:
         "n_jumps": 0,
         "message": "",
         "warning": "",
+        "doubt": "",
     }
 
 

@@ -92,7 +92,7 @@ def settle(state: State) -> bool:
             state["baseline"] = key
             backend.records().keep(backend.spec_key(spec), key)
         case Compare():
-            state["shown"], state["tick"] = key, None
+            state["shown"], state["tick"], state["doubt"] = key, None, ""
         case DrawAutograd():
             state["pictures"] = key
         case DeriveMatrix():

@@ -13,7 +13,7 @@ from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.base import from_plain
 from explorer.ui import link
-from explorer.ui.panels.files import policy_text, take_policy
+from explorer.ui.panels.files import policy_text, take_policy, torch_text
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, message, say, settle, texts, widget
@@ -397,3 +397,28 @@ def test_a_run_that_was_cut_short_is_never_a_win(app: App, worker: FakeWorker, m
         at.session_state["tabs"] = tab
         settle(at.run())
     assert worker.store.list()[0].headlines["comparable"] is False
+
+
+def test_what_is_known_to_go_wrong_is_said_before_the_run(app: App) -> None:
+    """In the strip, beside Run and in the file: without its generator put back, dropout is drawn anew."""
+    at = say(app(), on=ALL)
+    assert figures(at)["Gradients"] == "not compared" and not at.error
+    settle(widget(at, "toggle", "option_preserve_rng_state").set_value(False).run())
+    assert figures(at)["Gradients"] == "not safe"
+    assert len(at.error) == 2 and all("preserve" in error.value for error in at.error)
+    assert graph_data(at)["labels"]["blocks"][2][0][0] == "✕"
+    for text in (policy_text, torch_text):
+        written = text(at.session_state["explore"], graphs.gpt(6))
+        assert written.startswith("# WARNING") and "other random numbers" in written.splitlines()[2]
+    at = press(at, "undo")
+    assert figures(at)["Gradients"] == "not compared" and not at.error
+
+
+def test_a_file_whose_own_evidence_speaks_against_it_says_so(app: App) -> None:
+    at = app()
+    text = "version: 1\npolicy: {units: [blocks.0]}\nevidence: {device: a, torch_version: '2', verdict: different}\n"
+    at.file_uploader(key="upload_policy").upload("policy.yaml", text.encode())
+    at = settle(at.run())
+    assert graph_data(at)["on"] == ["blocks.0"]
+    assert "evidence in this policy file says" in texts(at)
+    assert "evidence in this policy file" not in texts(press(at, "run"))

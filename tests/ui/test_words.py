@@ -6,13 +6,15 @@ import pytest
 
 from explorer.plan.forecast import Forecaster, outermost
 from explorer.plan.presets import PRESETS, is_preset
-from explorer.record import Hazard, Policy, RunSpec
+from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
 from explorer.record.forecast import Forecast
 from explorer.ui import backend, glossary
 from explorer.ui.figures import strip
 from explorer.ui.labels import Facts, labels
 from explorer.ui.panels.charts import as_csv
 from explorer.ui.plain import plain
+from explorer.ui.safety import danger, doubt, in_file
+from explorer.ui.shown import Shown
 from tests import graphs
 
 GRAPH = graphs.gpt(6)
@@ -20,24 +22,28 @@ ALL = [f"blocks.{i}" for i in range(6)]
 SPEC = RunSpec(model=GRAPH.model, policy=Policy.recompute(ALL))
 
 
+def known(comparison: Comparison | None, baseline: Measurement | None, *, stale: bool = False) -> Shown:
+    return Shown(comparison=comparison, baseline=baseline, baseline_key=None, stale=stale)
+
+
 def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
     states = [(None, None), (None, base), (both, base)]
     for comparison, baseline in states:
         for stale in (False, True):
-            cells = strip(comparison, baseline, Forecast(), SPEC.policy, stale=stale)
+            cells = strip(known(comparison, baseline, stale=stale), Forecast(), SPEC.policy)
             assert [cell.headline.key for cell in cells] == list(glossary.HEADLINES)
 
 
 def test_an_unknown_forecast_is_not_a_number() -> None:
-    cells = strip(None, None, Forecast(), SPEC.policy, stale=False)
+    cells = strip(known(None, None), Forecast(), SPEC.policy)
     assert cells[0].headline.value == "not measured"
     assert not any(character.isdigit() for character in cells[0].headline.value)
 
 
 def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
-    cells = strip(both, base, Forecast(step_peak_bytes=50 * graphs.MIB), Policy.recompute(ALL[:1]), stale=True)
+    cells = strip(known(both, base, stale=True), Forecast(step_peak_bytes=50 * graphs.MIB), Policy.recompute(ALL[:1]))
     assert cells[0].headline.origin == ("predicted",)
     assert cells[0].was == "104.5 → 34.5 MiB"
 
@@ -89,6 +95,26 @@ def test_models_come_from_the_command_line() -> None:
     assert backend.models_from([]) == ()
 
 
+def test_a_block_around_a_hazard_shows_it_too() -> None:
+    """Of a leaf deep in a folded block, and of the fold of equal blocks: folded away it would not be seen."""
+    hazard = Hazard(rule="r", severity="error", blocks=("blocks.2.mlp",), sentence="Something.", remedy="Do.")
+    said = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
+    assert said["blocks.2"].badges[0].text == "Inside: Something. Do."
+    assert said["blocks"].badges[0].text == "1 of 6 blocks: Inside: Something. Do."
+    assert said["blocks.1"].badges[0].sign != "✕"
+
+
+def test_an_error_is_said_before_a_run() -> None:
+    wrong = Hazard(rule="r", severity="error", blocks=("a",), sentence="It draws\nother numbers in *a*.", remedy="Do.")
+    note = Hazard(rule="s", severity="note", blocks=("a",), sentence="By the way.", remedy="Nothing.")
+    cells = {c.headline.key: c.headline for c in strip(known(None, None), Forecast(), SPEC.policy, (wrong, note))}
+    assert (cells["verdict"].value, cells["verdict"].tone) == ("not safe", "bad")
+    assert danger((wrong, wrong, note)).endswith("Do. 1 more error in the tab Gradients.")
+    assert danger((note,)) == in_file((note,)) == ""
+    assert in_file((wrong,)).splitlines()[2] == "#   It draws other numbers in *a*. Do."
+    assert "different" in doubt("different") and doubt("rounding") == doubt(None) == ""
+
+
 def test_a_folded_run_shows_what_its_members_carry() -> None:
     hazard = Hazard(rule="r", severity="warning", blocks=(ALL[2],), sentence="Something.", remedy="Do.")
     run = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))["blocks"]
@@ -100,7 +126,7 @@ def test_a_folded_run_shows_what_its_members_carry() -> None:
 
 def test_a_figure_that_nobody_measured_names_no_origin() -> None:
     base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
-    origins = {cell.headline.key: cell.headline.origin for cell in strip(None, base, Forecast(), Policy(), stale=False)}
+    origins = {cell.headline.key: cell.headline.origin for cell in strip(known(None, base), Forecast(), Policy())}
     assert origins == {
         "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
         "time_ratio": ("measured",), "verdict": (), "n_recompute": (),

@@ -7,6 +7,7 @@ run bar                                          looks at the job a few times a 
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,7 @@ import streamlit as st
 
 from explorer.record.base import from_plain
 from explorer.record.graph import ModelRef
+from explorer.record.hazard import Hazard
 from explorer.record.measurement import Failure
 from explorer.ui import backend, glossary, window, work
 from explorer.ui import state as states
@@ -27,11 +29,22 @@ from explorer.ui.panels.model import arguments_panel, changed_line, model_panel,
 from explorer.ui.panels.results import results
 from explorer.ui.panels.run_bar import run_bar
 from explorer.ui.plain import plain
+from explorer.ui.safety import danger
 from explorer.ui.shown import facts, shown
 from explorer.ui.state import State
 
 RIGHT_HEIGHT = 520
 FILES_WIDTH = 310
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where a click in the graph changes words outside of it."""
+
+    strip: Any
+    run: Any
+    download: Any
+    notice: Any = None
 
 
 def page() -> None:
@@ -48,30 +61,33 @@ def page() -> None:
     states.to_address(state)
 
     slot = st.empty()
+    with st.bottom:
+        places = Places(strip=slot, run=st.empty(), download=_bar(state))
     if window.narrow():
         left, right, height = st.container(), st.container(), None
     else:
         left, right = st.columns([6, 8], gap="medium")
         height = RIGHT_HEIGHT + window.extra_height()
     with right, st.container(height=height or "content", border=False, key="results"):
-        notice, charts = st.empty(), st.container()
+        places = replace(places, notice=st.empty())
+        charts = st.container()
     with left:
         _choices(state, samples)
-        st.fragment(_desk)(state, slot, notice)
+        st.fragment(_desk)(state, places)
     with charts:
         _trouble(state)
         if window.is_known() or graph is None:
             results(state)
         else:
             st.skeleton(height=320)
-    with st.bottom:
-        _bar(state)
 
 
 def _trouble(state: State) -> None:
     """Links that cannot be read, runs that could not be saved, runs without a result."""
     if state["message"]:
         st.warning(plain(state["message"]), icon=":material/link_off:")
+    if state["doubt"]:
+        st.warning(plain(state["doubt"]), icon=":material/gpp_maybe:")
     if state["warning"]:
         st.warning(
             plain(f"{state['warning']} Its figures stay here until you leave; the run file can be downloaded now."),
@@ -93,7 +109,7 @@ def _choices(state: State, samples: tuple[Any, ...]) -> None:
     changed_line(spec)
 
 
-def _desk(state: State, slot: Any, notice: Any) -> None:
+def _desk(state: State, places: Places) -> None:
     """Graph and headline strip: the part that answers a click."""
     spec = states.spec_of(state)
     graph = backend.graph_of(spec.model)
@@ -104,25 +120,42 @@ def _desk(state: State, slot: Any, notice: Any) -> None:
             st.rerun()
     known = shown(state)
     predicted = forecast(known.baseline, graph, spec.policy, key=known.baseline_key)
-    with slot.container():
-        headline_strip(strip(known.comparison, known.baseline, predicted, spec.policy, stale=known.stale))
-    notice.caption(glossary.FRESHNESS[known.freshness])
-    if graph is not None:
+    drawn = facts(state, graph, known, predicted) if graph is not None else None
+    found = drawn.hazards if drawn is not None else ()
+    with places.strip.container():
+        headline_strip(strip(known, predicted, spec.policy, found))
+    with places.notice.container():
+        st.caption(glossary.FRESHNESS[known.freshness])
+    _danger(places, found)
+    if graph is not None and drawn is not None:
         tools(state, graph)
-        graph_panel(state, facts(state, graph, known, predicted))
+        graph_panel(state, drawn)
     elif state["job"]:
         st.skeleton(height=400)
     else:
         st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
 
 
-def _bar(state: State) -> None:
-    """Run, progress and cancel at the left, files at the right."""
+def _danger(places: Places, found: tuple[Hazard, ...]) -> None:
+    """What is known to go wrong stands where a person runs the policy, and where it is taken away."""
+    said = plain(danger(found))
+    if said:
+        places.run.error(said, icon=":material/gpp_bad:")
+        places.download.error(f"This policy is not safe. {said}", icon=":material/gpp_bad:")
+    else:
+        places.run.empty()
+        places.download.empty()
+
+
+def _bar(state: State) -> Any:
+    """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
+    warned = st.empty()
     graph = backend.graph_of(states.spec_of(state).model)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
         with st.container(width="stretch"):
             run_bar(state, graph)
         if graph is not None:
             with st.container(horizontal=True, gap="small", width=FILES_WIDTH):
-                policy_menu(state, graph)
+                warned = policy_menu(state, graph)
                 run_menu(state)
+    return warned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import streamlit as st
 
@@ -11,20 +12,23 @@ from explorer.jobs import run_file
 from explorer.plan import policy_file
 from explorer.plan.evidence import evidence_of
 from explorer.plan.export import exported
+from explorer.plan.hazards import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.policy_file import PolicyFile
 from explorer.ui import backend, work
 from explorer.ui import state as states
+from explorer.ui.safety import doubt, in_file
 from explorer.ui.state import State
 
 LARGEST_POLICY = 1_000_000
 """Bytes of a policy file that is read at all."""
 
 
-def policy_menu(state: State, graph: ModelGraph) -> None:
-    """Download and import of the policy."""
+def policy_menu(state: State, graph: ModelGraph) -> Any:
+    """Download and import of the policy. Returns the place of a warning above them."""
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
+        warned = st.empty()
         st.caption("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
         st.download_button(
             "Policy with evidence (YAML)",
@@ -54,6 +58,7 @@ def policy_menu(state: State, graph: ModelGraph) -> None:
             max_upload_size=1,
             on_change=lambda: _take_upload(state, graph),
         )
+    return warned
 
 
 def _take_upload(state: State, graph: ModelGraph) -> None:
@@ -71,6 +76,7 @@ def take_policy(state: State, graph: ModelGraph, data: bytes) -> None:
         policy_file.check_fresh(file, graph)
         states.set_policy(state, file.policy, graph)
         state["failure"] = None
+        state["doubt"] = doubt(file.evidence.verdict if file.evidence else None)
     except ExplorerError as error:
         states.fail(state, error)
 
@@ -102,14 +108,21 @@ def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
 def policy_text(state: State, graph: ModelGraph) -> str:
     """The YAML file."""
     file = policy_of(state, graph)
-    return policy_file.dumps(
+    text = policy_file.dumps(
         file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
     )
+    return _warning(state, graph) + text
 
 
 def torch_text(state: State, graph: ModelGraph) -> str:
     """A Python file for torch alone."""
-    return exported(policy_of(state, graph), "torch")
+    return _warning(state, graph) + exported(policy_of(state, graph), "torch")
+
+
+def _warning(state: State, graph: ModelGraph) -> str:
+    """What is known to go wrong, as the first lines of the file."""
+    spec = states.spec_of(state)
+    return in_file(hazards(graph, spec.policy, spec.plan, spec))
 
 
 def file_stem(state: State) -> str:

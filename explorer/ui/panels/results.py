@@ -17,6 +17,7 @@ from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_panel
 from explorer.ui.panels.memory import memory_panel
 from explorer.ui.panels.table import table_panel
+from explorer.ui.safety import errors
 from explorer.ui.shown import picked
 from explorer.ui.state import State
 from explorer.view.cut_short import what_failed
@@ -92,12 +93,17 @@ def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | 
     if graph is not None:
         found = hazards(graph, spec.policy, spec.plan, spec)
         with st.expander(
-            f"Known before any run: {count(len(found), 'hazard')}", icon=":material/warning:", key="hazards"
+            f"Known before any run: {count(len(found), 'hazard')}",
+            icon=":material/warning:",
+            key="hazards",
+            expanded=bool(errors(found)),
         ):
             hazards_panel(found)
     if comparison is None:
         st.caption(glossary.EMPTY)
         return
+    if comparison.candidate.spec != spec:
+        st.caption(glossary.FRESHNESS["stale"])
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
