@@ -104,10 +104,7 @@ FRESHNESS = {
         "kept. Choose blocks, then press **Run**."
     ),
     "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
-    "failed": (
-        ":red-badge[:material/error: failed] This policy was tried and a run was cut short: nothing is bought, and "
-        "nothing is proven. The lines end where it failed."
-    ),
+    "failed": (":red-badge[:material/error: failed] A run was cut short, so nothing is bought and nothing is proven."),
     "stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Run** to measure it."

@@ -31,6 +31,11 @@ def what_failed(comparison: Comparison) -> str:
     return "failed when its gradients were taken" if comparison.failure is not None else ""
 
 
+def who_failed(comparison: Comparison) -> str:
+    """`candidate failed`: the same without the place, where there is little room."""
+    return what_failed(comparison).partition(" in the ")[0].partition(" in ")[0]
+
+
 def stored_peak(headlines: dict[str, object]) -> str:
     """The peak of a measurement from its stored headline figures."""
     peak, held = headlines.get("step_peak_bytes"), headlines.get("held_peak_bytes")

@@ -10,7 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.counters import peaks_in_words
-from explorer.view.cut_short import peak_and_end, peak_in_words, what_failed
+from explorer.view.cut_short import peak_and_end, peak_in_words, who_failed
 from explorer.view.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
 
 Tone = Literal["good", "bad", "neutral"]
@@ -84,7 +84,7 @@ def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
         key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",), tooltip=PEAK,
         delta=f"baseline {peak_and_end(base)}", tone="neutral",
     )  # fmt: skip
-    verdict = replace(_gradients(run), delta=what_failed(run), tone="bad")
+    verdict = replace(_gradients(run), delta=who_failed(run), tone="bad")
     return (peak, saved, flop, time, verdict, _policy(cand))
 
 

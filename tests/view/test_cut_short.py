@@ -8,7 +8,7 @@ import pytest
 from explorer.plan.evidence import evidence_of
 from explorer.plan.explain import explain
 from explorer.record import Comparison, Failure, Measurement
-from explorer.view.cut_short import peak_and_end, what_failed
+from explorer.view.cut_short import peak_and_end, what_failed, who_failed
 from explorer.view.headline import headlines
 from explorer.view.timeline import timeline, timeline_alt
 from tests.view.builders import Book, Chain, compared, measured
@@ -77,6 +77,7 @@ def test_it_says_where_and_how_much() -> None:
     assert what_failed(failed(candidate=RAISED)) == "candidate failed in the recompute of layers.5"
     assert what_failed(failed(baseline=REFUSED)) == "baseline refused in the recompute of layers.5"
     assert what_failed(compared()) == ""
+    assert who_failed(failed(candidate=RAISED)) == "candidate failed"
     strip = {head.key: head for head in headlines(failed(baseline=REFUSED))}
     assert strip["step_peak_bytes"].delta == "baseline at least 112.0 MiB, then refused"
 

@@ -30,8 +30,9 @@ from explorer.ui.panels.results import results
 from explorer.ui.panels.run_bar import run_bar
 from explorer.ui.plain import plain
 from explorer.ui.safety import danger
-from explorer.ui.shown import facts, shown
+from explorer.ui.shown import Shown, facts, shown
 from explorer.ui.state import State
+from explorer.view.cut_short import what_failed
 
 RIGHT_HEIGHT = 520
 FILES_WIDTH = 310
@@ -125,7 +126,7 @@ def _desk(state: State, places: Places) -> None:
     with places.strip.container():
         headline_strip(strip(known, predicted, spec.policy, found))
     with places.notice.container():
-        st.caption(glossary.FRESHNESS[known.freshness])
+        st.caption(_freshness(known))
     _danger(places, found)
     if graph is not None and drawn is not None:
         tools(state, graph)
@@ -134,6 +135,14 @@ def _desk(state: State, places: Places) -> None:
         st.skeleton(height=400)
     else:
         st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
+
+
+def _freshness(known: Shown) -> str:
+    """What the figures are about, and where a run was cut short."""
+    said = glossary.FRESHNESS[known.freshness]
+    if known.freshness == "failed" and known.comparison is not None:
+        return f"{said} The {plain(what_failed(known.comparison))}."
+    return said
 
 
 def _danger(places: Places, found: tuple[Hazard, ...]) -> None:
