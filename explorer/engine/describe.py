@@ -73,7 +73,7 @@ def _observe(loaded: Loaded) -> _Observed:
     model = loaded.model
     before = state_of(model)
     observation, again = Observation(model), SecondRun(model)
-    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), observation, again:
+    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation:
         output = loaded.output()
     with blaming(loaded.ref, loaded.inputs, "loss"):
         loaded.loss(output)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.data_flow import dense
@@ -152,21 +152,28 @@ class SecondRun(TorchDispatchMode):
             (self.traits[call.fqn].add if "rrelu" in str(func) else self.traits[call.fqn].discard)("rng_last")
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with _disable_current_modes():  # whoever else watches sees the model's operators alone
+            self._calls.append(self._begun(module, args, kwargs))
+
+    def _begun(self, module: nn.Module, args: Any, kwargs: Any) -> _Call:
         for tensor in tree_leaves((args, kwargs)):
             if isinstance(tensor, Tensor) and dense(tensor):
                 self._given[self._name(tensor)].add(self._fqns[module])
-        self._calls.append(
-            _Call(
-                fqn=self._fqns[module],
-                handed=Handed(args, kwargs, self._name),
-                outside=outside_position(),
-                objects=tuple(map(get_position, self._objects)),
-                entry={identity(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
-            )
+        return _Call(
+            fqn=self._fqns[module],
+            handed=Handed(args, kwargs, self._name),
+            outside=outside_position(),
+            objects=tuple(map(get_position, self._objects)),
+            entry={identity(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
         )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self._calls.pop()
+        with _disable_current_modes():
+            self._ended(call)
+        self._done.append(call)
+
+    def _ended(self, call: _Call) -> None:
         python, numpy = outside_position()
         self._moved(call, "python", call.outside[:1], (python,))
         if call.outside[1] is not None:  # or somebody imported numpy meanwhile
@@ -174,7 +181,6 @@ class SecondRun(TorchDispatchMode):
         self._moved(call, "objects", call.objects, tuple(map(get_position, self._objects)))
         self._moved(call, "strange", (), tuple(call.strange.values()))
         call.handed.look()
-        self._done.append(call)
 
     def _moved(self, call: _Call, stream: str, then: Outside, now: Outside) -> None:
         if then != now or (call.fqn, stream) in self._noted:
