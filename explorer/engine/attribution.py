@@ -11,13 +11,15 @@ Storages from before the step are entries born at tick 0; CUDA's allocator also 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from explorer.engine.allocator import AllocatorLog, Ints, Lifetimes, lifetimes
 from explorer.engine.storages import NONE
-from explorer.engine.story import Story, as_ints
+from explorer.engine.story import SAVED, Story, as_ints
 from explorer.engine.tracker import Tracker
 from explorer.record.base import Column
 from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
@@ -77,6 +79,8 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     known = entries.storage != NONE
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
     roles[known] = story.roles()[entries.storage[known]]
+    phases = _spans(story, tick_ns)
+    roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
     blocks = _blocks(entries, story, operator)
     named = operator != NONE
     ops = np.zeros(len(known), dtype=np.int64)
@@ -96,12 +100,13 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         ops=tuple(tracker.op_names),
         time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
         calls=tracker.calls.record(tick_ns, entry_of),
+        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & known)),
     )
     confirmed = np.zeros(len(story.n_bytes), dtype=bool)
     confirmed[entries.storage[known]] = True
     return Attribution(
         allocations=allocations,
-        phases=_spans(story, tick_ns),
+        phases=phases,
         tracker_peak_bytes=story.peak_bytes(confirmed),
         n_unmatched=int((~confirmed).sum()),
         allocated=_curve(log.allocated, entries),
@@ -232,6 +237,19 @@ def _blocks(entries: _Entries, story: Story, operator: Ints) -> Ints:
     owner = story.owner[entries.storage[known]]
     blocks[known[owner != NONE]] = owner[owner != NONE]
     return blocks
+
+
+def _kept_for_backward(entries: _Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
+    """Born in a forward, alive at its end and freed before the step ends.
+
+    Of what no operator returned that is the state of the generators, which each checkpoint keeps for its recompute.
+    """
+    kept = np.zeros(len(entries.born), dtype=bool)
+    for span in phases:
+        if span.phase == "forward":
+            first = max(span.first_tick, 1)
+            kept |= (entries.born >= first) & (entries.born < span.end_tick) & (entries.died >= span.end_tick)
+    return kept & (entries.died <= n_ticks)
 
 
 def _spans(story: Story, tick_ns: Ints) -> tuple[PhaseSpan, ...]:

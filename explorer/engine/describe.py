@@ -127,6 +127,7 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
         saved_bytes=sum(seen.saved.values()),
         forward_flops=seen.flops,
         rerun_flops=seen.rerun_flops,
+        last_saved_in=seen.last_saved_in,
         outputs_saved_outside=ops.saved_outside(fqn),
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,

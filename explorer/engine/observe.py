@@ -43,6 +43,8 @@ class Seen:
     """Hash of its operators in order."""
     rerun_flops: int = 0
     """Of each call, what ran until its last tensor was saved: there recompute stops early."""
+    last_saved_in: str = ""
+    """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
     """Storages that each call gave back."""
     saved: dict[int, int] = field(default_factory=dict)
@@ -155,6 +157,7 @@ class Observation(TorchDispatchMode):
     def _pack(self, tensor: Tensor) -> Tensor:
         for fqn, entered in zip(self._stack, self._entered):
             entered["until"] = self.seen[fqn].flops - entered["flops"]
+            self.seen[fqn].last_saved_in = self._stack[-1]
         if dense(tensor):
             storage = tensor.untyped_storage()
             self._saved_in[self._identity(storage._cdata)].append(

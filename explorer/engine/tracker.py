@@ -39,6 +39,7 @@ VIEW: tuple[int, Any] = (NONE, None)
 """An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
 LIFT = torch.ops.aten.lift_fresh.default
 """A view by its schema, and the first that is seen of a tensor made from Python's numbers."""
+CAST = torch.ops.aten._to_copy.default
 NO_NUMBER = 2**62
 """Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
 QUIET_NS = 5_000
@@ -80,6 +81,8 @@ class Tracker(TorchDispatchMode):
         self.uncounted: list[int] = []
         """Those of `op_names` whose FLOPs nobody has a formula for."""
         self.ops = array("q")
+        self.casts: list[int] = []
+        """Operators that made a copy of a parameter in another format: autocast keeps those until its context ends."""
         self.storages = Storages(device, self.scopes.index)
         self.scene_ns, self.scene_phase = array("q"), array("q")
         self.scene_rerun, self.scene_block = array("q"), array("q")
@@ -170,6 +173,8 @@ class Tracker(TorchDispatchMode):
         name, count = known
         if count is not None:
             self.flops[phase, block] += count(*args, **kwargs, out_val=out)
+        if func is CAST and args[0].is_leaf and args[0].requires_grad:
+            self.casts.append(len(self.ops) // len(OP_COLUMNS))
         self.ops.extend((name, block, phase, first_ns, last_ns))
         self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
         return out

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from explorer.plan.nesting import Nest, again_bytes, back_with
 from explorer.plan.replay import Replay
 from explorer.plan.series import Bytes, Mask
-from explorer.plan.stays import Stay
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
@@ -43,27 +43,88 @@ class Played:
     """Saved at the end of forward, more than measured: negative where something leaves."""
     away: Mask
     """Of each entry, whether it has left by then."""
+    lives: tuple[Bytes, Bytes, Bytes]
+    """Entry, first tick and end tick of each stretch for which an entry of these calls is held."""
+    owner: Bytes
+    """Of each entry the innermost call that makes it again, or -1."""
 
 
-def changes_of(replay: Replay, stays: Sequence[Stay], border: int | None, *, stash_bytes: int) -> Played:
-    """All of `stays` recomputed. Tick `border` is the end of forward; None: it was not reached, nothing is away."""
-    until = np.zeros(len(replay.size), dtype=np.int64)
-    for stay in stays:
-        inputs = list(stay.inputs)
-        until[inputs] = np.maximum(until[inputs], stay.begins)
-    entries = joined([stay.entries for stay in stays])
-    begins = np.repeat([stay.begins for stay in stays], [len(stay.entries) for stay in stays]).astype(np.int64)
-    leaves, given = joined([stay.leaves for stay in stays]), np.minimum(until[entries], begins)
-    gone = np.column_stack((np.maximum(leaves, given), begins, -replay.size[entries]))
-    longer = np.flatnonzero(replay.died < until)
-    kept = np.column_stack((replay.died[longer], until[longer], replay.size[longer]))
-    stashed = np.array([(stay.first, stay.begins, stash_bytes) for stay in stays], dtype=np.int64).reshape(-1, 3)
+def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Played:
+    """All calls of `nest` recomputed. Tick `border` is the end of forward; None: not reached, nothing is away."""
+    own, given = _of_calls(replay, nest), _given(replay, nest)
+    others = np.setdiff1d(given.entry, own.entry)
+    lives = _merged(
+        np.concatenate((own.entry, own.entry, others, given.entry)),
+        np.concatenate((replay.born[own.entry], own.back, replay.born[others], given.back)),
+        np.concatenate((own.leave, replay.died[own.entry], replay.died[others], given.leave)),
+        len(replay.line) + 2,
+    )
+    touched = np.concatenate((own.entry, others))
+    measured = np.column_stack((replay.born[touched], replay.died[touched], -replay.size[touched]))
+    played = np.column_stack((lives[1], lives[2], replay.size[lives[0]]))
+    stashed = np.array([(stay.first, stay.ends, stash_bytes) for stay in nest.stays], dtype=np.int64).reshape(-1, 3)
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
-        away[entries[(leaves <= border + 1) & (given <= border) & (border < begins)]] = True
-        longer_saved = kept[(kept[:, 0] <= border) & (border < kept[:, 1]), 2]
-        saved = int(longer_saved.sum()) - int(replay.size[away].sum())
-    return Played(changes=np.concatenate((gone, kept, stashed)), saved_bytes=saved, away=away)
+        kept = np.zeros(len(replay.size), dtype=bool)
+        kept[given.entry[(given.back <= border) & (border < given.leave)]] = True
+        # What leaves right behind the last event of forward has left when forward ends.
+        away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
+        away &= ~kept
+        longer = int(replay.size[kept & (replay.died <= border)].sum())
+        stashes = stash_bytes * sum(stay.first <= border < stay.ends for stay in nest.stays)
+        saved = longer + stashes - int(replay.size[away].sum())
+    changes = np.concatenate((measured, played, stashed))
+    return Played(changes=changes, saved_bytes=saved, away=away, lives=lives, owner=own.owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """Entries that are gone from `leave` to `back`; of what a call is given: kept from `back` to `leave`."""
+
+    entry: Bytes
+    leave: Bytes
+    back: Bytes
+    owner: Bytes
+
+
+def _of_calls(replay: Replay, nest: Nest) -> _Gap:
+    """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
+    stays = nest.stays
+    entries, leaves = joined([stay.entries for stay in stays]), joined([stay.leaves for stay in stays])
+    owner = np.full(len(replay.size), -1, dtype=np.int64)
+    owner[entries] = np.repeat(np.arange(len(stays)), [len(stay.entries) for stay in stays])  # inner calls come last
+    leave = np.full(len(replay.size), np.iinfo(np.int64).max)
+    np.minimum.at(leave, entries, leaves)
+    mine = np.flatnonzero(owner >= 0)
+    begins = np.array([stay.begins for stay in stays], dtype=np.int64)
+    return _Gap(entry=mine, leave=leave[mine], back=begins[owner[mine]], owner=owner)
+
+
+def _given(replay: Replay, nest: Nest) -> _Gap:
+    """A checkpoint keeps what it is given until its backward has ended.
+
+    Inside another one it does so from when that one runs again until it does itself.
+    """
+    inputs: list[int] = []
+    since: list[int] = []
+    until: list[int] = []
+    for stay, parent in zip(nest.stays, nest.parent):
+        inputs += stay.inputs
+        since += [nest.stays[parent].begins if parent >= 0 else 0] * len(stay.inputs)
+        until += [stay.begins if parent >= 0 else stay.ends] * len(stay.inputs)
+    entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
+    return _Gap(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]), owner=entry)
+
+
+def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Stretches of one entry that touch or overlap become one."""
+    some = first < end
+    entry, first, end = entry[some], first[some], np.minimum(end[some], length - 1)
+    order = np.argsort(entry * length + first, kind="stable")
+    start, stop = (entry * length + first)[order], np.maximum.accumulate((entry * length + end)[order])
+    new = np.flatnonzero(np.append(True, start[1:] > stop[:-1])) if len(start) else np.zeros(0, dtype=np.intp)
+    last = np.append(new[1:], len(start)) - 1 if len(new) else new
+    return entry[order][new], start[new] % length, stop[last] % length
 
 
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
@@ -83,13 +144,23 @@ def joined(parts: Sequence[Bytes]) -> Bytes:
     return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def peak_with(replay: Replay, changes: Changes, stays: Sequence[Stay]) -> int:
-    """The peak once `changes` are made, and each of `stays` comes back by running forward again."""
-    bounds, offsets = offsets_of(changes, len(replay.line))
+def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> int:
+    """The peak once `played` has changed the line, and each call comes back by running forward again."""
+    bounds, offsets = offsets_of(played.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
-    before = [max(stay.begins - 1, 0) for stay in stays]
+    before = [max(stay.begins - 1, 0) for stay in nest.stays]
     places = np.searchsorted(bounds, before, side="right") - 1
-    for stay, tick, place in zip(stays, before, places):
+    for i, (stay, tick, place) in enumerate(zip(nest.stays, before, places)):
         late = int(replay.size[stay.entries[stay.leaves >= stay.begins]].sum())  # gone and back at the same moment
-        peak = max(peak, int(replay.line[tick] + offsets[place]) - late + stay.again_bytes)
+        base = int(replay.line[tick] + offsets[place]) - late
+        if nest.parent[i] >= 0:
+            base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
+        peak = max(peak, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes))
     return peak
+
+
+def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:
+    """Bytes of those among `entries` that are not held at `tick`."""
+    entry, first, end = played.lives
+    there = np.concatenate((entry[(first <= tick) & (tick < end)], np.setdiff1d(entries, entry)))
+    return int(replay.size[entries[~np.isin(entries, there)]].sum())

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from explorer.plan.changes import changes_of, offsets_of, peak_with
+from explorer.plan.nesting import flat
 from explorer.plan.replay import FORWARD, Replay
 from explorer.plan.rerun import rerun_flops
 from explorer.plan.series import Bytes, is_within
@@ -52,8 +53,9 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
     stays = stays_of(replay, (fqn,), stops_early=policy.stops_early)
     if not any(len(stay.entries) for stay in stays) or fqn not in measurement.by_fqn:
         return None
-    changes = changes_of(replay, stays, None, stash_bytes=0).changes  # or "stays" would read "+4.9 KiB"
-    peak = peak_with(replay, changes, stays)
+    nest = flat(stays)
+    played = changes_of(replay, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
+    peak = peak_with(replay, played, nest, stash_bytes=0)
     total = measurement.total_flops
     return Price(
         blocks=(fqn,),

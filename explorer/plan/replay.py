@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.series import Bytes, array_of, held
+from explorer.record.base import column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import PHASES, ROLES, Calls, Measurement, PhaseSpan
 
@@ -50,6 +51,8 @@ class Replay:
     calls: dict[str, list[Call]]
     used_until: dict[int, int]
     """Of each entry that went into a block, the tick at which the last such call ended."""
+    casts: Bytes
+    """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_outside: dict[str, tuple[bool, ...]]
     """Of each output of a block, whether others save it; see `Block.outputs_saved_outside`."""
 
@@ -79,6 +82,7 @@ class Replay:
             starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),
             calls=calls,
             used_until=_used_until(calls),
+            casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
             saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
         )
 
@@ -93,6 +97,12 @@ class Replay:
         """Entries born after tick `first` and not after `end`, in order of birth."""
         places = np.searchsorted(self.births[:-1], (first, end), side="right")
         return self.by_birth[places[0] : places[1]]
+
+    def forward_ends(self, tick: int) -> int:
+        """Behind the last birth of the forward that `tick` lies in."""
+        later = np.flatnonzero(self.phase[tick:] != FORWARD)
+        border = tick + int(later[0]) if len(later) else len(self.line)
+        return int(self.births[np.searchsorted(self.births, border) - 1]) + 1
 
     def born_in(self, fqn: str, entries: Bytes) -> int:
         """Bytes of those among `entries` that calls of `fqn` allocated."""

@@ -107,6 +107,8 @@ class Allocations(Record):
     time_ns: Column
     """Of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
     calls: Calls = field(default_factory=Calls)
+    weight_casts: Column = field(default_factory=column)
+    """Entries that are copies of parameters in another format: under autocast they stay until forward ends."""
 
     @cached_property
     def held_bytes(self) -> Column:

@@ -92,6 +92,7 @@ def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
     assert (blocks["blocks.0.down"].forward_flops, blocks["blocks.0.down"].rerun_flops) == (down, 0)
     smooth = graph(nn.Sequential(nn.Linear(W, W), nn.Tanh())).by_fqn[""]
     assert smooth.rerun_flops == smooth.forward_flops == 2 * B * W * W
+    assert (blocks["blocks.0"].last_saved_in, blocks["blocks.0.up"].last_saved_in) == ("blocks.0.down", "blocks.0.up")
 
 
 class Forked(nn.Module):

@@ -64,17 +64,32 @@ def test_other_actions_are_not_forecast_as_plain_recompute(unit: Unit) -> None:
     assert Forecaster(measured()).forecast(Policy(units=(unit,))) == Forecast()
 
 
-def straight(*, skip: bool = False) -> Measurement:
+def test_reentrant_checkpointing_has_no_peak_foretold_and_nothing_where_it_trains_nothing() -> None:
+    policy = Policy.recompute(["layers.1"], use_reentrant=True)
+    found = Forecaster(measured(), graph()).forecast(policy)
+    assert found.step_peak_bytes is None
+    assert found.saved_after_forward_bytes is not None and found.flop_ratio is not None
+    idle = graph_block("layers.1", "B", traits=("inputs_need_no_grad",))
+    known = ModelGraph(model=graph().model, blocks=(idle,), edges=())
+    assert Forecaster(measured(), known).forecast(policy) == Forecast()
+    assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.1"])).step_peak_bytes is not None
+
+
+def straight(*, skip: bool = False, outer: bool = False) -> Measurement:
     """Blocks a, b, c save 3, 5 and 7 MiB and hand on 1 MiB each, which the next one saves; then a bare backward.
 
-    With `skip` block a also hands out 2 MiB that it saves itself and that c copies.
+    With `skip` block a also hands out 2 MiB that it saves itself and that c copies. With `outer` they lie in block o.
     """
     book = Book()
+    within = "o." if outer else ""
     book.phase("forward")
     saved: dict[str, list[int]] = {}
     given: tuple[int, ...] = (book.alloc("saved activation", "", MIB),)
     outside: tuple[int, ...] = ()
-    for name, n_bytes in UNITS.items():
+    began, whole = book.tick, given
+    if outer:
+        book.free(book.alloc("temporary", "o", 0))
+    for name, n_bytes in ((within + name, n_bytes) for name, n_bytes in UNITS.items()):
         first = book.tick
         saved[name] = [book.alloc("saved activation", name, n_bytes)]
         extra = (book.alloc("saved activation", name, 2 * MIB),) if skip and name == "a" else ()
@@ -83,8 +98,10 @@ def straight(*, skip: bool = False) -> Measurement:
         book.calls.append((name, first, book.tick, inputs, (output, *extra)))
         given, outside = (output,), outside or extra
         saved[name] += [*extra, output]
+    if outer:
+        book.calls.append(("o", began, book.tick, whole, given))
     book.phase("backward")
-    for name in reversed(UNITS):
+    for name in reversed(saved):
         gradient = book.alloc("temporary", name, MIB)
         for entry in reversed(saved[name]):
             book.free(entry)
@@ -107,6 +124,19 @@ def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
     # The peak is the first gradient, when backward of c begins: a segment is whole again then, apart b is still away.
     assert joined.step_peak_bytes == run.step_peak_bytes
     assert apart.step_peak_bytes == run.step_peak_bytes - UNITS["b"]
+
+
+def test_inside_a_recomputed_block_one_block_at_a_time_is_whole() -> None:
+    """Pencil: the outer block keeps its 1 MiB of input; run again it keeps 1 MiB each for b and c, then c is whole.
+
+    1 (input) + 2 (given to b and c) + 1 (its output, saved by others) + 1 (gradient) + 7 (c) at the start of backward.
+    """
+    run = straight(outer=True)
+    alone, nested = without_stash(run, "o"), without_stash(run, "o", "o.a", "o.b", "o.c")
+    assert alone.saved_after_forward_bytes == nested.saved_after_forward_bytes == (1 + 1) * MIB
+    assert alone.step_peak_bytes == run.step_peak_bytes
+    assert nested.step_peak_bytes == (1 + 2 + 1 + 1 + 7) * MIB
+    assert set(nested.freed_bytes) == {"o", "o.a", "o.b", "o.c"}
 
 
 def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
@@ -133,6 +163,25 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
 
     assert saved("a") == UNITS["a"] + 2 * MIB
     assert saved("a", "c") == UNITS["a"] + UNITS["c"]  # c's checkpoint keeps what it was given
+
+
+def test_a_unit_that_ends_in_another_runs_again_up_to_that_one() -> None:
+    """Half of the outer one until its last save, which lies in the inner one: it stops where that is entered."""
+    run = measured()
+    bills = tuple(
+        msgspec.structs.replace(bill, fqn="layers.0.mlp", forward_flops=bill.forward_flops // 4)
+        for bill in run.blocks
+        if bill.fqn == "layers.0"
+    )
+    run = msgspec.structs.replace(run, blocks=(*run.blocks, *bills))
+    outer = graph_block("layers.0", "B", forward_flops=100, rerun_flops=50, last_saved_in="layers.0.mlp")
+    inner = graph_block("layers.0.mlp", "B", forward_flops=25, rerun_flops=25, last_saved_in="layers.0.mlp")
+    share = 1 / 18
+    for last, expected in (("layers.0.mlp", 0.5), ("layers.0", 0.5 + 0.25)):
+        blocks = (msgspec.structs.replace(outer, last_saved_in=last), inner)
+        known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+        found = Forecaster(run, known).forecast(Policy.recompute(["layers.0", "layers.0.mlp"]))
+        assert found.flop_ratio == pytest.approx(1 + share * expected, rel=1e-3)
 
 
 def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
