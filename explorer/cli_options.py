@@ -79,9 +79,9 @@ class StepOptions(ConditionOptions):
     """How the step runs; the names are those of RunSpec."""
 
     dtype: Annotated[
-        Literal["float32", "float64", "bfloat16", "float16"],
-        typer.Option(help="Of parameters and floating inputs.", rich_help_panel="Step"),
-    ] = "float32"
+        Literal["own", "float32", "float64", "bfloat16", "float16"],
+        typer.Option(help="Of parameters and floating inputs; own: as the model is built.", rich_help_panel="Step"),
+    ] = "own"
     optimizer: Annotated[
         Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
     ] = "adamw"

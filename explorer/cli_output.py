@@ -92,9 +92,8 @@ def _title(console: Console, run: Measurement, policy: Policy) -> None:
         f"\n[bold]{escape(model)}[/]  [dim]{escape(environment.device_name)}, torch {environment.torch_version}, ",
         end="",
     )
-    console.print(
-        f"[dim]{spec.dtype}{extra}, {spec.optimizer}, {spec.mode} mode, {count(environment.n_threads, 'thread')}[/]"
-    )
+    types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
+    console.print(f"[dim]{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}[/]")
     console.print(f"[dim]Policy: {escape(in_words(policy))}[/]\n")
 
 

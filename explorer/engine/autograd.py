@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from explorer.engine.apply import apply_policy
 from explorer.engine.load import Loaded, load, place
 from explorer.engine.rng import RngState, seed_everything
-from explorer.engine.step import set_mode, torch_device
+from explorer.engine.step import set_mode, torch_device, torch_dtype
 from explorer.errors import BadInput, nearest
 from explorer.record.picture import AutogradPicture, AutogradPictures
 from explorer.record.policy import Policy
@@ -31,7 +31,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     rng = RngState.capture()
     try:
         report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
-        loaded = place(load(spec.model, seed=spec.seed), torch_device(spec), getattr(torch, spec.dtype))
+        loaded = place(load(spec.model, seed=spec.seed), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)
         args, kwargs = _inputs_of(loaded, block)
         report(Progress(what="drawing the block kept", done=1, total=3))

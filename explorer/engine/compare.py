@@ -114,7 +114,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         found |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
     try:
-        cand = take(prepare(candidate, loaded), full=full)
+        cand = take(prepare(candidate, loaded), full=full, lead=base)
         meter.step("candidate, watched: masks and module state")
         if full and candidate.policy.units:
             found["masks"], changes = _watched(candidate, loaded)
@@ -125,7 +125,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
         return {**found, "failure": failure_of(error)}
-    sticks = Yardsticks(coarsest_epsilon(baseline), rerun, exact)
+    sticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
     found |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
     return found | side_by_side(base, cand, sticks)
 

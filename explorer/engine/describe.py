@@ -54,7 +54,7 @@ def _described(own: Loaded) -> ModelGraph:
     """Of a model that nobody else has, and that is in another state afterwards."""
     rng = RngState.capture(own.model)
     if torch.cuda.is_available():
-        own = place(own, "cuda", _dtype(own.model))
+        own = place(own, "cuda", None)
     try:
         observation = _observe(own)
     finally:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import hashlib
 import math
 import warnings
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,10 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from explorer.engine.diffs import Yardstick, differences, is_floating, same_bits
+from explorer.engine.diffs import Yardstick, differences, in_double, is_floating, same_bits
 from explorer.engine.load import Loaded, call
 from explorer.engine.remembered import State, read_state
 from explorer.engine.rng import RngState, seed_everything
+from explorer.engine.same_draws import SameDraws
 from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore, prepare
 from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 from explorer.record.policy import KEEP_ALL
@@ -55,13 +57,21 @@ class Outcome:
     """Names of the parameters that require a gradient."""
     n_steps: int = 0
     later_gradients: Tensors = field(default_factory=dict)
-    parameters: Tensors = field(default_factory=dict)
+    after: list[Tensors] = field(default_factory=list)
+    """All parameters after each step; of a run that follows another, after the last one."""
     eval_output: Tensor | None = None
 
+    @property
+    def parameters(self) -> Tensors:
+        """After the last step."""
+        return self.after[-1] if self.after else {}
 
-def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> Outcome:
+
+def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore, lead: Outcome | None = None) -> Outcome:
     """Runs a fresh trainee, uses it up, and keeps what is left: after one backward, and in `full` after N_STEPS.
 
+    Where rounding parts it from `lead`, each further step starts from the parameters of `lead`: AdamW makes a whole
+    step of a gradient that is zero but for rounding, and all that comes after would be judged by that.
     What the model raises passes through.
     """
     model = trainee.model
@@ -80,27 +90,35 @@ def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore) -> 
         trained=frozenset(name for name, _ in _trained(model)),
     )  # fmt: skip
     if full:
-        _train_on(trainee, outcome)
+        _train_on(trainee, outcome, lead)
         outcome.eval_output = eval_output(trainee)
     trainee.handle.undo()  # a policed model is a cycle: on a GPU it would lie beside the next one
     return outcome
 
 
-def _train_on(trainee: Trainee, outcome: Outcome) -> None:
+def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None) -> None:
     """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
-    _optimize(trainee)
-    for _ in range(N_STEPS - 1):
-        forward_backward(trainee)
-        outcome.later_gradients = _gradients(trainee.model)
-        _optimize(trainee)
+    parted = lead is not None and not all(_same(lead.gradients.get(n), g) for n, g in outcome.gradients.items())
+    for i in range(N_STEPS):
+        if i:
+            forward_backward(trainee)
+            outcome.later_gradients = _gradients(trainee.model)
+        if trainee.optimizer is not None:
+            trainee.optimizer.step()
+        if lead is None or i == N_STEPS - 1:
+            outcome.after.append({name: _copy(parameter) for name, parameter in trainee.model.named_parameters()})
+        if lead is not None and parted:
+            _follow(trainee.model, lead.after[i])
     outcome.n_steps = N_STEPS
-    outcome.parameters = {name: _copy(parameter) for name, parameter in trainee.model.named_parameters()}
     outcome.states.append(read_state(trainee.model, hooks=True))
 
 
-def _optimize(trainee: Trainee) -> None:
-    if trainee.optimizer is not None:
-        trainee.optimizer.step()
+def _follow(model: nn.Module, parameters: Tensors) -> None:
+    with torch.no_grad():
+        for name, parameter in _trained(model):
+            known = parameters.get(name)
+            if known is not None:
+                parameter.copy_(known)
 
 
 def eval_output(trainee: Trainee) -> Tensor | None:
@@ -126,17 +144,19 @@ def eval_output(trainee: Trainee) -> Tensor | None:
 def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome | None, str]:
     """The bare step in float64; or None, and why: the model cannot run in it, or went another way there.
 
-    On the CPU dropout draws the same mask in every type; elsewhere, and for other random numbers, it does not: such a
-    run is no reference, and is recognised by its distance from the baseline.
+    It draws the random numbers of the baseline (dropout on the CPU does so by itself, see SameDraws for the others).
+    Where it does not, on another device say, it is recognised by its distance from the baseline.
     """
     exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
     try:
-        outcome = take(prepare(exact, loaded))
+        trainee = prepare(exact, loaded)
+        with SameDraws(_most_common_type(baseline.gradients)):
+            outcome = take(trainee, lead=baseline)
     except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
         first = (str(error).strip().splitlines() or [""])[0]
         return None, f"The model does not run in float64: {type(error).__name__}: {first}"
     distance = _distance(baseline.gradients, outcome.gradients)
-    if distance <= math.sqrt(coarsest_epsilon(spec)):
+    if distance <= math.sqrt(coarsest_epsilon(spec, baseline.gradients)):
         return outcome, ""
     return None, (
         f"In float64 the gradients lie {distance:.1e} of their norm away from the baseline's: other random numbers, "
@@ -144,10 +164,16 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
     )
 
 
-def coarsest_epsilon(spec: RunSpec) -> float:
-    """Machine epsilon of the coarsest floating type that the run computes in."""
-    types = [getattr(torch, spec.dtype), *([AUTOCAST[spec.autocast]] if spec.autocast != "none" else [])]
-    return max(torch.finfo(dtype).eps for dtype in types)
+def _most_common_type(gradients: Tensors) -> torch.dtype:
+    types = Counter(tensor.dtype for tensor in gradients.values() if tensor is not None and tensor.is_floating_point())
+    return types.most_common(1)[0][0] if types else torch.get_default_dtype()
+
+
+def coarsest_epsilon(spec: RunSpec, gradients: Mapping[str, Tensor | None]) -> float:
+    """Machine epsilon of the coarsest floating type that the run computes in, by the types of its gradients."""
+    types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)}
+    types |= {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set()
+    return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
 
 
 @dataclass(frozen=True)
@@ -226,7 +252,7 @@ def parameter_differences(
 
 def _distance(baseline: Tensors, exact: Tensors) -> float:
     """|baseline - exact| / |exact| over all gradients together; infinite where that is not a number."""
-    pairs = [(left.double(), right) for name, left in baseline.items()
+    pairs = [(in_double(left), right) for name, left in baseline.items()
              if left is not None and (right := exact.get(name)) is not None]  # fmt: skip
     error = math.hypot(*(float((left - right).norm()) for left, right in pairs))
     scale = math.hypot(*(float(right.norm()) for _, right in pairs))

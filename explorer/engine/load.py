@@ -18,6 +18,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -108,19 +109,44 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype) -> Loaded:
-    """Parameters, buffers and batch on `device`, floating ones as `dtype`; the model itself moves, the batch is new."""
+def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
+    """Parameters, buffers and batch on `device`; floating ones as `dtype`, or as they are where that is None.
+
+    The model itself moves, the batch is new where it changes. Complex numbers stay complex, at the precision of `dtype`
+    where it has a complex partner.
+    """
+
+    def cast(tensor: Tensor) -> Tensor:
+        return tensor.to(device=device, dtype=cast_type(tensor.dtype, dtype))
 
     def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or (leaf.device == torch.device(device) and dtype is None):
             return leaf
-        return leaf.to(device=device, dtype=dtype if leaf.is_floating_point() else leaf.dtype)
+        return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
 
-    return replace(
-        loaded,
-        model=loaded.model.to(device=device, dtype=dtype),
-        inputs=tree_map(moved, loaded.inputs),
-        targets=tree_map(moved, loaded.targets),
+    model = loaded.model.to(device)
+    if dtype is not None:
+        model._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
+    return replace(loaded, model=model, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
+
+
+def types_of(model: nn.Module) -> str:
+    """`bfloat16, float32`: of the parameters that are floating or complex, the one with the most numbers first."""
+    numbers: Counter[str] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point() or parameter.is_complex():
+            numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
+    return ", ".join(name for name, _ in numbers.most_common())
+
+
+def cast_type(found: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """The type of a tensor of type `found` where `dtype` is asked for."""
+    if dtype is None or not (found.is_floating_point or found.is_complex):
+        return found
+    return (
+        {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(dtype, found)
+        if found.is_complex
+        else dtype
     )
 
 

@@ -16,7 +16,7 @@ from explorer.engine.cell_process import cells_apart
 from explorer.engine.derivatives import DERIVATIVES, Derivative
 from explorer.engine.describe import describe
 from explorer.engine.determinism import deterministic_kernels
-from explorer.engine.diffs import Tensors, Yardstick, differences
+from explorer.engine.diffs import Tensors, Yardstick, differences, in_double
 from explorer.engine.equivalence import coarsest_epsilon
 from explorer.engine.load import Loaded, load
 from explorer.engine.step import left_as_found, prepare
@@ -96,9 +96,9 @@ class Bench:
         return self._judged(cell, expected, found)
 
     def _judged(self, cell: DerivativeCell, expected: Derivative, found: Derivative) -> DerivativeCell:
-        diffs = differences(GradientDiff, expected, found, Yardstick(epsilon=coarsest_epsilon(self.spec)))
+        diffs = differences(GradientDiff, expected, found, Yardstick(epsilon=coarsest_epsilon(self.spec, expected)))
         if not all(diff.bitwise for diff in diffs):
-            diffs = differences(GradientDiff, expected, found, self._yardstick(cell.derivative))
+            diffs = differences(GradientDiff, expected, found, self._yardstick(cell.derivative, expected))
         verdicts = {diff.verdict for diff in diffs}
         outcome: CellOutcome = "bitwise equal" if verdicts <= {"bitwise equal", "not comparable"} else "rounding"
         if "different" in verdicts:
@@ -112,13 +112,13 @@ class Bench:
             relative_norm=distance, sentence=_sentence(outcome, distance, len(missing), len(diffs)),
         )  # fmt: skip
 
-    def _yardstick(self, derivative: DerivativeKind) -> Yardstick:
+    def _yardstick(self, derivative: DerivativeKind, expected: Derivative) -> Yardstick:
         if derivative not in self._exact:
             exact = replace(_with(self.spec, "keep"), dtype="float64", autocast="none")
             self._exact[derivative] = self._run(derivative, exact)
         reference = self._exact[derivative]
         known: Derivative = {} if isinstance(reference, Exception) else reference
-        return Yardstick(reference=known, epsilon=coarsest_epsilon(self.spec))
+        return Yardstick(reference=known, epsilon=coarsest_epsilon(self.spec, expected))
 
     def _run(self, derivative: DerivativeKind, spec: RunSpec) -> Derivative | Exception:
         try:
@@ -137,10 +137,10 @@ def distance_of(expected: Tensors, found: Tensors) -> float | None:
     for name, tensor in expected.items():
         other = found.get(name)
         if tensor is not None:
-            scales.append(float(tensor.double().norm()))
-            gaps.append(float((tensor.double() - (0 if other is None else other.double())).norm()))
+            scales.append(float(in_double(tensor).norm()))
+            gaps.append(float((in_double(tensor) - (0 if other is None else in_double(other))).norm()))
         elif other is not None:
-            gaps.append(float(other.double().norm()))
+            gaps.append(float(in_double(other).norm()))
     scale = math.hypot(*scales)
     distance = math.hypot(*gaps) / scale if scale else math.nan
     return distance if math.isfinite(distance) else None

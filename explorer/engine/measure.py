@@ -163,6 +163,7 @@ def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, en
         blocks=bill,
         times=timed.times(device.clock().name),
         uncounted_ops=uncounted(tracker) if tracker is not None else {},
+        dtype=run.dtype,
         loss=run.loss,
         warnings=tuple(run.said),
         failure=run.failure or timed.failure,

@@ -16,7 +16,7 @@ from explorer.engine.attribution import Attribution, attribute
 from explorer.engine.device import Device
 from explorer.engine.existing import existing_tensors, optimizer_tensors, storage_bytes
 from explorer.engine.limits import failure_of, is_out_of_memory, out_of_memory
-from explorer.engine.load import Loaded
+from explorer.engine.load import Loaded, types_of
 from explorer.engine.rng import RngState
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.tracker import Tracker
@@ -36,6 +36,7 @@ class Recorded:
     attribution: Attribution | None = None
     log: AllocatorLog | None = None
     alone_peak_bytes: int | None = None
+    dtype: str = ""
     loss: float | None = None
     """Of the first step, from the initial weights."""
     said: list[str] = field(default_factory=list)
@@ -62,6 +63,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     device.release()
     with _heard(run), _failures_kept(run):
         trainee = prepare(spec, loaded)
+        run.dtype = types_of(trainee.model)
         # Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's doing.
         drawn = RngState.capture(trainee.model)
         with _failures_kept(run):

@@ -63,7 +63,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
     own = twin(loaded, seed=spec.seed) if loaded else load(spec.model, seed=spec.seed)
-    own = place(own, device, getattr(torch, spec.dtype))
+    own = place(own, device, torch_dtype(spec))
     model = own.model
     set_mode(model, spec.mode)
     freeze(model, spec.frozen)
@@ -124,6 +124,12 @@ def torch_device(spec: RunSpec) -> torch.device:
             hint="Choose the device cpu, or run it on a machine with a GPU and open the run file here.",
         )
     return torch.device(spec.device, torch.cuda.current_device()) if spec.device == "cuda" else torch.device("cpu")
+
+
+def torch_dtype(spec: RunSpec) -> torch.dtype | None:
+    """What the run casts to; None: nothing, the model given is the model run."""
+    found: torch.dtype | None = None if spec.dtype == "own" else getattr(torch, spec.dtype)
+    return found
 
 
 def set_mode(model: nn.Module, mode: str) -> None:

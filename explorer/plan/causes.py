@@ -28,7 +28,8 @@ def _masks(comparison: Comparison) -> Iterator[str]:
             where = _some([mask.block for mask in wrong])
             yield f"{said} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
     left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
-    if left_out and policy.early_stop and all(unit.action == "recompute" for unit in policy.units):
+    stops_early = policy.early_stop and not policy.use_reentrant  # reentrant checkpointing always runs to the end
+    if left_out and stops_early and all(unit.action == "recompute" for unit in policy.units):
         yield f"{_some(left_out)} drew in forward and not again: early stop ended the recompute before."
 
 
@@ -58,11 +59,26 @@ def _state(comparison: Comparison) -> Iterator[str]:
     statistics = [change for change in comparison.state_changes if change.name in STATISTICS]
     if statistics:
         yield f"Running statistics moved twice in {_some(_blocks(statistics))}: once in forward, once in the recompute."
+    yield from _carried(comparison)
     other = [change for change in comparison.state_changes if change.name not in STATISTICS]
     for name, kind in dict.fromkeys((change.name, change.kind) for change in other):
         same = [change for change in other if (change.name, change.kind) == (name, kind)]
         example = f"{same[0].after_forward} → {same[0].after_backward}"
         yield f"The recompute changed the {kind} {name} of {_some(_blocks(same))} once more ({example})."
+
+
+def _carried(comparison: Comparison) -> Iterator[str]:
+    """What ends elsewhere and was not seen to move in backward: parameters, hooks, what only the later steps move."""
+    seen = {f"{change.block}.{change.name}".lstrip(".") for change in comparison.state_changes}
+    parameters = [diff for diff in comparison.parameters if not diff.trained]
+    wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
+    names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in seen))
+    if names:
+        yield f"After the step {_some(names)} of the candidate {_is(names)} not what the baseline's {_is(names)}."
+
+
+def _is(names: list[str]) -> str:
+    return "is" if len(names) == 1 else "are"
 
 
 def _nonfinite(comparison: Comparison) -> Iterator[str]:
@@ -76,13 +92,36 @@ def _nonfinite(comparison: Comparison) -> Iterator[str]:
 
 
 def _what_is_left(comparison: Comparison) -> Iterator[str]:
-    if comparison.candidate.spec.policy.use_reentrant:
+    """Where no evidence names a cause: what was looked at and found equal, and what was not looked at."""
+    if comparison.verdict == "rounding" and comparison.candidate.spec.policy.use_reentrant:
         yield "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels."
-    elif comparison.verdict == "different" and comparison.reproducible is not None:
-        yield (
-            "Masks, generators and module state agree: forward and recompute differ by something else, a global or a "
-            "value that changed in between."
-        )
+    elif comparison.verdict == "different":
+        yield f"{_looked_at(comparison)} Forward and recompute differ by something that none of these shows."
+    if comparison.no_reference_because and comparison.verdict == "different":
+        yield f"Rounding cannot be told from wrong here. {comparison.no_reference_because}"
+
+
+def _looked_at(comparison: Comparison) -> str:
+    seen = []
+    if comparison.rng:
+        seen.append(f"the positions of {_n(len(comparison.rng), 'generator')}")
+    if comparison.masks:
+        seen.append(f"the random numbers drawn in {_n(len(comparison.masks), 'block')}")
+    if comparison.n_carried:
+        seen.append(f"{_n(comparison.n_carried, 'value')} that the model remembers")
+    unseen = [] if comparison.masks_watched else ["random numbers in forward and recompute were not watched"]
+    if not comparison.n_carried:
+        unseen.append("what the model remembers was not looked at")
+    found = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."
+    return f"{found} {_capital(' and '.join(unseen))}." if unseen else found
+
+
+def _n(number: int, what: str) -> str:
+    return f"{number:,} {what}" + ("" if number == 1 else "s")
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _blocks(changes: list[StateChange]) -> list[str]:

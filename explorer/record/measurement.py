@@ -220,6 +220,8 @@ class Measurement(Record):
     times: Times | None = None
     uncounted_ops: dict[str, int] = {}
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
+    dtype: str = ""
+    """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""

@@ -16,6 +16,10 @@ Autocast = Literal["none", "bfloat16", "float16"]
 Mode = Literal["train", "eval"]
 
 
+Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
+"""`own`: what the factory builds is what runs, nothing is cast."""
+
+
 class RunSpec(Record):
     """One training step of one model under one policy."""
 
@@ -23,8 +27,8 @@ class RunSpec(Record):
     policy: Policy = KEEP_ALL
     plan: PipelinePlan | None = None
     device: Device = "cpu"
-    dtype: Literal["float32", "float64", "bfloat16", "float16"] = "float32"
-    """Of parameters and floating inputs."""
+    dtype: Dtype = "own"
+    """Of parameters, buffers and floating inputs."""
     autocast: Autocast = "none"
     seed: int = 0
     mode: Mode = "train"

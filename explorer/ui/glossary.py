@@ -59,7 +59,7 @@ SEARCH = "Unfolds and scrolls to the block; the ◎ on a block shows its bytes i
 
 OPTIONS = {
     "device": "Where the step runs. cuda needs an NVIDIA GPU.",
-    "dtype": "Number format of parameters and inputs.",
+    "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Runs matrix products in a 16-bit format while parameters stay as they are (mixed precision).",
     "optimizer": "AdamW keeps two more numbers per parameter, SGD none without momentum; none stops after backward.",
     "momentum": "Of SGD: keeps one more number per parameter when above zero.",

@@ -159,9 +159,42 @@ def test_reentrant_rounding_is_told_from_wrong() -> None:
     assert found.n_bitwise_equal < len(found.gradients)
 
 
-def test_a_reference_with_other_random_numbers_is_refused() -> None:
-    """torch.rand draws other numbers in float64: that run is no reference for the dropped-in noise."""
+def test_a_model_that_samples_in_its_own_type_has_a_reference() -> None:
+    """torch.rand_like draws other numbers in float64; the reference draws the baseline's."""
     found = judged("noise_in_own_type", ("1", "2"))
+    assert (found.verdict, found.reference) == ("bitwise equal", "float64")
+    sampled = judged("sampled_lstm", ("lstm",), use_reentrant=True)
+    assert (sampled.verdict, sampled.reference) == ("rounding", "float64")
+    assert any(not diff.bitwise for diff in sampled.gradients)
+    assert sampled.causes == (
+        "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels.",
+    )
+
+
+def test_what_adamw_makes_of_rounding_is_rounding() -> None:
+    """A bias before BatchNorm has no gradient in exact arithmetic; AdamW divides what rounding leaves by its size."""
+    found = judged("lstm_and_batch_norm", ("lstm",), use_reentrant=True)
+    far = [diff for diff in found.parameters if diff.relative_norm and diff.relative_norm > 1e-4]
+    assert far and all(diff.gradients_round for diff in far), "the case is one"
+    assert found.verdict == "rounding"
+
+
+def test_causes_say_what_was_looked_at() -> None:
+    found = judged("planted wrong=scaled")
+    (cause,) = found.causes
+    assert cause.startswith("Looked at and equal: the positions of ") and "values that the model remembers" in cause
+    (cause,) = judged("planted wrong=scaled", full=False).causes
+    assert "Random numbers in forward and recompute were not watched" in cause
+
+
+def test_early_stop_is_no_cause_where_there_is_none() -> None:
+    found = judged("rrelu", ("1",), use_reentrant=True)
+    assert not any("early stop" in cause for cause in found.causes)
+
+
+def test_a_reference_with_other_random_numbers_is_refused() -> None:
+    """Numbers of a source that no seed governs are others in float64: that run is no reference."""
+    found = judged("another_way_in_float64", ("1",))
     assert found.reference == "none" and "other random numbers" in found.no_reference_because
     found = judged("float32_alone", ("1",))
     assert found.reference == "none" and "does not run in float64: RuntimeError" in found.no_reference_because

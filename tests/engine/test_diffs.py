@@ -188,3 +188,13 @@ class TestWhatUsualChecksMiss:
         baseline, wrong = torch.ones(2), torch.tensor([1.0, math.nan])
         assert max([0.0, *(wrong - baseline).abs().tolist()]) == 0.0
         assert judged(baseline, wrong).verdict == "different"
+
+
+def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
+    """A bias before a norm: float64 says 1e-18, float32 leaves 1e-6 on a run whose gradients are of size one."""
+    stick = Yardstick(reference={"a": torch.ones(1), "b": torch.ones(1), "zero": torch.full((4,), 1e-18)})
+    zero = stick.reference["zero"]
+    assert zero is not None
+    assert stick.trusts(zero.double(), 2e-6)
+    assert not stick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
+    assert not stick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"

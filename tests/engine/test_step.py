@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.load import load
+from explorer.engine.load import load, types_of
 from explorer.engine.step import forward_backward, left_as_found, prepare, run_step, split
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import Policy, RunSpec
+from tests.engine import trap_nets
 from tests.engine.tiny_nets import ref
 
 BLOCKS = [f"blocks.{i}" for i in range(4)]
@@ -159,3 +160,30 @@ def test_autocast_computes_in_the_other_type() -> None:
 def test_cuda_without_a_gpu_says_so() -> None:
     with pytest.raises(NotOnThisDevice, match="finds no CUDA device"):
         prepare(RunSpec(model=ref("chain"), device="cuda"))
+
+
+class TestTheModelGivenIsTheModelRun:
+    @pytest.mark.parametrize(("net", "types"), [
+        ("complex_filter", {"float32", "complex64"}), ("doubles", {"float32", "float64"}), ("half", {"bfloat16"}),
+    ])  # fmt: skip
+    def test_nothing_is_cast_where_nobody_asks(self, net: str, types: set[str]) -> None:
+        spec = RunSpec(model=trap_nets.ref(net))
+        loaded = load(spec.model)
+        with left_as_found():
+            ran = prepare(spec, loaded)
+        found = {**dict(ran.model.named_parameters()), **dict(ran.model.named_buffers())}
+        given = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
+        assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
+        assert {str(tensor.dtype).removeprefix("torch.") for tensor in found.values()} == types
+        assert ran.inputs.dtype == loaded.inputs.dtype
+
+    def test_complex_numbers_stay_complex_at_the_precision_asked_for(self) -> None:
+        with left_as_found():
+            model = prepare(RunSpec(model=trap_nets.ref("complex_filter"), dtype="float64")).model
+        weight = model.get_parameter("1.trap.weight")
+        assert weight.dtype is torch.complex128 and bool((weight.imag == 1).all())
+        assert model.get_parameter("0.weight").dtype is torch.float64
+
+    def test_the_types_that_ran_are_named(self) -> None:
+        assert types_of(load(trap_nets.ref("complex_filter")).model) == "float32, complex64"
+        assert types_of(load(trap_nets.ref("half")).model) == "bfloat16"

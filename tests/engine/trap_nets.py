@@ -535,3 +535,79 @@ class Float32Alone(nn.Module):
 
 def float32_alone() -> Built:
     return built([Wrapped(Float32Alone())])
+
+
+class ComplexFilter(nn.Module):
+    """A complex weight whose imaginary part does all the work."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.complex(torch.zeros(WIDTH), torch.ones(WIDTH)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.view_as_real(x * self.weight).flatten(1)[:, ::2] + (x * self.weight).imag
+
+
+def complex_filter() -> Built:
+    return built([Wrapped(ComplexFilter())])
+
+
+class Doubles(nn.Module):
+    """A float64 table beside float32 weights."""
+
+    table: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.full((WIDTH,), 1 + 2.0**-40, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.double() * self.table).to(x.dtype)
+
+
+def doubles() -> Built:
+    return built([Wrapped(Doubles())])
+
+
+def half() -> Built:
+    """Built in bfloat16, batch and all."""
+    model, (inputs, targets), loss = built([Wrapped(nn.GELU()), Wrapped(nn.GELU())])
+    return model.bfloat16(), (inputs.bfloat16(), targets.bfloat16()), loss
+
+
+class AnotherWayInFloat64(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() if x.dtype is torch.float32 else x.cos()
+
+
+def another_way_in_float64() -> Built:
+    return built([Wrapped(AnotherWayInFloat64())])
+
+
+class SampledLSTM(Recurrent):
+    """Noise in the type of what it is added to, before a fused kernel that rounds differently without gradients."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x * torch.rand_like(x))
+
+
+def sampled_lstm() -> Built:
+    return SampledLSTM(), (torch.randn(4, 12, WIDTH), torch.randn(4, 12, 1)), mean_square
+
+
+class NormedLSTM(Recurrent):
+    """A bias whose gradient is zero in exact arithmetic behind a kernel that rounds differently without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(self.exit.in_features, self.exit.in_features)
+        self.norm = nn.BatchNorm1d(self.exit.in_features)
+        nn.init.zeros_(self.before.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.lstm(torch.tanh(self.entry(x)))[0]
+        return self.exit(self.norm(self.before(hidden).flatten(0, 1)).tanh()).view(*x.shape[:2], -1)
+
+
+def lstm_and_batch_norm() -> Built:
+    return NormedLSTM(), (torch.randn(4, 12, WIDTH), torch.randn(4, 12, 1)), mean_square

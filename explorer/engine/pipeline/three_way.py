@@ -115,7 +115,7 @@ def _yardstick(
     pipeline: Pipeline, loaded: Loaded, n_microbatches: int, pairs: tuple[tuple[Tensors, Tensors], ...]
 ) -> Yardstick:
     """float64 gradients of the unsplit model, where any of `pairs` differs; without where the model has no float64."""
-    epsilon = coarsest_epsilon(pipeline.spec)
+    epsilon = coarsest_epsilon(pipeline.spec, pairs[0][0])
     if all(_same(left[name], right.get(name)) for left, right in pairs for name in left):
         return Yardstick(epsilon=epsilon)
     try:

@@ -25,7 +25,7 @@ AS_BUILT = "as built"
 SIZE_WIDTH = 110
 CHOICES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu", "cuda"),
-    "dtype": ("float32", "float64", "bfloat16", "float16"),
+    "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": ("adamw", "sgd", "none"),
     "mode": ("train", "eval"),
@@ -120,7 +120,8 @@ def options_panel(spec: RunSpec, graph: ModelGraph | None, change: Change) -> No
         with run:
             st.markdown("**The step**")
             for name, offered in CHOICES.items():
-                _choice(name, getattr(spec, name), offered, change)
+                own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
+                _choice(name, getattr(spec, name), offered, change, own=own)
             if spec.optimizer == "sgd":
                 _number("momentum", spec.momentum, (0.0, 0.999, 0.1), change)
             for name, (low, high) in NUMBERS.items():
@@ -162,13 +163,15 @@ def _joined(value: Any) -> str:
     return " and ".join(value) if isinstance(value, tuple) else str(value)
 
 
-def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change) -> None:
+def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, own: str = "own") -> None:
+    """`own`: how the choice of that name reads, the model's own number format."""
     shown = bound(f"option_{name}", value, partial(change, name))
     st.selectbox(
         name,
         offered,
         offered.index(value),
         key=shown.key,
+        format_func=lambda choice: own if choice == "own" else choice,
         on_change=shown.on_change,
         help=glossary.OPTIONS[name],
     )
