@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from explorer.cli_options import (
@@ -22,14 +21,16 @@ from explorer.cli_options import (
     describe,
     policy_on,
 )
-from explorer.cli_verb import DIFFERENT, Output, answer_failure, print_json, say, verb
+from explorer.cli_results import spec_of_results
+from explorer.cli_verb import DIFFERENT, Output, answer_console, answer_failure, print_json, say, verb
 from explorer.cli_work import ask, save_run_file, worker, write_file
+from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import OpenRanks, ProfileStages, RunPipeline
 from explorer.plan import policy_file
 from explorer.plan.cuts import CutRule, atoms, check_stages, stages_by
-from explorer.plan.export_pipeline import SCRIPT_FILE, run_files, torchrun_command
-from explorer.plan.schedule_text import format_rows, from_csv
+from explorer.plan.export_pipeline import SCRIPT_FILE, run_files, spec_beside, torchrun_command
+from explorer.plan.schedule_text import format_rows, read_rows
 from explorer.plan.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -62,6 +63,24 @@ class PlanOptions:
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
     ] = False
+
+    def changes(self) -> dict[str, Any]:
+        """Fields of the plan that were asked for, but the stages. Raises InvalidPlan, UnreadableFile."""
+        if self.rows is not None and self.schedule is not None:
+            raise InvalidPlan(
+                f"--schedule {self.schedule} and --rows {self.rows} both say who does what.", hint="Give one of them."
+            )
+        own = None if self.rows is None else format_rows(read_rows(self.rows))
+        asked = {
+            "n_microbatches": self.microbatches,
+            "schedule": self.schedule,
+            "n_ranks": self.ranks,
+            "checkpoint": self.checkpoint,
+            "keyed_rng": False if self.unkeyed else None,
+            "deferred_batch_norm": True if self.deferred_batch_norm else None,
+            "actions": () if self.schedule is not None else own,
+        }
+        return {name: value for name, value in asked.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,43 +115,69 @@ def pipeline(
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
-    """Split into stages and run a schedule. Exit 1: splitting moved a gradient (summed tied weights aside)."""
+    """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    _refuse_accumulation(spec)
     with worker() as engine:
+        if run.results is not None:
+            found = _opened(engine, run.results, (spec, split, policy), keep, stale)
+            _answer(found, keep, output)
+            return
         graph = describe(engine, ref, options.seed)
         chosen = policy_on(policy, graph, allow_stale=stale.allow_stale)
         profile = None
-        if run.predict and run.engine != "torchrun" and run.results is None:
-            profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=split.microbatches or 4))
+        if run.predict and run.engine != "torchrun":
+            priced = msgspec.structs.replace(spec, policy=chosen)
+            profile = ask(
+                engine, ProfileStages(spec=priced, groups=atoms(graph), n_microbatches=split.microbatches or 4)
+            )
         plan = plan_of(split, graph, chosen, profile, kept=_plan_in(policy))
         spec = msgspec.structs.replace(spec, policy=chosen, plan=plan)
         if run.out is not None:
             text = policy_file.dumps(chosen, model=ref, fingerprint=graph.fingerprint, plan=plan)
             write_file(run.out, text.encode())
             say(f"Wrote {run.out}.")
-        if run.engine == "torchrun" and run.results is None:
+        if run.engine == "torchrun":
             _write_run(spec, run.folder, output)
             return
-        found = _ask(engine, spec, run, profile, keep)
+        found = ask(engine, RunPipeline(spec=spec, engine=run.engine, profile=profile), keep=not keep.no_store)
     _answer(found, keep, output)
+
+
+def _refuse_accumulation(spec: RunSpec) -> None:
+    if spec.n_accumulation > 1:
+        raise InvalidPlan(
+            f"--accumulate {spec.n_accumulation} is asked, and a pipeline accumulates over its microbatches already.",
+            hint="Say how many with --microbatches.",
+        )
+
+
+def _opened(
+    engine: Worker, results: Path, asked: tuple[RunSpec, PlanOptions, str], keep: KeepOptions, stale: StaleOption
+) -> PipelineRun:
+    """What torchrun's ranks left, under the plan that they ran."""
+    spec, split, policy = asked
+    ran = spec_beside(results).plan
+    assert ran is not None, "run_spec.json is written for a plan"
+    changed = split.changes()
+    if split.stages is not None:
+        changed["stages"] = ((),) * split.stages
+    typed_plan = msgspec.structs.replace(ran, **changed)
+
+    def chosen() -> Policy:
+        return policy_on(policy, describe(engine, spec.model, spec.seed), allow_stale=stale.allow_stale)
+
+    spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen)
+    found: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
+    return found
 
 
 def plan_of(
     split: PlanOptions, graph: ModelGraph, policy: Policy, profile: PipelineProfile | None, *, kept: PipelinePlan | None
 ) -> PipelinePlan:
     """The plan of the options, over that of the policy file, if it has one. Raises InvalidPlan."""
-    base = kept or PipelinePlan(stages=(), n_microbatches=4)
-    changes = {
-        "n_microbatches": split.microbatches,
-        "schedule": split.schedule,
-        "n_ranks": split.ranks,
-        "checkpoint": split.checkpoint,
-        "keyed_rng": False if split.unkeyed else None,
-        "deferred_batch_norm": True if split.deferred_batch_norm else None,
-        "actions": None if split.rows is None else format_rows(from_csv(split.rows.read_text())),
-    }
-    plan = msgspec.structs.replace(base, **{name: value for name, value in changes.items() if value is not None})
+    plan = msgspec.structs.replace(kept or PipelinePlan(stages=(), n_microbatches=4), **split.changes())
     if split.stages is not None or not plan.stages:
         plan = _cut(plan, split.stages or 2, split.cuts, graph, (policy, profile))
     check_stages(graph, plan.stages)
@@ -156,20 +201,9 @@ def _plan_in(policy: str) -> PipelinePlan | None:
     return policy_file.load(policy).pipeline if Path(policy).is_file() else None
 
 
-def _ask(
-    engine: Worker, spec: RunSpec, run: EngineOptions, profile: PipelineProfile | None, keep: KeepOptions
-) -> PipelineRun:
-    if run.results is not None:
-        request: OpenRanks | RunPipeline = OpenRanks(spec=spec, folder=str(run.results.resolve()))
-    else:
-        request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
-    found: PipelineRun = ask(engine, request, keep=not keep.no_store)
-    return found
-
-
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in run_files(spec, folder).items():
+    for name, text in run_files(spec).items():
         write_file(folder / name, text.encode())
     (folder / SCRIPT_FILE).chmod(0o755)
     command = torchrun_command(spec, folder)
@@ -189,26 +223,29 @@ def _answer(found: PipelineRun, keep: KeepOptions, output: Output) -> None:
         print_pipeline(found)
     if found.failure is not None:
         answer_failure(found.failure, replace(output, json=False))
-    tied = {shares.name for shares in found.gradients if len(shares.stages) > 1}
-    if any(not shares.splitting.bitwise for shares in found.gradients if shares.name not in tied):
+    if found.moved:
         raise typer.Exit(DIFFERENT)
 
 
 def print_pipeline(run: PipelineRun) -> None:
     """To stdout."""
-    console = Console(highlight=False)
+    console = answer_console()
     plan = run.spec.plan
     assert plan is not None
-    shape = f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule}, {plan.n_microbatches} microbatches"
+    shape = (
+        f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}, {plan.n_microbatches} microbatches"
+    )
     where = f"[dim]{run.engine}, {run.environment.device_name}[/]"
     console.print(f"\n[bold]{run.spec.model.target}[/]  {shape}  {where}\n", soft_wrap=True)
-    if run.composed is not None:
+    if run.timing is not None:
+        how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
         said = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
         console.print(
-            f"  step [bold]{run.composed.makespan_ms:.1f} ms[/] [dim]measured actions, composed{said}[/]   "
-            f"bubble [bold]{run.composed.bubble_fraction:.1%}[/]"
+            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{said}[/]   "
+            f"bubble [bold]{run.timing.bubble_fraction:.1%}[/]"
         )
         console.print(_rank_table(run))
+        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:
@@ -217,11 +254,12 @@ def print_pipeline(run: PipelineRun) -> None:
 
 def _rank_table(run: PipelineRun) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    for name in ("rank", "stages", "peak", "predicted", "at", "receive buffers", "bubble"):
+    state = f"{run.spec.optimizer} state"
+    for name in ("rank", "stages", "peak", "predicted", "at", "receive buffers", state, "bubble"):
         table.add_column(name, justify="left" if name in ("rank", "stages", "at") else "right")
     predicted = {memory.rank: memory.peak_bytes for memory in run.predicted.memory} if run.predicted else {}
-    assert run.composed is not None
-    bubbles = {use.rank: use.bubble_fraction for use in run.composed.ranks}
+    assert run.timing is not None
+    bubbles = {use.rank: use.bubble_fraction for use in run.timing.ranks}
     for memory in run.memory:
         stages = ", ".join(str(stage.stage) for stage in run.stages if stage.rank == memory.rank)
         table.add_row(
@@ -231,6 +269,7 @@ def _rank_table(run: PipelineRun) -> Table:
             mib(predicted.get(memory.rank)),
             memory.peak_action,
             mib(memory.receive_bytes),
+            mib(memory.optimizer_bytes),
             f"{bubbles[memory.rank]:.1%}",
         )
     return table
@@ -239,11 +278,19 @@ def _rank_table(run: PipelineRun) -> Table:
 def _truth_table(run: PipelineRun) -> Table:
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     table.add_column("gradients")
-    table.add_column("bitwise equal", justify="right")
-    table.add_column("largest relative distance", justify="right")
+    for name in ("bitwise equal", "rounding", "different", "never came", "furthest"):
+        table.add_column(name, justify="right")
     shares: tuple[Literal["microbatching", "recompute", "splitting"], ...] = ("microbatching", "recompute", "splitting")
     for share in shares:
         diffs = [getattr(entry, share) for entry in run.gradients]
-        worst = max((diff.relative_norm or 0.0 for diff in diffs), default=0.0)
-        table.add_row(f"moved by {share}", f"{sum(d.bitwise for d in diffs)} of {len(diffs)}", f"{worst:.2g}")
+        lost = sum(diff.presence == "baseline only" for diff in diffs)
+        far = sum(diff.verdict == "different" for diff in diffs) - lost
+        near = sum(diff.verdict == "rounding" for diff in diffs)
+        worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
+        table.add_row(
+            f"moved by {share}",
+            f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
+            *(str(n) for n in (near, far, lost)),
+            "none known" if worst is None else f"{worst:.2g}",
+        )
     return table

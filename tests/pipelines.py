@@ -98,7 +98,7 @@ def shares(name: str, stage: int, *, moved: bool) -> GradientShares:
 def gradient_diff(name: str, relative_norm: float) -> GradientDiff:
     return GradientDiff(
         name=name, shape=(4, 4), dtype="float32", presence="both", bitwise=not relative_norm, max_abs=relative_norm,
-        relative_norm=relative_norm,
+        relative_norm=relative_norm, baseline_error=1e-7, candidate_error=1e-7 + relative_norm, tiny=1e-8,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import msgspec
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -66,9 +67,13 @@ class PolicyHandle:
         self.undo()
 
 
-def apply_policy(model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = ()) -> PolicyHandle:
+def apply_policy(
+    model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = (), part: bool = False
+) -> PolicyHandle:
     """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
 
+    `part` says that the model is one stage of a split one, with the names of the whole: units that lie elsewhere are
+    left to the other stages.
     `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
     recomputed as well; without gradients nothing is. A policed module holds itself in a cycle: after `del model`
     memory returns with the next gc.collect(), after `undo()` at once.
@@ -77,6 +82,9 @@ def apply_policy(model: nn.Module, policy: Policy, *, generators: Sequence[torch
     second time changes nothing, and neither does the `undo()` of that second handle: the first one is in charge.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
+    if part:
+        here = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
+        policy = msgspec.structs.replace(policy, units=tuple(u for u in policy.units if here & set(u.blocks)))
     outside = _outside(model, policy, generators)
     wraps = [Wrap(unit, policy, outside) for unit in policy.units]
     handle = PolicyHandle(policy)

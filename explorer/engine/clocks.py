@@ -14,16 +14,20 @@ import torch
 ClockName = Literal["process CPU time", "CUDA events"]
 
 
-class Clock(Protocol):
+class Ticks(Protocol):
     """Marks are cheap; `settle` waits for the device, after which marks can be compared."""
-
-    name: ClockName
 
     def mark(self) -> Any: ...
 
     def settle(self) -> None: ...
 
     def between_ms(self, first: Any, last: Any) -> float: ...
+
+
+class Clock(Ticks, Protocol):
+    """What a measurement is read by, and says that it was."""
+
+    name: ClockName
 
 
 class CpuClock:
@@ -36,6 +40,22 @@ class CpuClock:
 
     def settle(self) -> None:
         """Nothing is under way on a CPU when Python is back."""
+
+    def between_ms(self, first: int, last: int) -> float:
+        return (last - first) / 1e6
+
+
+class WallClock:
+    """Time of day, the one clock that several processes share. `device` is waited for, where it has to be."""
+
+    def __init__(self, device: Ticks) -> None:
+        self.device = device
+
+    def mark(self) -> int:
+        return time.time_ns()
+
+    def settle(self) -> None:
+        self.device.settle()
 
     def between_ms(self, first: int, last: int) -> float:
         return (last - first) / 1e6

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shlex
+import sys
 from pathlib import Path
 
-from explorer.errors import InvalidPlan
+import msgspec
+
+from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.plan.schedule_text import to_csv
 from explorer.plan.schedules import rows_of
-from explorer.record.base import to_json
+from explorer.record.base import from_json, to_json
+from explorer.record.graph import ModelRef
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy_file import PolicyFile
 from explorer.record.run import RunSpec
@@ -34,35 +39,99 @@ def to_schedule_csv(file: PolicyFile) -> str:
 
 def torchrun_command(spec: RunSpec, folder: Path) -> str:
     """For one machine; `run.sh` takes torchrun's options for several. Raises InvalidPlan."""
-    start, program = _command(spec, folder)
-    return f"{start} {program}"
+    _planned(spec)
+    return f"sh {shlex.quote(str(folder / SCRIPT_FILE))}"
 
 
-def _command(spec: RunSpec, folder: Path) -> tuple[str, str]:
-    """How torchrun starts ranks, and what each of them runs."""
-    n_ranks, here = len(rows_of(_planned(spec))), folder.resolve()
-    program = ["-m", "explorer.engine.pipeline.rank_main", str(here / SPEC_FILE), "--out", str(here / RESULTS)]
-    return f"torchrun --nproc-per-node {n_ranks}", shlex.join(program)
+def run_files(spec: RunSpec) -> dict[str, str]:
+    """By name, the files that a torchrun run needs, wherever they are unpacked. Raises InvalidPlan.
 
-
-def run_files(spec: RunSpec, folder: Path) -> dict[str, str]:
-    """By name, the files that a torchrun run needs. Raises InvalidPlan."""
-    start, program = _command(spec, folder)
-    script = (
-        "#!/bin/sh\n"
-        "# One rank a process. On several machines, run it on each with this folder in place, and tell torchrun more:\n"
-        "#   sh run.sh --nnodes N --node-rank R --nproc-per-node RANKS_HERE --master-addr FIRST_MACHINE\n"
-        "# Afterwards copy the results of all machines into one folder.\n"
-        "set -e\n"
-        f"cd {shlex.quote(str(Path.cwd()))}\n"
-        f'export PYTHONPATH={shlex.quote(str(CHECKOUT))}"${{PYTHONPATH:+:$PYTHONPATH}}"\n'
-        f'{start} "$@" {program}\n'
-    )
+    A model that is a file goes with them, and the spec in the folder names it there.
+    """
+    plan, packed = _planned(spec), packed_model(spec.model)
+    files = {} if packed is None else {packed.name: _text_of(packed)}
+    inside = spec if packed is None else msgspec.structs.replace(spec, model=_named(spec.model, packed.name))
     return {
-        SPEC_FILE: to_json(spec).decode() + "\n",
-        SCRIPT_FILE: script,
-        CSV_FILE: to_csv(rows_of(_planned(spec))),
+        **files,
+        SPEC_FILE: to_json(inside).decode() + "\n",
+        SCRIPT_FILE: _script(len(rows_of(plan)), packed),
+        CSV_FILE: to_csv(rows_of(plan)),
     }
+
+
+def packed_model(model: ModelRef) -> Path | None:
+    """The file of a model that is one; None for a package's module and a configuration."""
+    path = Path(model.target.partition(".py:")[0] + ".py" if ".py:" in model.target else model.target)
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+def _named(model: ModelRef, file: str) -> ModelRef:
+    _, colon, factory = model.target.partition(".py:")
+    return msgspec.structs.replace(model, target=f"{file}:{factory}" if colon else file)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidPlan(f"The model's file {path} cannot be read: {error}.", hint="Ranks need its text.") from error
+
+
+def _script(n_ranks: int, model: Path | None) -> str:
+    beside = "" if model is None else str(model.resolve().parent)
+    return f"""#!/bin/sh
+# One rank a process, from wherever this folder lies. On several machines, copy it to each and tell torchrun more:
+#   sh run.sh --nnodes N --node-rank R --nproc-per-node RANKS_HERE --master-addr FIRST_MACHINE
+# Afterwards copy the results of all machines into one folder, and open it: pipeline MODEL --results FOLDER
+#
+# PYTHON=...               the interpreter, with torch and the explorer installed
+# EXPLORER=...             the explorer's checkout, where it is not installed
+# GLOO_SOCKET_IFNAME=...   the network interface (ip addr); left alone, the one that leads to the first machine
+set -e
+cd "$(dirname "$0")"
+PYTHON="${{PYTHON:-{sys.executable}}}"
+[ -x "$(command -v "$PYTHON")" ] || PYTHON=python
+export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{_and_beside(beside)}
+"$PYTHON" -c "import torch, explorer" 2>/dev/null || {{
+  echo "Error: $PYTHON has no torch or no explorer. Name others: PYTHON=python3 EXPLORER=/checkout sh run.sh" >&2
+  exit 2
+}}
+exec "$PYTHON" -m torch.distributed.run --nproc-per-node {n_ranks} "$@" \\
+  -m explorer.engine.pipeline.torchrun_rank {SPEC_FILE} --out {RESULTS}
+"""
+
+
+def _and_beside(folder: str) -> str:
+    """What a model's file imports from beside it is found where it was written; elsewhere it has to be copied too."""
+    return f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(folder)}' if folder else ""
+
+
+def run_key(spec: RunSpec) -> str:
+    """The same for equal specs, wherever their model's file lies: ranks leave it in their results."""
+    anywhere = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, target=""))
+    return hashlib.sha256(to_json(anywhere)).hexdigest()[:16]
+
+
+def read_spec(path: Path) -> RunSpec:
+    """A run_spec.json. Raises UnreadableFile."""
+    try:
+        return from_json(path.read_bytes(), RunSpec)
+    except OSError as error:
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror}.", hint="Write it with `pipeline --engine torchrun`."
+        ) from error
+
+
+def spec_beside(results: Path) -> RunSpec:
+    """The spec of the run whose results lie in `results`. Raises UnreadableFile."""
+    places = [results / SPEC_FILE, results.parent / SPEC_FILE]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UnreadableFile(
+            f"Neither {results} nor the folder above it holds {SPEC_FILE}: what ran there is not known.",
+            hint=f"Copy the {SPEC_FILE} that lay beside run.sh to the results.",
+        )
+    return read_spec(found)
 
 
 def _planned(spec: RunSpec) -> PipelinePlan:

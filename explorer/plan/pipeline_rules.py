@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.hazard_case import Case, innermost, some
+from explorer.plan.hazard_case import Case, innermost, is_under, some
 from explorer.plan.hazard_rules import Rule
 from explorer.plan.schedules import default_ranks
 from explorer.record.graph import Block
@@ -136,6 +136,45 @@ def multiplied_recompute(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def lost_gradients(case: Case) -> Iterator[Hazard]:
+    """Nothing before the stage trains, so what it receives needs no gradient; torch then has nothing for I to return,
+    and W finds no group of parameters."""
+    if not _splits_backward(_plan(case)):
+        return
+    names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
+    behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
+    blocks = innermost(fqn for j in behind for fqn in names[j] if _trains(case, fqn))
+    if blocks:
+        yield Hazard(
+            rule="lost-gradients", severity="error", blocks=blocks,
+            sentence=f"Nothing before {some(blocks)} trains. A schedule that splits backward then gives these blocks "
+            "no gradient at all: torch takes weight gradients from the way to the stage's input.",
+            remedy="Use 1F1B or Interleaved1F1B, or put the frozen blocks and the first that trains into one stage.",
+        )  # fmt: skip
+
+
+def saved_ops_split(case: Case) -> Iterator[Hazard]:
+    plan = _plan(case)
+    blocks = tuple(fqn for unit in case.policy.units if unit.action == "save_ops" for fqn in unit.blocks)
+    if blocks and _splits_backward(plan) and plan.checkpoint != "never":
+        yield Hazard(
+            rule="saved-ops-split", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} keep results of operators (save_ops), which torch hands out once; "
+            f"{plan.schedule_name} goes backward through the block several times and raises.",
+            remedy="Recompute these blocks whole, or use 1F1B or Interleaved1F1B.",
+        )  # fmt: skip
+
+
+def idle_ranks(case: Case) -> Iterator[Hazard]:
+    idle = [str(rank) for rank, row in enumerate(_plan(case).actions) if not row]
+    if idle:
+        yield Hazard(
+            rule="idle-rank", severity="warning", blocks=(),
+            sentence=f"The own schedule gives rank {', '.join(idle)} nothing to do.",
+            remedy="Leave empty lines out, or give each rank a stage.",
+        )  # fmt: skip
+
+
 def cache_between_microbatches(case: Case) -> Iterator[Hazard]:
     blocks = tuple(b.fqn for b in case.graph.blocks if "keeps_cache" in b.traits and b.fqn in case.stage_of)
     if blocks:
@@ -162,6 +201,17 @@ def nothing_recomputed(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def _splits_backward(plan: PipelinePlan) -> bool:
+    if plan.actions:
+        return any("I" in action for row in plan.actions for action in row)
+    return plan.schedule in ZERO_BUBBLE
+
+
+def _trains(case: Case, fqn: str) -> bool:
+    frozen = case.spec.frozen if case.spec is not None else ()
+    return case.graph.by_fqn[fqn].parameter_bytes > 0 and not any(is_under(fqn, top) for top in frozen)
+
+
 def _plan(case: Case) -> PipelinePlan:
     assert case.plan is not None, "pipeline rules are asked about a plan"
     return case.plan
@@ -170,4 +220,5 @@ def _plan(case: Case) -> PipelinePlan:
 PIPELINE_RULES: tuple[Rule, ...] = (
     indivisible_batch, few_microbatches, uneven_rounds, refused_cut, shared_across_a_cut, statistics_per_microbatch,
     masks_by_order, reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
+    lost_gradients, saved_ops_split, idle_ranks,
 )  # fmt: skip

@@ -13,6 +13,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from explorer.errors import InvalidPlan
@@ -87,6 +88,23 @@ def from_csv(text: str) -> Rows:
     while rows and not rows[-1]:
         rows.pop()
     return parse_rows(rows)
+
+
+def read_rows(path: Path) -> Rows:
+    """An own schedule's file. Raises InvalidPlan where it is missing, no text, or without an action."""
+    try:
+        rows = from_csv(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidPlan(f"The schedule {path} cannot be read: {error.strerror}.", hint="Name a CSV file.") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise InvalidPlan(
+            f"The schedule {path} is not text: {error}.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
+        ) from error
+    if not any(rows):
+        raise InvalidPlan(
+            f"The schedule {path} holds no action.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
+        )
+    return rows
 
 
 def stage_ranks(rows: Rows) -> dict[int, int]:

@@ -6,7 +6,7 @@ actions alone: a transfer takes none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -46,6 +46,26 @@ def simulate(
     return Forecast(
         origin=origin,
         actions=tuple(sorted(times.values(), key=lambda time: (time.start_ms, time.rank))),
+        ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
+        critical_path=_critical_path(times, blockers),
+    )
+
+
+def as_read(rows: Rows, actions: Sequence[ActionTime]) -> Forecast:
+    """Actions where the ranks' own clocks put them: links, contention and everything else they wait for is in the
+    gaps."""
+    times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in actions}
+    n_stages = len(stage_ranks(rows))
+    blockers: dict[Triple, Triple | None] = {}
+    for row in rows:
+        for before, action in zip((None, *row), row):
+            waited = [other for either in needs(action, n_stages) for other in either if other in times]
+            known: list[Triple] = waited if before is None else [*waited, before]
+            blockers[action] = max(known, key=lambda other: times[other].end_ms, default=None)
+    makespan = max((time.end_ms for time in actions), default=0.0)
+    return Forecast(
+        origin="measured",
+        actions=tuple(sorted(actions, key=lambda time: (time.start_ms, time.rank))),
         ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
         critical_path=_critical_path(times, blockers),
     )

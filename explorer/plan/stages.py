@@ -7,12 +7,15 @@ from collections.abc import Sequence
 import msgspec
 
 from explorer.errors import InvalidPlan
+from explorer.plan.schedule_text import stage_ranks
+from explorer.plan.schedules import rows_of
 from explorer.plan.simulate import forecast
 from explorer.plan.split_backward import all_in_weight, as_one_checkpoint, in_a_row
 from explorer.record.pipeline import Forecast
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost, StageOverhead
 from explorer.record.plan import PipelinePlan
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
+from explorer.record.run import RunSpec
 
 N_SHOWN = 3
 
@@ -20,38 +23,77 @@ N_SHOWN = 3
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
     """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
 
-    Blocks that the policy recomputes count as recomputed whole; a segment keeps its input only.
+    Blocks that the policy recomputes count as recomputed whole, others as the profile measured them under it; a
+    segment keeps its input only.
     """
-    return forecast(plan, stage_costs(profile, plan, policy))
+    costs = stage_costs(profile, plan, policy)
+    played = forecast(plan, costs)
+    home = stage_ranks(rows_of(plan))
+    memory = tuple(
+        msgspec.structs.replace(
+            one,
+            optimizer_bytes=state_bytes(
+                profile.spec, sum(cost.gradient_bytes for cost in costs if home[cost.stage] == one.rank)
+            ),
+        )
+        for one in played.memory
+    )
+    return msgspec.structs.replace(played, memory=memory)
+
+
+def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
+    """What the optimizer keeps beside parameters of so many bytes: two moments (AdamW), one (SGD with momentum)."""
+    n_copies = {"adamw": 2, "sgd": 1 if spec.momentum else 0, "none": 0}[spec.optimizer]
+    return n_copies * trained_bytes
 
 
 def left_out(plan: PipelinePlan, policy: Policy) -> str:
     """What `predict` does not see of this policy, in a sentence; empty: it sees all."""
     whole = {fqn for blocks in plan.stages for fqn in blocks}
     inside = [fqn for fqn in policy.blocks if fqn not in whole]
-    if not inside:
-        return ""
-    shown = ", ".join(inside[:N_SHOWN]) + (", ..." if len(inside) > N_SHOWN else "")
-    return f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({shown})."
+    priced = {unit.blocks for unit in special_units(policy, plan)}
+    wide = [
+        "+".join(unit.blocks)
+        for unit in policy.units
+        if unit.action != "recompute" and unit.blocks not in priced and set(unit.blocks) <= whole
+    ]
+    said = []
+    if inside:
+        said.append(
+            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({_some(inside)})."
+        )
+    if wide:
+        said.append(f"It takes segments that save operators or offload as recomputed whole ({_some(wide)}).")
+    return " ".join(said)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_SHOWN]) + (", ..." if len(names) > N_SHOWN else "")
+
+
+def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
+    """Blocks of the stages that save operators or offload: what they hold is measured, for nothing foresees it."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    return tuple(
+        unit
+        for unit in policy.units
+        if unit.action != "recompute" and len(unit.blocks) == 1 and unit.blocks[0] in whole
+    )
 
 
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
     """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
     scale = profile.batch_rows / plan.n_microbatches / profile.n_rows
     parts = [_with_segments(part, policy) for part in _parts(profile, plan)]
-    recomputed = set(policy.blocks)
     costs = []
     for stage, blocks in enumerate(parts):
-        chosen = [bool(recomputed & set(block.blocks)) for block in blocks]
         costs.append(
             StageCost(
                 stage=stage,
                 kept=_of_stage(stage, _add_up(blocks, [block.kept for block in blocks], scale), profile.overhead),
                 recomputed=_of_stage(
                     stage,
-                    _add_up(
-                        blocks, [b.recomputed if on else b.kept for b, on in zip(blocks, chosen, strict=True)], scale
-                    ),
+                    _add_up(blocks, [_under(block, policy) for block in blocks], scale),
                     profile.overhead,
                 ),
                 parameter_bytes=sum(block.parameter_bytes for block in blocks),
@@ -63,6 +105,14 @@ def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) ->
             )
         )
     return tuple(costs)
+
+
+def _under(block: BlockCost, policy: Policy) -> ActionCost:
+    """What the blocks cost under the policy."""
+    actions = {unit.action for unit in policy.units if set(unit.blocks) & set(block.blocks)}
+    if not actions:
+        return block.kept
+    return block.recomputed if actions == {"recompute"} or block.chosen is None else block.chosen
 
 
 def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:

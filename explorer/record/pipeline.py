@@ -53,6 +53,8 @@ class RankMemory(Record):
     """Parameters and buffers of the rank's stages, held all the time."""
     receive_bytes: int
     """Buffers for boundary tensors and their gradients: allocated before the first action, held to the end."""
+    optimizer_bytes: int = 0
+    """State that the spec's optimizer holds all the time from its first step on: counted, and not in held_bytes."""
 
     @cached_property
     def peak_index(self) -> int | None:
@@ -62,6 +64,11 @@ class RankMemory(Record):
     @property
     def peak_bytes(self) -> int | None:
         return None if self.peak_index is None else self.held_bytes[self.peak_index]
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What the rank's device has to hold: the peak of forward and backward with the optimizer's state beside it."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.optimizer_bytes
 
     @property
     def peak_action(self) -> str:
@@ -143,6 +150,8 @@ class RankReport(Record):
     """Of the rank with the last stage."""
     device_name: str = ""
     failure: Failure | None = None
+    run_key: str = ""
+    """Of the spec that it ran (plan.export_pipeline.run_key)."""
 
 
 class GradientShares(Record):
@@ -194,7 +203,9 @@ class PipelineRun(Record):
     losses: tuple[float, ...] = ()
     """One a microbatch."""
     composed: Forecast | None = None
-    """The measured durations played as if every rank had a machine of its own."""
+    """The measured durations played as if every rank had a machine of its own, with links that cost nothing."""
+    wall: Forecast | None = None
+    """Ranks that ran at once: the actions where their own clocks put them, links and contention in the gaps."""
     predicted: Forecast | None = None
     """What the profile said before the run; None: no profile was made."""
     notes: tuple[str, ...] = ()
@@ -207,15 +218,34 @@ class PipelineRun(Record):
         """Gradients that splitting left equal in every bit, of `len(gradients)`."""
         return sum(shares.splitting.bitwise for shares in self.gradients)
 
+    @property
+    def n_splitting_rounding(self) -> int:
+        """Gradients that splitting moved by no more than rounding, held against float64."""
+        return sum(shares.splitting.verdict == "rounding" for shares in self.gradients)
+
+    @property
+    def moved(self) -> tuple[GradientShares, ...]:
+        """Gradients that splitting moved by more than rounding, or lost: any of them is a no."""
+        return tuple(shares for shares in self.gradients if shares.splitting.verdict == "different")
+
+    @property
+    def timing(self) -> Forecast | None:
+        """What is shown as measured: one clock a picture. Where ranks ran at once, theirs; else composed."""
+        return self.wall or self.composed
+
     def headlines(self) -> dict[str, Any]:
         """The derived figures `--json` prints beside the record, under these very names."""
-        forecast = self.composed
+        forecast = self.timing
         return {
             "makespan_ms": forecast.makespan_ms if forecast else None,
+            "composed_makespan_ms": self.composed.makespan_ms if self.composed else None,
             "bubble_fraction": forecast.bubble_fraction if forecast else None,
             "rank_peak_bytes": [memory.peak_bytes for memory in self.memory],
             "rank_peak_actions": [memory.peak_action for memory in self.memory],
+            "rank_optimizer_bytes": [memory.optimizer_bytes for memory in self.memory],
             "n_splitting_equal": self.n_splitting_equal,
+            "n_splitting_rounding": self.n_splitting_rounding,
+            "n_splitting_different": len(self.moved),
             "n_gradients": len(self.gradients),
             "highest_multiplier": max((block.multiplier for block in self.blocks), default=None),
             "predicted_makespan_ms": self.predicted.makespan_ms if self.predicted else None,

@@ -68,6 +68,8 @@ class BlockCost(Record):
     """What crosses the cut behind them, per microbatch; 0 behind the last."""
     passed_bytes: int = 0
     """Part of output_bytes that came in and goes on as it is: skips on their way, no bytes of these blocks."""
+    chosen: ActionCost | None = None
+    """The same under the policy's own way with it, where that is neither: save_ops, offload. None: not measured."""
     returned_bytes: int = 0
     """What it hands on or, behind the last cut, returns: a stage that ends here holds it to the end of the
     microbatch's backward."""

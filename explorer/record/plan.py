@@ -30,3 +30,8 @@ class PipelinePlan(Record):
     """Running statistics move once per batch instead of once per microbatch."""
     actions: tuple[tuple[str, ...], ...] = ()
     """An own schedule, one row of actions (`2F0`, `2B0`, `2I0`, `2W0`) a rank; empty: generated from `schedule`."""
+
+    @property
+    def schedule_name(self) -> str:
+        """What a reader is told."""
+        return "own schedule" if self.actions else self.schedule

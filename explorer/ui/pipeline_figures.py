@@ -25,17 +25,17 @@ def figures(
     run: PipelineRun | None, forecast: Forecast | None, plan: PipelinePlan | None, *, before: PipelineRun | None
 ) -> tuple[Figure, ...]:
     """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
-    measured = run.composed if run is not None else None
+    measured = run.timing if run is not None else None
     shown = measured or forecast
     said = (run.predicted if run is not None else None) if measured else None
-    old = before.composed if before is not None else None
+    old = before.timing if before is not None else None
     return (
         Figure(
             label="Step",
             value=_ms(shown),
             delta=_against(run, shown, said) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
             origin=shown.origin if shown else "",
-            help=words.STEP,
+            help=words.WALL if measured is not None and run is not None and run.wall is not None else words.STEP,
         ),
         Figure(
             label="Bubble",
@@ -86,9 +86,9 @@ def _waits(shown: Forecast | None, said: Forecast | None, old: Forecast | None) 
 def _against(run: PipelineRun | None, shown: Forecast | None, said: Forecast | None) -> str:
     if run is None or shown is None or said is None:
         return ""
-    if run.engine == "procs" and run.environment.device == "cpu":
-        # Ranks contended for one machine's cores; the prediction gives each a machine of its own.
-        return f"predicted {_ms(said)} if alone"
+    if run.wall is not None:
+        # Links, and on one machine contention, are in the measured step; the prediction knows neither.
+        return f"predicted {_ms(said)} with free links"
     off = change(said.makespan_ms, shown.makespan_ms)
     return f"predicted {_ms(said)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
 
@@ -101,27 +101,35 @@ def _peak(run: PipelineRun | None, forecast: Forecast | None) -> Figure:
     said = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
     guess = said.get(worst.rank) if worst.origin != "predicted" else None
     at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
+    state = f", + {mib(worst.optimizer_bytes)} optimizer" if worst.optimizer_bytes else ""
     return Figure(
         label=f"Peak of rank {worst.rank}",
         value=mib(worst.peak_bytes),
-        delta=f"{at}, predicted {mib(guess.peak_bytes)}" if guess else at,
+        delta=(f"predicted {mib(guess.peak_bytes)}" if guess else at) + state,
         origin=worst.origin,
         help=words.PEAK,
     )
 
 
 def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
-    """The rank with the highest peak."""
-    return max(memory, key=lambda one: one.peak_bytes or 0, default=None)
+    """The rank whose device has to hold most."""
+    return max(memory, key=lambda one: one.device_bytes or 0, default=None)
 
 
 def _gradients(run: PipelineRun | None) -> Figure:
     if run is None or not run.gradients:
         return Figure(label="Gradients", value="not compared", delta="press Run", help=words.TRUTH)
+    said, lost = "bitwise equal to unsplit", sum(s.splitting.presence == "baseline only" for s in run.moved)
+    if lost:
+        said = f"bitwise equal; {lost} never came"
+    elif run.moved:
+        said = f"bitwise equal; {len(run.moved)} different"
+    elif run.n_splitting_rounding:
+        said = f"bitwise equal; {run.n_splitting_rounding} by rounding"
     return Figure(
         label="Gradients",
         value=f"{run.n_splitting_equal} of {len(run.gradients)}",
-        delta="bitwise equal to unsplit",
+        delta=said,
         origin="measured",
         help=words.TRUTH,
     )

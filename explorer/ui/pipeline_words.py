@@ -19,10 +19,16 @@ SCHEDULE = (
     "DualPipeV: backward split in an input part and a weight part that fills the gaps."
 )
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
+WALL = (
+    "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "
+    "Without the optimizer."
+)
+LINKS = "What links cost: a rank was free and its neighbour done, and it waited for the transfer between them."
 BUBBLE = "The bubble: share of the ranks' time in which they wait for each other, averaged over the ranks."
 PEAK = (
-    "Most bytes that the fullest rank holds at once: parameters, receive buffers (space for what arrives from other "
-    "ranks), saved activations and gradients. It has to fit on that rank's device."
+    "Most bytes that the fullest rank holds at once in forward and backward: parameters, receive buffers (space for "
+    "what arrives from other ranks), saved activations and gradients. The optimizer's state (two copies of the "
+    "trained parameters for AdamW) is counted and comes on top: both have to fit on that rank's device."
 )
 TRUTH = (
     "Gradients that splitting left equal in every bit, held against the unsplit model on the same microbatches. "
@@ -77,13 +83,17 @@ LEGEND = "Numbers are microbatches; the gaps are the bubble."
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
     "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
-    "a mean for each microbatch; elsewhere it only sums in another order. Within rounding size: moved by less than 100 "
-    "times the number format's precision, measured against the gradient's norm."
+    "a mean for each microbatch; elsewhere it only sums in another order. Rounding: no further from the same step in "
+    "float64 than ten times what the unsplit model is; where float64 cannot follow (other masks), a moved gradient is "
+    "called different."
 )
 EMPTY_TRUTH = (
     "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient by "
     "gradient, so that a difference has a cause. Press **Run**."
 )
 EMPTY_CALLS = "After a run: how often each block ran forward, counted. Recompute shows as a second run. Press **Run**."
-EMPTY_SCHEDULE = "The price of each block is measured first; the schedule is drawn from it in a few seconds."
+EMPTY_SCHEDULE = (
+    "The price of each block is measured first, a few dozen steps of the model: seconds for a small one, minutes for a "
+    "large one. The schedule is drawn from it; the bar below says how far it is."
+)
 KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is that of the Explore page."

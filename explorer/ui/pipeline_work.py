@@ -117,8 +117,10 @@ def shown(split: State, spec: RunSpec) -> PipelineRun | None:
 
 
 def _unsplit(spec: RunSpec) -> RunSpec:
-    """A profile holds for every policy and plan: it prices each block kept and recomputed."""
-    return msgspec.structs.replace(spec, policy=pipeline_state.options_only(spec.policy), plan=None)
+    """A profile holds for every plan and policy, as it prices each block kept and recomputed; what saves operators
+    or offloads is priced as it is."""
+    special = tuple(unit for unit in spec.policy.units if unit.action != "recompute")
+    return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, units=special), plan=None)
 
 
 def _profile_key(spec: RunSpec) -> str:

@@ -13,10 +13,11 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.record.pipeline import ActionTime, Forecast
+from explorer.plan.transfers import links, transfers
+from explorer.record.pipeline import ActionTime, Forecast, Stage
 from explorer.view.colours import PHASE_COLOURS, RUN_COLOURS
 from explorer.view.figure import empty, figure, hatch
-from explorer.view.units import percent
+from explorer.view.units import mib, percent
 
 QUESTION = "Who works when, and who waits?"
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input part", "W": "backward, weight part"}
@@ -30,6 +31,7 @@ COLOURS = {
     "W": RUN_COLOURS["baseline"],
 }
 PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
+TRANSFER = "#9A7B5B"
 CRITICAL = RUN_COLOURS["candidate"]
 FADED = 0.18
 """Opacity of the microbatches that are not followed."""
@@ -63,6 +65,7 @@ def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int 
     for one, band in drawn:
         for part in PARTS:
             _bars(fig, one, part, band, follow)
+    _waits(fig, forecast)
     _critical(fig, forecast)
     fig.update_layout(barmode="overlay", bargap=0)
     fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
@@ -119,6 +122,27 @@ def _bars(fig: go.Figure, forecast: Forecast, part: str, band: _Band, follow: in
     )
 
 
+def _waits(fig: go.Figure, forecast: Forecast) -> None:
+    """Where a rank was free and its neighbour done: the transfer between them is all that it waits for."""
+    found = transfers(forecast)
+    if not found:
+        return
+    fig.add_trace(
+        go.Bar(
+            orientation="h",
+            name="waits for a transfer",
+            x=[one.wait_ms for one in found],
+            base=[one.start_ms for one in found],
+            y=[one.rank + _MAIN.offset for one in found],
+            width=_MAIN.width / 3,
+            marker={"color": TRANSFER, "pattern": hatch("x")},
+            customdata=[[one.source, one.target, one.wait_ms] for one in found],
+            hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
+            "%{customdata[2]:.2f} ms<extra></extra>",
+        )
+    )
+
+
 def _critical(fig: go.Figure, forecast: Forecast) -> None:
     """The chain of actions that wait for nothing but each other, as one line along their lower edges."""
     by_name = {action.name: action for action in forecast.actions}
@@ -158,6 +182,23 @@ def gantt_table(forecast: Forecast) -> list[dict[str, Any]]:
             "on critical path": action.name in critical,
         }
         for action in sorted(forecast.actions, key=lambda action: (action.start_ms, action.rank))
+    ]
+
+
+def link_table(forecast: Forecast, stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """One row a pair of stages between which a rank waited; empty where transfers take no time."""
+    receives = {stage.stage: stage.receive_bytes for stage in stages}
+    return [
+        {
+            "from stage": link.source,
+            "to stage": link.target,
+            "a microbatch": mib(receives.get(max(link.source, link.target))),
+            "waits": link.n_waits,
+            "waited (ms)": round(link.wait_ms, 2),
+            "longest (ms)": round(link.longest_ms, 2),
+            "origin": forecast.origin,
+        }
+        for link in links(forecast)
     ]
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.record.pipeline import PipelineRun, RankMemory
-from explorer.view.colours import KEEP, ROLE_COLOURS, RUN_COLOURS, stage_colour, translucent
+from explorer.view.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
 from explorer.view.figure import bars, empty, figure, hatch
 from explorer.view.thin import minmax
 from explorer.view.units import byte_axis, mib, percent
@@ -18,8 +18,9 @@ OVER_TIME = "How much does each rank hold, and when most?"
 AT_PEAK = "What is each rank's peak made of?"
 AGAINST = "Was the prediction right?"
 NOT_MEASURED = "Memory by rank was not measured."
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash")
-"""Ranks differ by more than their colour."""
+TIME = "time since the start of the step (ms)"
+ROW_HEIGHT = 96
+"""Of one rank's small picture."""
 PARTS = (
     ("parameters and buffers", ROLE_COLOURS["parameter"], ""),
     ("receive buffers", ROLE_COLOURS["input"], "+"),
@@ -28,17 +29,24 @@ PARTS = (
 
 
 def memory_chart(memory: Sequence[RankMemory]) -> go.Figure:
-    """Held bytes of every rank over the step, its peak marked with the action under way there."""
+    """Held bytes over the step, one small picture a rank on the same scales, the peak marked with its action."""
     drawn = [one for one in memory if one.held_bytes]
     if not drawn:
         return empty(OVER_TIME, NOT_MEASURED)
     worst = max(drawn, key=lambda one: one.peak_bytes or 0)
     unit, name = byte_axis(worst.peak_bytes or 0)
     at = f" in {worst.peak_action}" if worst.peak_action else ""
-    fig = figure(OVER_TIME, f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})", height=380)
-    for one in drawn:
-        _line(fig, one, (unit, name))
-    return _over_time(fig, name, worst.peak_bytes or 0, unit)
+    said = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})"
+    height = 130 + ROW_HEIGHT * len(drawn)
+    fig = figure(OVER_TIME, said, height=height)
+    fig.set_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=22 / height)
+    for row, one in enumerate(drawn, 1):
+        _small(fig, one, (unit, name), row)
+    fig.update_xaxes(gridcolor=GRID, zeroline=False, rangemode="tozero")
+    fig.update_xaxes(title={"text": TIME}, automargin=True, row=len(drawn), col=1)
+    fig.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, nticks=3)
+    fig.update_yaxes(range=[0, 1.3 * (worst.peak_bytes or 0) / unit])
+    return fig
 
 
 def rank_chart(one: RankMemory) -> go.Figure:
@@ -73,7 +81,7 @@ def rank_chart(one: RankMemory) -> go.Figure:
 
 
 def _over_time(fig: go.Figure, name: str, peak_bytes: int, unit: int) -> go.Figure:
-    fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
+    fig.update_xaxes(title={"text": TIME}, rangemode="tozero")
     fig.update_yaxes(title={"text": f"held ({name})"}, range=[0, 1.14 * peak_bytes / unit])
     return fig
 
@@ -83,9 +91,10 @@ def _action(one: RankMemory, index: int) -> str:
     return one.actions[action] if action >= 0 else "between actions"
 
 
-def _line(fig: go.Figure, one: RankMemory, axis: tuple[int, str]) -> None:
+def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> None:
+    """One rank's picture. All wear one colour: the row says whose it is."""
     unit, name = axis
-    colour = stage_colour(one.rank)
+    colour = RUN_COLOURS["baseline" if one.origin == "predicted" else "candidate"]
     kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
     fig.add_trace(
         go.Scatter(
@@ -93,30 +102,39 @@ def _line(fig: go.Figure, one: RankMemory, axis: tuple[int, str]) -> None:
             y=[one.held_bytes[i] / unit for i in kept],
             mode="lines",
             name=f"rank {one.rank}",
-            line={"color": colour, "shape": "hv", "width": 1.8, "dash": DASHES[one.rank % len(DASHES)]},
+            showlegend=False,
+            line={"color": colour, "shape": "hv", "width": 1.6},
+            fill="tozeroy",
+            fillcolor=translucent(colour, 0.16),
             customdata=[_action(one, i) for i in kept],
             hovertemplate=f"rank {one.rank}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
-        )
+        ),
+        row=row,
+        col=1,
     )
-    _peak(fig, one, axis, colour)
+    fig.update_yaxes(title={"text": f"rank {one.rank}<br>({name})"}, row=row, col=1)
+    _peak(fig, one, axis, colour, row)
 
 
-def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str) -> None:
+def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, row: int | None = None) -> None:
+    """The highest point; in a row of its own it says how high as well."""
     peak = one.peak_index
     if peak is None:
         return
+    high = f"{mib(one.peak_bytes)} {one.peak_action}".rstrip()
     fig.add_trace(
         go.Scatter(
             x=[one.time_ns[peak] / 1e6],
             y=[one.held_bytes[peak] / axis[0]],
             mode="markers+text",
-            text=[one.peak_action],
+            text=[one.peak_action if row is None else high],
             textposition="top center",
             cliponaxis=False,
             marker={"color": colour, "size": 9, "symbol": "diamond"},
             showlegend=False,
             hovertemplate=f"peak of rank {one.rank}: {mib(one.peak_bytes)}<extra></extra>",
-        )
+        ),
+        **({} if row is None else {"row": row, "col": 1}),
     )
 
 
@@ -195,6 +213,7 @@ def memory_table(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
             **({"predicted": mib(said[one.rank])} if one.rank in said else {}),
             "parameters and buffers": mib(one.parameter_bytes),
             "receive buffers": mib(one.receive_bytes),
+            "optimizer state (counted, on top)": mib(one.optimizer_bytes),
         }
         for one in memory
     ]

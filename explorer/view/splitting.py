@@ -10,23 +10,14 @@ from explorer.record.comparison import TensorDiff, Verdict
 from explorer.record.pipeline import BufferShares, GradientShares, PipelineRun, Share
 from explorer.view.colours import VERDICT_COLOURS, stage_colour
 from explorer.view.figure import bars, empty, figure, hatch
+from explorer.view.units import count
 
 TRUTH = "What moved the gradients: microbatching, recompute or splitting?"
 CALLS = "How often does each block run forward?"
 SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
-LOOKS: dict[str, tuple[Verdict, str]] = {
-    "bitwise equal": ("bitwise equal", ""),
-    "within rounding size": ("rounding", "."),
-    "different": ("different", "x"),
-    "not comparable": ("not comparable", "-"),
-}
-"""How near two tensors are: the verdict whose colour it wears, and its pattern."""
-PRECISION = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
-"""Distance from 1 to the next number of each format."""
-ROUNDINGS = 100
-"""Sums taken in another order stay within this many roundings of the tensor's norm: 3e-6 at most on the samples."""
-MOST = 0.01
-"""Half formats: beyond this share of the norm nobody calls it rounding."""
+PATTERNS: dict[Verdict, str] = {"bitwise equal": "", "rounding": ".", "different": "x", "not comparable": "-"}
+"""By the verdict of the record."""
+ABSENT = {"baseline only": "no gradient came", "candidate only": "only after this step", "neither": "none"}
 
 
 def truth_chart(run: PipelineRun) -> go.Figure:
@@ -34,14 +25,16 @@ def truth_chart(run: PipelineRun) -> go.Figure:
     if not run.gradients:
         return empty(TRUTH, "No gradient was compared.")
     said = f"splitting left {run.n_splitting_equal} of {len(run.gradients)} gradients equal in every bit"
+    if lost := sum(shares.splitting.presence == "baseline only" for shares in run.gradients):
+        said = f"splitting lost {count(lost, 'gradient')}: none came"
     fig = figure(TRUTH, said, height=290)
-    for near, (verdict, pattern) in LOOKS.items():
-        counts = [sum(nearness(getattr(g, share)) == near for g in run.gradients) for share in SHARES]
+    for verdict, pattern in PATTERNS.items():
+        counts = [sum(getattr(g, share).verdict == verdict for g in run.gradients) for share in SHARES]
         if any(counts):
             fig.add_trace(
                 go.Bar(
                     orientation="h",
-                    name=near,
+                    name=verdict,
                     y=[f"moved by {share}?" for share in SHARES],
                     x=counts,
                     text=[str(c) if c else "" for c in counts],
@@ -53,20 +46,10 @@ def truth_chart(run: PipelineRun) -> go.Figure:
                         # Fainter than elsewhere: a number stands on it.
                         "pattern": {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"},
                     },
-                    hovertemplate=f"%{{y}} {near}: %{{x}} gradients<extra></extra>",
+                    hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients<extra></extra>",
                 )
             )
     return bars(fig, "gradients")
-
-
-def nearness(diff: TensorDiff) -> str:
-    """A key of LOOKS. No float64 reference is run here, so a small difference is judged by its size alone."""
-    if diff.verdict == "rounding":
-        return "within rounding size"
-    if diff.verdict != "different" or diff.presence != "both" or diff.relative_norm is None:
-        return diff.verdict
-    allowed = min(ROUNDINGS * PRECISION.get(diff.dtype, 0.0), MOST)
-    return "within rounding size" if diff.relative_norm <= allowed else "different"
 
 
 def truth_alt(run: PipelineRun) -> str:
@@ -77,7 +60,7 @@ def truth_alt(run: PipelineRun) -> str:
 
 
 def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
-    """One row a gradient or buffer: relative distance by cause; `0 (bitwise)` where no bit moved."""
+    """One row a gradient or buffer: relative distance and verdict by cause; `0 (bitwise)` where no bit moved."""
     entries: list[tuple[str, GradientShares | BufferShares]] = [("gradient", shares) for shares in run.gradients]
     entries += [("buffer", shares) for shares in run.buffers]
     return [
@@ -94,9 +77,11 @@ def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
 def _distance(diff: TensorDiff) -> str:
     if diff.bitwise:
         return "0 (bitwise)"
+    if diff.presence != "both":
+        return ABSENT[diff.presence]
     if diff.relative_norm is None:
-        return diff.presence if diff.presence != "both" else "not finite"
-    return f"{diff.relative_norm:.2g} ({nearness(diff)})"
+        return f"no distance ({diff.verdict})"
+    return f"{diff.relative_norm:.2g} ({diff.verdict})"
 
 
 def calls_chart(run: PipelineRun) -> go.Figure:

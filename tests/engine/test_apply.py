@@ -494,3 +494,18 @@ def test_torch_sees_every_device_of_a_unit() -> None:
     assert [w.device for w in witnesses((here,), {"x": [first]}, (block,))] == [first.device, second.device]
     assert witnesses((first, second), {"x": first}, (block,)) == ()
     assert _infer_device_type(here, witnesses((here,), {"x": {"deep": first}}, ())) == "cuda"
+
+
+def test_a_stage_takes_its_part_of_a_policy() -> None:
+    """A split model: each part keeps the names of the whole and lacks the blocks of the others."""
+    whole = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+    policy = Policy.recompute(["0", "2"])
+    part = copy.deepcopy(whole)
+    del part[0]
+    stage = nn.ModuleDict({"1": part[0], "2": part[1]})
+    with pytest.raises(InvalidPolicy, match="no block '0'"):
+        apply_policy(stage, policy)
+    handle = apply_policy(stage, policy, part=True)
+    assert [is_wrapped(module) for module in stage.values()] == [False, True]
+    handle.undo()
+    assert not is_wrapped(stage["2"])

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from explorer.engine.clocks import Ticks
 from explorer.engine.device import device_of
 from explorer.engine.recompute import is_recomputing, observe_recompute
 from explorer.record.pipeline import BlockCalls
@@ -51,10 +52,13 @@ def _called(count: CallCount, fqn: str, *_: Any) -> None:
 
 
 @contextmanager
-def counting_calls(pipeline: Pipeline, count: CallCount) -> Iterator[None]:
-    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders."""
+def counting_calls(pipeline: Pipeline, count: CallCount, clock: Ticks | None = None) -> Iterator[None]:
+    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders.
+
+    `clock` is the one that the actions are read by (default: the device's).
+    """
     opened: dict[int, list[Any]] = {}
-    clock = device_of(pipeline.trainee.device).clock()
+    clock = clock or device_of(pipeline.trainee.device).clock()
 
     def scope(fqn: str, entering: bool) -> None:
         stack = opened.setdefault(threading.get_ident(), [])

@@ -24,6 +24,8 @@ from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from explorer.errors import ExplorerError
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.measurement import Failure
@@ -115,7 +117,7 @@ def rank_process(job: RankJob, pulses: Any, ear: connection.Connection) -> None:
         if not job.joined_only:
             run_rank(spec, Path(job.out), announce)
     except BaseException as error:
-        write_report(failed(job.rank, error), Path(job.out))
+        write_report(failed(spec, job.rank, error), Path(job.out))
         # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
         os._exit(1)
     dist.destroy_process_group()
@@ -162,18 +164,20 @@ def _guilty(watched: _Watched) -> tuple[int, Failure]:
     if silent_dead:
         rank = silent_dead[0]
         return rank, _death(rank, watched.ranks[rank].exitcode or 0)
-    spoken = {rank: failure for rank in dead if (failure := reports[rank].failure) is not None}
+    said = first_failure({rank: reports[rank] for rank in dead})
+    assert said is not None, "a rank that died and left a report left a failure"
+    return said
+
+
+def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
+    """Of ranks that ended early: the one whose error no other rank caused, and what it said. None: all came through."""
+    spoken = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
     own = [rank for rank, failure in spoken.items() if not any(word in failure.sentence for word in BETWEEN_RANKS)]
-    rank = (own or dead)[0]
+    if not spoken:
+        return None
+    rank = (own or list(spoken))[0]
     said = spoken[rank]
-    return rank, Failure(
-        kind=said.kind,
-        sentence=f"Rank {rank} failed: {said.sentence}",
-        hint=said.hint,
-        traceback=said.traceback,
-        asked_bytes=said.asked_bytes,
-        free_bytes=said.free_bytes,
-    )
+    return rank, msgspec.structs.replace(said, sentence=f"Rank {rank} failed: {said.sentence}")
 
 
 def _death(rank: int, code: int) -> Failure:

@@ -24,16 +24,19 @@ from explorer.engine.pipeline.profile_bench import N_MICROBATCHES, Bench, n_byte
 from explorer.engine.step import left_as_found, split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.cuts import Stages
+from explorer.plan.stages import special_units
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageOverhead
 from explorer.record.plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
-KEPT, RECOMPUTED = "profiling blocks, kept", "profiling blocks, recomputed"
+TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, as chosen")
 """What progress says."""
 N_TIMED = 3
 """Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
+N_PASSES = 2 * (2 + 2 * N_TIMED) + 2
+"""Of the finest split and of two stages: first looks, timed ones, and two with memory recorded."""
 
 
 def profile_blocks(
@@ -41,7 +44,8 @@ def profile_blocks(
 ) -> PipelineProfile:
     """Costs of each of `groups` (plan.cuts.atoms) for a microbatch of 1/`n_microbatches` of the batch.
 
-    The policy and the plan of `spec` do not matter. Raises InvalidPlan where the model cannot be cut there, and what
+    Of the policy of `spec` only what saves operators or offloads matters, and nothing of the plan. Raises InvalidPlan
+    where the model cannot be cut there, and what
     load, prepare and the model raise.
     """
     with left_as_found():
@@ -52,7 +56,8 @@ def profile_blocks(
         kept = _measured(fine, small, report)
         again = [group for j, group in enumerate(groups) if j not in kept.overwriting]
         everything = Policy.recompute([fqn for group in again for fqn in group])
-        recomputed = _measured(msgspec.structs.replace(fine, policy=everything), small, report)
+        recomputed = _measured(msgspec.structs.replace(fine, policy=everything), small, report, 1)
+        chosen = _as_chosen(fine, spec.policy, small, report)
         overhead = _mean([kept.overhead, recomputed.overhead])
         pipeline = kept.pipeline
         gradients = [sum(n_bytes(p) for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
@@ -66,6 +71,7 @@ def profile_blocks(
                     blocks=group,
                     kept=_without(overhead, kept.costs[j]),
                     recomputed=_without(overhead, recomputed.costs[j]),
+                    chosen=_without(overhead, chosen[group]) if group in chosen else None,
                     parameter_bytes=stage.parameter_bytes,
                     gradient_bytes=gradients[j],
                     output_bytes=0 if j == len(groups) - 1 else sum(m.n_bytes for m in pipeline.parts[j].metas_out),
@@ -77,6 +83,19 @@ def profile_blocks(
             ),
             overhead=overhead,
         )
+
+
+def _as_chosen(spec: RunSpec, policy: Policy, loaded: Loaded, report: Report) -> dict[tuple[str, ...], ActionCost]:
+    """Costs of the stretches that the policy neither keeps nor recomputes whole."""
+    assert spec.plan is not None
+    units = special_units(policy, spec.plan)
+    if not units:
+        return {}
+    found = _measured(
+        msgspec.structs.replace(spec, policy=msgspec.structs.replace(policy, units=units)), loaded, report
+    )
+    on = {fqn for unit in units for fqn in unit.blocks}
+    return {group: cost for group, cost in zip(spec.plan.stages, found.costs, strict=True) if on & set(group)}
 
 
 def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
@@ -113,25 +132,28 @@ class _Measured:
     """Stretches that a checkpoint could not run again: their price is that of keeping."""
 
 
-def _measured(spec: RunSpec, loaded: Loaded, report: Report) -> _Measured:
+def _measured(spec: RunSpec, loaded: Loaded, report: Report, turn: int = 0) -> _Measured:
+    """`turn` counts the policies that were measured before this one."""
     assert spec.plan is not None
-    kept = spec.policy == KEEP_ALL
-    progress = Progress(what=KEPT if kept else RECOMPUTED, done=0 if kept else N_TIMED, total=2 * N_TIMED)
-    report(progress)
+    n_done = turn * N_PASSES
+
+    def tick() -> None:
+        nonlocal n_done
+        report(Progress(what=TURNS[turn], done=n_done, total=N_PASSES * max(2, turn + 1)))
+        n_done += 1
+
     groups = spec.plan.stages
-    fine, long = Bench(build(spec, loaded)), None
+    fine, long = Bench(build(spec, loaded), tick), None
     if len(groups) > 2:
         two = msgspec.structs.replace(spec.plan, stages=(groups[0], sum(groups[1:], ())))
-        long = Bench(build(msgspec.structs.replace(spec, plan=two), loaded))
-    for k in range(N_TIMED):  # in turns, so that a slow moment of the machine meets both
+        long = Bench(build(msgspec.structs.replace(spec, plan=two), loaded), tick)
+    for _ in range(N_TIMED):  # in turns, so that a slow moment of the machine meets both
         for bench in (fine, long):
             if bench is not None:
                 bench.time()
-        report(msgspec.structs.replace(progress, done=progress.done + k + 1))
     per_block = _weight_ms_per_block(fine, long)
-    return _Measured(
-        fine.pipeline, fine.costs(per_block), fine.passed, _overhead(fine, long), fine.loss_bytes, fine.overwriting
-    )
+    costs, overhead = fine.costs(per_block), _overhead(fine, long)
+    return _Measured(fine.pipeline, costs, fine.passed, overhead, fine.loss_bytes, fine.overwriting)
 
 
 def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:

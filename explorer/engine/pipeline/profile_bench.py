@@ -31,7 +31,9 @@ N_MICROBATCHES = 2
 class Bench:
     """One pipeline, warm, and the same with its backward split; one rank a stage, all that they read."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Pipeline, tick: Callable[[], None]) -> None:
+        """`tick` is called before every pass."""
+        self._tick = tick
         self.pipeline = pipeline = dataclasses.replace(pipeline, rows=_rows("FB", len(pipeline.parts)))
         self.split: Pipeline | None = None
         self._times: defaultdict[tuple[int, str], list[ActionTime]] = defaultdict(list)
@@ -39,10 +41,12 @@ class Bench:
         self.overwriting: set[int] = set()
         """Stages that work in place on what they receive: a checkpoint could not run them again."""
         self._came: dict[int, list[Tensor]] = {}
+        tick()
         with _listening(pipeline, self._see_sent, before=self._see_received):
             self.loss_bytes = run_pass(pipeline).loss_bytes
         self._came.clear()
         split = dataclasses.replace(pipeline, rows=_rows("FIW", len(pipeline.parts)))
+        tick()
         try:
             run_pass(split)
         except (NotOnThisDevice, RuntimeError):  # torch wraps what goes wrong in a split backward
@@ -61,6 +65,7 @@ class Bench:
 
     def time(self) -> None:
         for pipeline in (self.pipeline, self.split):
+            self._tick()
             for time in run_pass(pipeline).actions if pipeline is not None else ():
                 if time.kind == "F" or time.microbatch:  # the first backward adds to nothing, all others do
                     self._times[time.stage, time.kind].append(time)
@@ -74,7 +79,9 @@ class Bench:
 
     def costs(self, weight_ms_per_block: float) -> list[ActionCost]:
         """One a stage."""
+        self._tick()
         whole = _watched(self.pipeline)
+        self._tick()
         split = _watched_split(self.split) if self.split is not None else ()
         costs = [self._cost(stage, memory) for stage, memory in enumerate(whole)]
         return [

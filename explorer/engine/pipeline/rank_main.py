@@ -2,7 +2,7 @@
 
 Started by the worker's fork server, or by torchrun on one or many machines:
 
-    torchrun --nproc-per-node 4 -m explorer.engine.pipeline.rank_main run_spec.json --out results/
+    torchrun --nproc-per-node 4 -m explorer.engine.pipeline.torchrun_rank run_spec.json --out results/
 
 Every rank builds the same stages from the run spec, keeps its own, and leaves `rank-<r>.msgpack` (a RankReport) and
 `rank-<r>.pt` (gradients and buffers of its stages) in the output folder.
@@ -10,8 +10,6 @@ Every rank builds the same stages from the run spec, keeps its own, and leaves `
 
 from __future__ import annotations
 
-import argparse
-import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
@@ -24,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
+from explorer.engine.clocks import WallClock
 from explorer.engine.device import device_of
 from explorer.engine.limits import failure_of
 from explorer.engine.pipeline.batch_norm import deferred_batch_norm
@@ -35,7 +34,8 @@ from explorer.engine.pipeline.split import StageModule, StagePart
 from explorer.engine.pipeline.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.rng import seed_everything
 from explorer.errors import NotOnThisDevice
-from explorer.record.base import from_json, to_msgpack
+from explorer.plan.export_pipeline import run_key
+from explorer.record.base import to_msgpack
 from explorer.record.pipeline import ActionTime, RankMemory, RankReport
 from explorer.record.run import RunSpec
 
@@ -52,6 +52,8 @@ class Marks:
     rank: int
     announce: Announce
     watch: MemoryWatch | None
+    group: dist.ProcessGroup | None = None
+    """Of the ranks that have a stage: torch takes no others. None: all."""
     spans: list[tuple[int, str, int, int, int, float]] = field(default_factory=list)
     calls: CallCount = field(default_factory=CallCount)
 
@@ -125,12 +127,13 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     rank = dist.get_rank()
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
+    group = _busy_ranks(pipeline)
     with device.limited(spec.memory_limit_bytes):
-        _one_pass(pipeline, rank, Marks(rank, announce, None))
-        timed = Marks(rank, announce, None)
+        _one_pass(pipeline, rank, Marks(rank, announce, None, group))
+        timed = Marks(rank, announce, None, group)
         zero_ns, losses = _one_pass(pipeline, rank, timed)
         _save_tensors(pipeline, rank, out)
-        watched = Marks(rank, announce, MemoryWatch(device))
+        watched = Marks(rank, announce, MemoryWatch(device), group)
         _one_pass(pipeline, rank, watched)
     times = timed.times(zero_ns)
     report = RankReport(
@@ -140,15 +143,16 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
         blocks=tuple(block for block in timed.calls.blocks(pipeline) if pipeline.rank_of[block.stage] == rank),
         losses=losses,
         device_name=device.environment(spec.n_threads).device_name,
+        run_key=run_key(spec),
     )
     write_report(report, out)
     dist.barrier()  # a rank that left while a neighbour still reads from it would be taken for one that died
     return report
 
 
-def failed(rank: int, error: BaseException) -> RankReport:
+def failed(spec: RunSpec, rank: int, error: BaseException) -> RankReport:
     """The last word of a rank that ends early."""
-    return RankReport(rank=rank, failure=failure_of(cause_of(error)))
+    return RankReport(rank=rank, failure=failure_of(cause_of(error)), run_key=run_key(spec))
 
 
 def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
@@ -185,15 +189,17 @@ def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[f
         if marks.watch:
             stack.enter_context(marks.watch.doing(rank, OUTSIDE))
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
-        stack.enter_context(counting_calls(pipeline, marks.calls))
+        wall = WallClock(device_of(pipeline.trainee.device).clock())
+        stack.enter_context(counting_calls(pipeline, marks.calls, wall))
         stages = [_torch_stage(pipeline, pipeline.parts[stage], marks) for stage in own]
-        own_rows = pipeline.rows if pipeline.plan.actions else None
-        schedule = schedule_for(
-            pipeline.plan.schedule, own_rows, stages, pipeline.n_microbatches, _loss(pipeline, marks)
-        )
+        own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
+        name, loss = pipeline.plan.schedule, _loss(pipeline, marks)
+        # A rank without a stage has nothing to drive, and waits where all wait.
+        schedule = schedule_for(name, own_rows, stages, pipeline.n_microbatches, loss) if stages else None
         dist.barrier()
         zero_ns = time.time_ns()
-        step_schedule(schedule, (numbers,) if 0 in own else (), numbers, losses)
+        if schedule is not None:
+            step_schedule(schedule, (numbers,) if 0 in own else (), numbers, losses)
     return zero_ns, tuple(float(loss.detach()) for loss in losses)
 
 
@@ -216,6 +222,7 @@ def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedSta
         device,
         input_args=examples(part.metas_in) if part.stage else number,
         output_args=examples(part.metas_out),
+        group=marks.group,
     )
     stage.marks, stage.pipeline = marks, pipeline
     return stage
@@ -233,6 +240,12 @@ def _loss(pipeline: Pipeline, marks: Marks) -> Callable[[Any, Tensor], Tensor]:
         return value
 
     return loss
+
+
+def _busy_ranks(pipeline: Pipeline) -> dist.ProcessGroup | None:
+    """Called by every rank, the idle ones too: a group is made by all."""
+    busy = [rank for rank, row in enumerate(pipeline.rows) if row]
+    return dist.new_group(busy) if len(busy) < len(pipeline.rows) else None
 
 
 def _own(pipeline: Pipeline, rank: int) -> list[int]:
@@ -257,25 +270,3 @@ def _memory(pipeline: Pipeline, rank: int, marks: Marks, clock: tuple[ActionTime
         return None
     static = sum(static_bytes(pipeline.modules[stage]) for stage in _own(pipeline, rank))
     return marks.watch.ranks({rank: static}, {rank: receive_bytes(pipeline, rank)}, clock)[0]
-
-
-def main() -> None:
-    """Under torchrun: rank, world size and addresses come from its environment."""
-    parser = argparse.ArgumentParser(description="One rank of a pipelined run.")
-    parser.add_argument("spec", type=Path, help="run_spec.json, as `pipeline --engine torchrun` writes it")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the ranks' results")
-    options = parser.parse_args()
-    spec = from_json(options.spec.read_bytes(), RunSpec)
-    options.out.mkdir(parents=True, exist_ok=True)
-    join(spec, int(os.environ["LOCAL_RANK"]))
-    try:
-        run_rank(spec, options.out)
-    except Exception as error:
-        write_report(failed(dist.get_rank(), error), options.out)
-        raise
-    finally:
-        dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -16,13 +16,15 @@ from explorer.engine.load import Loaded, load
 from explorer.engine.pipeline.build import Pipeline, build, row_texts
 from explorer.engine.pipeline.calls import CallCount
 from explorer.engine.pipeline.inproc import Mail, run_pass
-from explorer.engine.pipeline.procs import RanksEnded, results_folder, run_ranks
+from explorer.engine.pipeline.procs import RanksEnded, first_failure, results_folder, run_ranks
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
 from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.step import left_as_found
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
-from explorer.plan.simulate import simulate
-from explorer.plan.stages import left_out, predict
+from explorer.plan.export_pipeline import SPEC_FILE, run_key
+from explorer.plan.pipeline_notes import notes
+from explorer.plan.simulate import as_read, simulate
+from explorer.plan.stages import predict, state_bytes
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline import ActionTime, BlockCalls, Forecast, PipelineRun, RankMemory, RankReport
 from explorer.record.pipeline_cost import PipelineProfile
@@ -72,12 +74,19 @@ def run_pipeline(
 
 
 def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
-    """The run that torchrun's ranks left in `folder`, held against the unsplit model here. Raises InvalidPlan."""
+    """The run of `spec` that torchrun's ranks left in `folder`, held against the unsplit model here. A rank that
+    ended early is a result (`failure`). Raises InvalidPlan."""
     with left_as_found():
         loaded = load(spec.model, seed=spec.seed)
         pipeline = build(spec, loaded)
         found = _Found(pipeline, "torchrun", None)
-        found.read(RanksEnded(_reports_in(folder, len(pipeline.rows))), folder)
+        reports = _reports_in(folder, spec)
+        ended = first_failure(reports)
+        if ended is not None:
+            found.values |= {"failed_rank": ended[0], "failure": ended[1]}
+        else:
+            _check_complete(folder, reports, len(pipeline.rows))
+            found.read(RanksEnded(reports), folder)
         found.compare(loaded, report)
         return found.run()
 
@@ -164,6 +173,7 @@ class _Found:
             "blocks": tuple(sorted((b for said in reports for b in said.blocks), key=lambda block: block.stage)),
             "losses": next((said.losses for said in reports if said.losses), ()),
             "composed": with_memory(compose(self.pipeline, actions), memory),
+            "wall": as_read(self.pipeline.rows, actions),
         }
 
     def compare(self, loaded: Loaded, report: Report) -> None:
@@ -177,8 +187,20 @@ class _Found:
             "buffers": buffer_shares(runs, buffers),
         }
 
+    def _with_optimizer(self) -> None:
+        """Beside what each rank was seen to hold: the state that the optimizer of the spec would keep there."""
+        pipeline, spec = self.pipeline, self.pipeline.spec
+        trained = dict.fromkeys(range(len(pipeline.rows)), 0)
+        for stage, module in enumerate(pipeline.modules):
+            trained[pipeline.rank_of[stage]] += sum(p.nbytes for p in module.parameters() if p.requires_grad)
+        self.values["memory"] = tuple(
+            msgspec.structs.replace(one, optimizer_bytes=state_bytes(spec, trained[one.rank]))
+            for one in self.values.get("memory", ())  # type: ignore[attr-defined]
+        )
+
     def run(self) -> PipelineRun:
         pipeline = self.pipeline
+        self._with_optimizer()
         run = PipelineRun(
             spec=pipeline.spec,
             engine=self.engine,
@@ -209,35 +231,6 @@ def with_memory(forecast: Forecast, memory: tuple[RankMemory, ...]) -> Forecast:
     return msgspec.structs.replace(forecast, memory=memory)
 
 
-def notes(run: PipelineRun) -> tuple[str, ...]:
-    """What a reader has to know to read the figures right."""
-    said = []
-    if run.engine == "inproc":
-        said.append("All ranks ran in one process, in turns: times are composed from each action's own.")
-    elif run.engine == "replay":
-        said.append("Each rank ran alone, fed with recorded boundary tensors: nobody contended for the machine.")
-    elif run.engine == "procs":
-        said.append("Ranks ran at once on this machine: with more ranks than cores, their times measure contention.")
-    tied = [shares.name for shares in run.gradients if len(shares.stages) > 1]
-    if tied:
-        said.append(
-            f"{', '.join(tied)} is used by several stages: their gradients are summed, in another order than unsplit, "
-            "so the last bits may differ."
-        )
-    worst = max(run.blocks, key=lambda block: block.multiplier, default=None)
-    if worst is not None and worst.multiplier > 2:
-        said.append(
-            f"{worst.fqn} ran {worst.multiplier:g} times for each forward call: a schedule that splits the backward "
-            "runs a non-reentrant checkpoint again for every group of parameters."
-        )
-    plan = run.spec.plan
-    if plan is not None and run.predicted is not None and (missing := left_out(plan, run.spec.policy)):
-        said.append(missing)
-    if plan is not None and not plan.keyed_rng:
-        said.append("Random numbers were not keyed by block and microbatch: dropout depends on the split.")
-    return tuple(said)
-
-
 def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ...]:
     whole = CallCount()
     for count in counts:
@@ -246,11 +239,25 @@ def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ..
     return whole.blocks(pipeline)
 
 
-def _reports_in(folder: Path, n_ranks: int) -> dict[int, RankReport]:
-    missing = [str(rank) for rank in range(n_ranks) if not (folder / f"rank-{rank}.msgpack").exists()]
+def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
+    """What ranks of `spec` left. Raises InvalidPlan where they ran another spec."""
+    found = {}
+    for path in sorted(folder.glob("rank-*.msgpack")):
+        report = from_msgpack(path.read_bytes(), RankReport)
+        found[report.rank] = report
+    strangers = [str(rank) for rank, report in sorted(found.items()) if report.run_key not in ("", run_key(spec))]
+    if strangers:
+        raise InvalidPlan(
+            f"The results of ranks {', '.join(strangers)} in {folder} are those of another run than its {SPEC_FILE}.",
+            hint="Run the script again, or put back the files that they ran.",
+        )
+    return found
+
+
+def _check_complete(folder: Path, reports: dict[int, RankReport], n_ranks: int) -> None:
+    missing = [str(rank) for rank in range(n_ranks) if rank not in reports or not (folder / f"rank-{rank}.pt").exists()]
     if missing:
         raise InvalidPlan(
             f"{folder} lacks the results of ranks {', '.join(missing)}.",
             hint="Copy them from the machines they ran on.",
         )
-    return {rank: from_msgpack((folder / f"rank-{rank}.msgpack").read_bytes(), RankReport) for rank in range(n_ranks)}

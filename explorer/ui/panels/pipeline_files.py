@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from pathlib import Path
 
 import streamlit as st
 
@@ -34,7 +33,7 @@ def files_panel(spec: RunSpec, plan: PipelinePlan) -> None:
     )
     st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
     try:
-        files = run_files(spec, Path(FOLDER))
+        files = run_files(spec)
     except ExplorerError as error:
         st.caption("These files need a plan that can run.")
         st.text(error.sentence)

@@ -83,7 +83,7 @@ def _failed(run: PipelineRun) -> bool:
 
 def _schedule(found: Results) -> None:
     run = found.own_run
-    measured = run.composed if run is not None else None
+    measured = run.timing if run is not None else None
     shown = measured or found.forecast
     if shown is None:
         st.caption(words.EMPTY_SCHEDULE)
@@ -116,6 +116,9 @@ def _schedule(found: Results) -> None:
         width="stretch",
         alt="Busy and idle time of each rank",
     )
+    if run is not None and run.wall is not None and (waits := gantt.link_table(run.wall, run.stages)):
+        st.caption(words.LINKS)
+        st.dataframe(waits, key="pipeline_links", hide_index=True, width="stretch", alt="Waits for transfers")
     twin(lambda: gantt.gantt_table(shown), key="pipeline_actions", what="actions")
 
 
@@ -188,7 +191,7 @@ def _calls(found: Results) -> None:
         st.markdown(words.OLDER)
     worst = max(run.blocks, key=lambda block: block.multiplier)
     if worst.multiplier > 2:
-        schedule = run.spec.plan.schedule if run.spec.plan else "This schedule"
+        schedule = run.spec.plan.schedule_name if run.spec.plan else "This schedule"
         st.warning(
             f"{schedule} ran a recomputed block {worst.multiplier:g} times for each forward call: it multiplies the "
             "recompute. 1F1B runs it twice.",

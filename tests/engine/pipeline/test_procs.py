@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,14 +12,16 @@ import pytest
 from torch.distributed.pipelining import PipelineStage
 
 from explorer.engine.pipeline.run import open_results, run_pipeline
-from explorer.errors import Cancelled
-from explorer.plan.export_pipeline import RESULTS, SCRIPT_FILE, run_files
+from explorer.engine.pipeline.torchrun_rank import check_world, network
+from explorer.errors import Cancelled, InvalidPlan
+from explorer.plan.export_pipeline import RESULTS, SCRIPT_FILE, run_files, spec_beside
 from explorer.plan.schedule_text import format_rows
 from explorer.plan.schedules import one_f_one_b
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
-from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
+from explorer.record.run import RunSpec
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
 
 SOME = Policy.recompute(LANGUAGE[1:4])
@@ -134,30 +135,101 @@ def test_cancel_leaves_nobody_behind() -> None:
     assert not children()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("n_machines", [1, 2])
-def test_torchrun_runs_the_files_we_write(tmp_path: Path, root: Path, n_machines: int) -> None:
-    """Two machines are two torchruns here, each with one rank."""
-    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
-    for name, text in run_files(plan, tmp_path).items():
-        (tmp_path / name).write_text(text)
+def unpacked(plan: RunSpec, folder: Path) -> Path:
+    """The torchrun files, in a folder that was not there when they were written."""
+    files = run_files(plan)
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def torchruns(folder: Path, n_machines: int = 1) -> list[subprocess.Popen[str]]:
+    """Started from elsewhere, without torchrun on the path; several machines are several torchruns here."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    beside = f"--nnodes 2 --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}".split()
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    started = [
+    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}".split()
+    return [
         subprocess.Popen(
-            ["sh", str(tmp_path / SCRIPT_FILE), *([*beside, "--node-rank", str(rank)] if n_machines > 1 else [])],
-            env={**os.environ, "PATH": path},
+            ["sh", str(folder / SCRIPT_FILE), *([*beside, "--node-rank", str(rank)] if n_machines > 1 else [])],
+            env={**os.environ, "PATH": "/usr/bin:/bin"},
+            cwd="/",
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
         for rank in range(n_machines)
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_machines", [1, 2])
+def test_torchrun_runs_the_files_we_write(tmp_path: Path, n_machines: int) -> None:
+    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
+    folder = unpacked(plan, tmp_path / "elsewhere")
+    started = torchruns(folder, n_machines)
     said = [machine.communicate(timeout=200)[0] for machine in started]
     assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(said)
-    run = open_results(plan, tmp_path / RESULTS)
+    assert spec_beside(folder / RESULTS).plan == plan.plan
+    run = open_results(plan, folder / RESULTS)
     assert_same(run)
     assert run.engine == "torchrun"
+    assert run.wall is not None
+    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms == max(time.end_ms for time in run.actions)
+    with pytest.raises(InvalidPlan, match="another run"):
+        open_results(msgspec.structs.replace(plan, seed=1), folder / RESULTS)
+
+
+@pytest.mark.slow
+def test_what_a_rank_said_last_is_the_result(tmp_path: Path) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "raise"}, n_microbatches=2)
+    folder = unpacked(plan, tmp_path / "elsewhere")
+    (started,) = torchruns(folder)
+    started.communicate(timeout=200)
+    assert started.returncode != 0
+    run = open_results(plan, folder / RESULTS)
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == ("model raised", 1)
+    assert not run.gradients
+
+
+@pytest.mark.slow
+def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
+    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=15.0), tmp_path / "elsewhere")
+    (started,) = torchruns(folder)
+    said, _ = started.communicate(timeout=200)
+    assert started.returncode != 0
+    assert "when the limit of 15 s was reached" in said
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_stage_waits() -> None:
+    rows = (*format_rows(one_f_one_b(2, 4)), ())
+    run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
+    assert_same(run)
+    assert [memory.rank for memory in run.memory] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_one_clock_reads_actions_and_what_they_recompute() -> None:
+    """A block that waits takes wall time and no CPU time: its recompute is as long as its forward."""
+    run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
+    assert run.failure is None
+    forward = {time.microbatch: time.duration_ms for time in run.actions if (time.stage, time.kind) == (1, "F")}
+    for time in run.actions:
+        if (time.stage, time.kind) == (1, "B"):
+            assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
+
+
+def test_the_world_has_as_many_ranks_as_the_plan() -> None:
+    with pytest.raises(InvalidPlan, match="has 3 ranks, and torchrun started 2"):
+        check_world(spec("language", LANGUAGE, 3), 2)
+
+
+def test_gloo_takes_the_interface_that_leads_to_the_first_machine() -> None:
+    one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert network(one) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network({**one, "LOCAL_WORLD_SIZE": "2"}) == {}
+    assert network({**one, "GLOO_SOCKET_IFNAME": "eth7"}) == {}

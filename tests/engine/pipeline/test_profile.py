@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from explorer.errors import NotOnThisDevice
 from explorer.plan.schedules import SCHEDULES
 from explorer.plan.stages import predict
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE, QUIET, RETURNING
 from tests.engine.pipeline.plans import spec
@@ -75,6 +77,17 @@ def test_what_a_model_returns_is_held_while_its_last_blocks_run_again() -> None:
     plan = spec("returning", RETURNING, 2, Policy.recompute(RETURNING[:4]), schedule="1F1B")
     said = profile_blocks(plan, tuple((fqn,) for fqn in RETURNING), n_microbatches=4)
     assert max(map(abs, off(said, plan))) < 0.01
+
+
+@pytest.mark.parametrize("action", ["save_ops", "offload"])
+def test_what_saves_operators_or_offloads_is_priced_as_it_is(action: Literal["save_ops", "offload"]) -> None:
+    ops = ("aten.addmm.default",) if action == "save_ops" else ()
+    units = tuple(Unit(blocks=(fqn,), action=action, save_ops=ops) for fqn in LANGUAGE[1:5])
+    plan = spec("language", LANGUAGE, 3, Policy(units=units), arguments=WIDE, schedule="1F1B")
+    said = profile_blocks(plan, tuple((fqn,) for fqn in LANGUAGE), n_microbatches=4)
+    assert max(map(abs, off(said, plan))) < TOLERANCE
+    assert said.blocks[1].chosen is not None
+    assert said.blocks[1].chosen.saved_bytes > said.blocks[1].recomputed.saved_bytes
 
 
 def test_a_split_backward_is_measured_in_both_halves(profiles: dict[str, PipelineProfile]) -> None:
