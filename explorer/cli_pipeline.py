@@ -105,6 +105,7 @@ class EngineOptions:
 
 @verb
 def pipeline(
+    context: typer.Context,
     model: Model,
     options: ModelOptions,
     step: StepOptions,
@@ -121,7 +122,7 @@ def pipeline(
     _refuse_accumulation(spec)
     with worker() as engine:
         if run.results is not None:
-            found = _opened(engine, run.results, (spec, split, policy), keep, stale)
+            found = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
             _answer(found, keep, output)
             return
         graph = describe(engine, ref, options.seed)
@@ -154,10 +155,14 @@ def _refuse_accumulation(spec: RunSpec) -> None:
 
 
 def _opened(
-    engine: Worker, results: Path, asked: tuple[RunSpec, PlanOptions, str], keep: KeepOptions, stale: StaleOption
+    engine: Worker,
+    results: Path,
+    asked: tuple[typer.Context, RunSpec, PlanOptions, str],
+    keep: KeepOptions,
+    stale: StaleOption,
 ) -> PipelineRun:
     """What torchrun's ranks left, under the plan that they ran."""
-    spec, split, policy = asked
+    context, spec, split, policy = asked
     ran = spec_beside(results).plan
     assert ran is not None, "run_spec.json is written for a plan"
     changed = split.changes()
@@ -168,7 +173,11 @@ def _opened(
     def chosen() -> Policy:
         return policy_on(policy, describe(engine, spec.model, spec.seed), allow_stale=stale.allow_stale)
 
-    spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen)
+    def typed(name: str) -> bool:
+        source = context.get_parameter_source(name)
+        return source is not None and source.name == "COMMANDLINE"
+
+    spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen, typed)
     found: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
     return found
 

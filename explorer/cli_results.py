@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import click
 import msgspec
-from click.core import ParameterSource
 
 from explorer.errors import InvalidPlan
 from explorer.plan.export_pipeline import spec_beside
@@ -23,21 +21,19 @@ OF_THE_SPEC = (
 )  # fmt: skip
 
 
-def typed(name: str) -> bool:
-    """Whether the option was given on this command line."""
-    context = click.get_current_context(silent=True)
-    return context is not None and context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+Typed = Callable[[str], bool]
+"""Whether an option was given on this command line."""
 
 
-def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy]) -> RunSpec:
+def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
     """The spec that ran, on the model file that was named here. `policy` reads the policy that was asked for.
 
     Raises UnreadableFile where no spec lies there, InvalidPlan where an option that was typed says otherwise.
     """
     ran = spec_beside(results)
-    faults = [*_model_faults(asked.model, ran.model), *_spec_faults(asked, ran)]
+    faults = [*_model_faults(asked.model, ran.model, typed), *_spec_faults(asked, ran, typed)]
     if ran.plan is not None and asked.plan is not None:
-        faults += _plan_faults(asked.plan, ran.plan)
+        faults += _plan_faults(asked.plan, ran.plan, typed)
     if typed("policy") and policy().units != ran.policy.units:
         faults.append("--policy recomputes other blocks")
     if faults:
@@ -48,7 +44,7 @@ def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy])
     return msgspec.structs.replace(ran, model=msgspec.structs.replace(ran.model, target=asked.model.target))
 
 
-def _model_faults(asked: ModelRef, ran: ModelRef) -> list[str]:
+def _model_faults(asked: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
     faults = []
     if _file_and_factory(asked.target) != _file_and_factory(ran.target):
         faults.append(f"its model was {ran.target}, not {asked.target}")
@@ -65,7 +61,7 @@ def _file_and_factory(target: str) -> tuple[str, str]:
     return (Path(path).name.removesuffix(".py"), factory) if ".py" in target else (target, "")
 
 
-def _spec_faults(asked: RunSpec, ran: RunSpec) -> list[str]:
+def _spec_faults(asked: RunSpec, ran: RunSpec, typed: Typed) -> list[str]:
     pairs = ((name, getattr(asked, name), getattr(ran, name)) for name in OF_THE_SPEC if typed(name))
     faults = [f"{name} was {there}, not {here}" for name, here, there in pairs if here != there]
     if typed("memory_limit") and asked.memory_limit_bytes != ran.memory_limit_bytes:
@@ -73,7 +69,7 @@ def _spec_faults(asked: RunSpec, ran: RunSpec) -> list[str]:
     return faults
 
 
-def _plan_faults(asked: PipelinePlan, ran: PipelinePlan) -> list[str]:
+def _plan_faults(asked: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[str]:
     """`asked` is the plan of the options over that which ran."""
     faults = []
     if typed("stages") and len(asked.stages) != len(ran.stages):

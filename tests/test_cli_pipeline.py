@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
 import msgspec
 import pytest
-from click.core import ParameterSource
 
 from explorer.cli_pipeline import PlanOptions, plan_of
 from explorer.cli_results import spec_of_results
@@ -96,16 +92,6 @@ def test_an_own_schedule_has_its_own_name(tmp_path: Path) -> None:
         PlanOptions(schedule="1F1B", rows=rows).changes()
 
 
-@contextmanager
-def given(*names: str) -> Iterator[None]:
-    """These options were on the command line."""
-    context = click.Context(click.Command("pipeline"))
-    for name in names:
-        context.set_parameter_source(name, ParameterSource.COMMANDLINE)
-    with context:
-        yield
-
-
 RAN = RunSpec(
     model=ModelRef(target="net.py:build"),
     plan=PipelinePlan(stages=(("a",), ("b",)), n_microbatches=4, schedule="1F1B"),
@@ -113,18 +99,18 @@ RAN = RunSpec(
 )
 
 
-def opened(folder: Path, policy: Policy = KEEP_ALL, **changed: Any) -> RunSpec:
+def opened(folder: Path, *typed: str, **changed: Any) -> RunSpec:
     """What `--results` makes of options that differ from what ran in `changed`."""
     (folder / "run_spec.json").write_bytes(to_json(RAN))
     of_plan = {name: changed.pop(name) for name in ("schedule", "n_microbatches") if name in changed}
     plan = msgspec.structs.replace(RAN.plan, **of_plan)
     asked = msgspec.structs.replace(RAN, model=ModelRef(target="elsewhere/net.py:build"), plan=plan, policy=KEEP_ALL)
-    return spec_of_results(folder / "results", msgspec.structs.replace(asked, **changed), lambda: policy)
+    asked = msgspec.structs.replace(asked, **changed)
+    return spec_of_results(folder / "results", asked, lambda: KEEP_ALL, typed.__contains__)
 
 
 def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
-    with given():
-        spec = opened(tmp_path)
+    spec = opened(tmp_path)
     assert (spec.plan, spec.policy) == (RAN.plan, RAN.policy)
     assert spec.model.target == "elsewhere/net.py:build"
     assert run_key(spec) == run_key(RAN)
@@ -141,10 +127,10 @@ def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_typed_may_not_deny_what_ran(tmp_path: Path, option: str, changed: dict, said: str) -> None:
-    with given(option), pytest.raises(InvalidPlan, match=said):
-        opened(tmp_path, **changed)
+    with pytest.raises(InvalidPlan, match=said):
+        opened(tmp_path, option, **changed)
 
 
 def test_results_without_their_spec_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnreadableFile, match="what ran there is not known"):
-        spec_of_results(tmp_path / "results", RAN, lambda: KEEP_ALL)
+        spec_of_results(tmp_path / "results", RAN, lambda: KEEP_ALL, {"seed"}.__contains__)

@@ -41,6 +41,11 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
             f"{plan.schedule_name} runs the backwards of stage {', '.join(map(str, stages))} in another order of "
             "microbatches than the unsplit model: sums differ in their last bits, which float64 judges as rounding."
         )
+    if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
+        said.append(
+            f"Microbatching alone moved {far} gradients by more than rounding: dropout draws a mask and BatchNorm takes "
+            "a mean for each microbatch. That is not the split's doing, which the last row tells."
+        )
     if run.spec.n_accumulation > 1:
         said.append(
             f"Accumulation over {run.spec.n_accumulation} batches was left out: a pipelined step accumulates over its "
