@@ -75,7 +75,7 @@ def _observe(loaded: Loaded) -> _Observed:
     observation, again = Observation(model), SecondRun(model)
     with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation:
         output = loaded.output()
-    with blaming(loaded.ref, loaded.inputs, "loss"):
+    with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), observation.of_loss():
         loaded.loss(output)
     moved = moved_traits(model, before)
     again.settle(_another(loaded, again) if again.streams else None)

@@ -10,8 +10,8 @@ What a C++ autograd node keeps outside of saved tensors is not seen by torch's h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,8 +47,8 @@ class Seen:
     """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
     """Storages that each call gave back."""
-    saved: dict[int, int] = field(default_factory=dict)
-    """Bytes by storage."""
+    saved: dict[Identity, int] = field(default_factory=dict)
+    """Bytes by storage, of those made here that anything saves for backward."""
     traits: set[Trait] = field(default_factory=set)
 
 
@@ -67,6 +67,8 @@ class Observation(TorchDispatchMode):
         self._formulas: dict[Any, Callable[..., int] | None] = {}
         self._born: dict[int, int] = {}
         """When the storage that now lies at an address was made: addresses are handed out again."""
+        self._made_in: dict[Identity, tuple[str, ...]] = {}
+        """Of each storage, the stack of blocks that ran when it was made."""
         self._saved_in: dict[Identity, list[set[tuple[str, int]]]] = defaultdict(list)
         """Of each storage, the stacks of calls (block, number) whose operations saved it."""
 
@@ -83,6 +85,16 @@ class Observation(TorchDispatchMode):
     def __exit__(self, *exc: Any) -> None:
         super().__exit__(*exc)
         self._open.close()
+
+    @contextmanager
+    def of_loss(self) -> Iterator[None]:
+        """Watches what the loss saves of what the model made; nothing it does is any block's. Call it once, at last."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            super().__enter__()
+            try:
+                yield
+            finally:
+                super().__exit__(None, None, None)
         self._add_up_containers()
 
     def saved_outside(self, fqn: str) -> tuple[bool, ...]:
@@ -120,8 +132,8 @@ class Observation(TorchDispatchMode):
             for tensor in read:
                 self.flow.reads(place, tensor, shape_only=shape_only)
         out = func(*args, **kwargs)
+        self._flowed(place, func, read, out)
         if place is not None:
-            self._flowed(place, func, read, out)
             self._saw(func, args, kwargs, out)
         self.flow.now += 1
         return out
@@ -133,12 +145,15 @@ class Observation(TorchDispatchMode):
         ran[op] += 1
         return Place(block, op, ran[op])
 
-    def _flowed(self, place: Place, func: Any, read: list[Tensor], out: Any) -> None:
+    def _flowed(self, place: Place | None, func: Any, read: list[Tensor], out: Any) -> None:
+        """What the loss makes, when no block runs, is the model's own."""
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
         given = {t.untyped_storage()._cdata for t in read}
         made = {t.untyped_storage()._cdata for t in written} - given
         self._born.update(dict.fromkeys(made, self.flow.now))
-        self.flow.writes(place, written, given, mutable=func._schema.is_mutable)
+        self._made_in.update(dict.fromkeys(map(self._identity, made), tuple(self._stack) or ("",)))
+        if place is not None:
+            self.flow.writes(place, written, given, mutable=func._schema.is_mutable)
 
     def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         self._count(func, args, kwargs, out)
@@ -160,12 +175,10 @@ class Observation(TorchDispatchMode):
             self.seen[fqn].last_saved_in = self._stack[-1]
         if dense(tensor):
             storage = tensor.untyped_storage()
-            self._saved_in[self._identity(storage._cdata)].append(
-                {(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack}
-            )
-            if storage._cdata not in self.flow.constant:
-                for fqn in self._stack:
-                    self.seen[fqn].saved[storage._cdata] = storage.nbytes()
+            identity = self._identity(storage._cdata)
+            self._saved_in[identity].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
+            for fqn in self._made_in.get(identity, ()):
+                self.seen[fqn].saved[identity] = storage.nbytes()
         return tensor
 
     def _before(self, fqn: str) -> Callable[..., None]:

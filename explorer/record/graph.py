@@ -57,7 +57,8 @@ class Block(Record):
     output_bytes: int
     """Bytes of the tensors one step's calls return, each storage once."""
     saved_bytes: int
-    """Bytes autograd keeps for backward at or below, parameters and buffers excluded, each storage once."""
+    """Bytes made at or below that autograd keeps for backward, whoever saves them, each storage once: what recomputing
+    the block can free, and what a measurement bills to it."""
     forward_flops: int
     rerun_flops: int
     """Of `forward_flops`, those until the last tensor is saved: recompute with early stop runs no further."""

@@ -8,7 +8,7 @@ from explorer.record.base import Record
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.hazard import Hazard
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import BlockBill, Measurement
 from explorer.record.policy import Policy
 from explorer.ui.block_graph import Badge, Label
 from explorer.view.nesting import Node, nest
@@ -81,17 +81,34 @@ def _bytes(facts: Facts, node: Node, block: Block | None, on: set[str]) -> str:
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:
     saved = _saved(facts, fqn)
     if fqn not in on:
-        return mib(saved)
+        outer = _recomputed_with(fqn, on)
+        if outer is None:
+            return mib(saved)
+        if facts.candidate is None or fqn not in facts.candidate.by_fqn:
+            return f"{mib(saved)} with {outer}"
     after = _after(facts, fqn, saved)
     number, _, unit = mib(saved).rpartition(" ")
     return f"{number if after.endswith(unit) else mib(saved)} → {after}"
 
 
+def _recomputed_with(fqn: str, on: set[str]) -> str | None:
+    """The innermost block around `fqn` that is recomputed."""
+    outer = fqn.rpartition(".")[0]
+    while outer and outer not in on:
+        outer = outer.rpartition(".")[0]
+    return outer or None
+
+
 def _saved(facts: Facts, fqn: str) -> int:
-    """Measured where the baseline was, else counted when the model was described."""
-    if facts.baseline and (bill := facts.baseline.by_fqn.get(fqn)):
-        return bill.saved_after_forward_bytes
-    return facts.graph.by_fqn[fqn].saved_bytes
+    """What the block keeps when nothing is recomputed: measured, else counted when the model was described."""
+    bill = _kept_bill(facts, fqn)
+    return bill.saved_after_forward_bytes if bill else facts.graph.by_fqn[fqn].saved_bytes
+
+
+def _kept_bill(facts: Facts, fqn: str) -> BlockBill | None:
+    """None also where a policy is pinned as baseline: its bill says what that policy keeps."""
+    kept = facts.baseline is not None and not facts.baseline.spec.policy.units
+    return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
 
 
 def _after(facts: Facts, fqn: str, saved: int) -> str:
@@ -111,7 +128,7 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     """The tooltip: every figure with its unit and origin."""
     if block is None:
         return f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
-    origin = "measured" if facts.baseline and node.id in facts.baseline.by_fqn else "counted"
+    origin = "measured" if _kept_bill(facts, node.id) else "counted"
     lines = [
         f"{block.fqn} ({block.kind})",
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",

@@ -60,6 +60,8 @@ class Row(Record):
     members: tuple[str, ...] = ()
     n_calls: int = 1
     """Of the block, or of each member."""
+    n_inside: int = 0
+    """Blocks that presets count, below this one."""
 
 
 class JoinMark(Record):
@@ -190,6 +192,7 @@ class _Drawing:
             open=id in self.opened,
             members=node.members,
             n_calls=block.n_calls if block else 1,
+            n_inside=sum(fqn.startswith(f"{id}.") for fqn in self.graph.repeats),
         )
         index = len(self.rows)
         self.rows.append(row)

@@ -187,6 +187,7 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
                 row.toggles | row.foldable << 1 | row.open << 2,
                 list(row.members),
                 row.n_calls,
+                row.n_inside,
             ]
             for row in drawing.rows
         ],

@@ -15,7 +15,7 @@ const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
 const OUTSIDE = ["pointerdown", "click", "keydown"] // a press by mouse, by script, by key
 const SVG = "http://www.w3.org/2000/svg"
-const WORDS = { true: "recompute", false: "keep", mixed: "some" }
+const WORDS = { true: "recompute", false: "keep", inside: "recomputed" }
 
 function element(tag, className, act) {
   const made = document.createElement(tag)
@@ -30,6 +30,7 @@ function button(className, act, text, title) {
   made.tabIndex = -1
   made.textContent = text
   made.title = title
+  made.setAttribute("aria-label", title) // the glyph says nothing aloud
   return made
 }
 
@@ -43,7 +44,7 @@ function say(node, attribute, value) {
 
 // ---- drawing: only when the shape changes
 
-function drawRow([id, name, kind, depth, top, height, left, right, flags, members]) {
+function drawRow([id, name, kind, depth, top, height, left, right, flags, members, nCalls, nInside]) {
   const box = element("div", "row")
   const [toggles, foldable, open] = [flags & 1, flags & 2, flags & 4]
   box.dataset.id = id
@@ -57,16 +58,14 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
 
   const first = element("div", "line")
   const second = element("div", "line small")
-  const v = { box, id, members, toggles, foldable, open, name, kind, cells: [] }
-  if (foldable) first.append(button("fold", "fold", open ? "▾" : "▸", open ? "Fold" : "Unfold"))
+  const v = { box, id, members, toggles, foldable, open, name, kind, nCalls, nInside, cells: [] }
+  if (foldable) first.append(button("fold", "fold", open ? "▾" : "▸", `${open ? "Fold" : "Unfold"} ${name}`))
   v.label = element("span", "name")
   v.label.textContent = name
   first.append(v.label)
-  if (members.length) {
-    const times = element("span", "times")
-    times.textContent = `×${members.length}`
-    first.append(times)
-  }
+  const times = element("span", "times")
+  times.textContent = [members.length && `×${members.length}`, nCalls > 1 && `called ${nCalls}×`].filter(Boolean).join(" ")
+  if (times.textContent) first.append(times)
   v.badges = element("span", "badges")
   v.bytes = element("span", "bytes")
   first.append(v.badges, v.bytes)
@@ -74,10 +73,11 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
     v.chip = element("span", "chip")
     first.append(v.chip)
   }
-  v.kind = element("span", "kind")
-  v.kind.textContent = kind
+  const sort = element("span", "kind")
+  sort.textContent = kind
   v.note = element("span", "note")
-  second.append(v.kind)
+  second.append(sort)
+  if (foldable && !open && !members.length) second.append((v.inside = element("span", "count")))
   if (members.length && !open) {
     const strip = element("span", "cells")
     for (const fqn of members.length <= 24 ? members : []) {
@@ -97,7 +97,7 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
       button("all", "none", "none", `Keep all ${members.length} of these`),
     )
   }
-  if (toggles || members.length) second.append(button("pick", "pick", "◎", "Show this block's bytes in the charts"))
+  if (toggles || members.length) second.append(button("pick", "pick", "◎", `Show the bytes of ${name} in the charts`))
   box.append(first, second)
   v.heat = element("div", "heat")
   box.append(v.heat)
@@ -156,7 +156,7 @@ function drawCut([id, top, left, right, title, refused]) {
   cut.style.cssText = `top:${top}px;left:${left}px;right:${right}px`
   cut.title = title
   cut.setAttribute("role", "checkbox")
-  cut.setAttribute("aria-label", title)
+  cut.setAttribute("aria-label", `${title}, between ${id.replace(">", " and ")}`)
   cut.setAttribute("aria-disabled", !!refused)
   cut.tabIndex = 0 // a refused one too: its reason is read out
   const text = element("span", "scissors")
@@ -188,21 +188,50 @@ function stateOf(v, node) {
   return n === 0 ? false : n === node.members.length ? true : "mixed"
 }
 
+// The block around `id` that is recomputed, and `id` with it.
+function around(v, id) {
+  const parts = id.split(".")
+  for (let n = parts.length - 1; n > 0; n--) {
+    const outer = parts.slice(0, n).join(".")
+    if (v.on.has(outer)) return outer
+  }
+}
+
+function chosenBelow(v, ids) {
+  return [...v.on].filter((fqn) => ids.some((id) => fqn.startsWith(`${id}.`))).length
+}
+
 function mark(v) {
   for (const node of v.nodes.values()) {
     if (node.toggles || node.members.length) say(node.box, "aria-checked", stateOf(v, node))
     say(node.box, "aria-selected", v.selected === node.id)
+    const outer = around(v, node.members[0] || node.id)
+    node.box.classList.toggle("within", !!outer)
+    say(node.box, "aria-description", outer ? `recomputed with ${outer}` : "")
     if (node.chip) {
-      const on = v.on.has(node.id)
-      put(node.chip, on ? v.actions[node.id] || WORDS.true : WORDS.false)
+      const word = v.on.has(node.id) ? v.actions[node.id] || WORDS.true : outer ? WORDS.inside : WORDS.false
+      put(node.chip, word)
+      node.chip.title = outer ? `Runs again with ${outer}` : ""
     }
     for (const cell of node.cells) cell.classList.toggle("on", v.on.has(cell.dataset.fqn))
-    if (node.count) {
-      const n = node.members.filter((fqn) => v.on.has(fqn)).length
-      put(node.count, `${n} of ${node.members.length}`)
-    }
+    if (node.count) markRun(v, node, outer)
+    if (node.inside) markInside(v, node)
   }
   for (const [id, cut] of v.cutNodes) say(cut, "aria-checked", v.cuts.has(id))
+}
+
+function markRun(v, node, outer) {
+  const n = node.members.filter((fqn) => v.on.has(fqn)).length
+  const below = chosenBelow(v, node.members)
+  const own = outer && !n ? WORDS.inside : `${n} of ${node.members.length}`
+  put(node.count, below ? `${own}, ${below} inside them` : own)
+}
+
+// Of a folded box that is no run: how many blocks inside are chosen, of those that presets count.
+function markInside(v, node) {
+  const n = chosenBelow(v, [node.id])
+  const of = n <= node.nInside ? ` of ${node.nInside}` : ""
+  put(node.inside, n ? `${n}${of} inside recomputed` : "")
 }
 
 function paint(v, data) {
