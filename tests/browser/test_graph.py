@@ -206,3 +206,34 @@ def test_a_thousand_blocks_answer(open_graph: Callable[..., Page]) -> None:
     assert page.get_by_role("treeitem").count() > 1000
     page.evaluate(CLICK, [["blocks.3", "blocks.70"], 0])
     confirmed(page, "blocks.3", "blocks.70")
+
+
+def test_what_a_screen_reader_hears(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 3)
+    assert row(page, "embedding").get_attribute("aria-label") == "embedding, Embedding, 1.0 MiB"
+    for button in page.locator(".graph button").all():
+        name = button.get_attribute("aria-label") or ""
+        assert sum(letter.isalpha() for letter in name) > 3, name
+    unfold(page, "blocks", "blocks.0")
+    unfold(page, "blocks.0", "blocks.0.mlp")
+    row(page, "blocks.0").locator(".chip").click()
+    confirmed(page, "blocks.0")
+    inner = row(page, "blocks.0.mlp")
+    assert inner.locator(".chip").inner_text() == "recomputed"
+    assert inner.get_attribute("aria-description") == "recomputed with blocks.0"
+    assert inner.get_attribute("aria-checked") == "false"
+
+
+def test_a_folded_box_says_what_is_chosen_inside(open_graph: Callable[..., Page]) -> None:
+    page = open_graph("gpt", 3)
+    unfold(page, "blocks", "blocks.0")
+    unfold(page, "blocks.0", "blocks.0.mlp")
+    row(page, "blocks.0.mlp").locator(".chip").click()
+    row(page, "blocks.1").locator(".chip").click()
+    confirmed(page, "blocks.0.mlp", "blocks.1")
+    row(page, "blocks.0").locator(".fold").click()
+    row(page, "blocks.0.mlp").wait_for(state="detached")
+    assert row(page, "blocks.0").locator(".count").inner_text() == "1 inside recomputed"
+    row(page, "blocks").locator(".fold").click()
+    row(page, "blocks.0").wait_for(state="detached")
+    assert row(page, "blocks").locator(".count").inner_text() == "1 of 3, 1 inside them"

@@ -13,10 +13,12 @@ from torch.nn import functional as F
 
 from explorer.engine.apply import apply_policy
 from explorer.engine.describe import describe, graph_of
+from explorer.engine.measure import measure
 from explorer.errors import Cancelled, ModelFailed
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress
+from explorer.record.run import RunSpec
 
 B, W = 4, 8
 ROW = B * W * 4
@@ -176,14 +178,39 @@ def test_a_leaf_without_operators_of_its_own_still_stands_in_the_flow(quiet: nn.
     assert [(cut.n_tensors, cut.n_bytes) for cut in found.cuts] == [(1, ROW), (1, ROW)]
 
 
-def test_saved_bytes_count_each_storage_once_and_no_parameter() -> None:
+def test_saved_bytes_are_those_made_in_a_block_whoever_saves_them() -> None:
     found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(nn.Tanh(), nn.Sigmoid())))
-    assert found.by_fqn["1.0"].saved_bytes == ROW  # tanh keeps its result
+    assert found.by_fqn["0"].saved_bytes == 0  # tanh keeps its result, not what it was given
+    assert found.by_fqn["1.0"].saved_bytes == ROW
     assert found.by_fqn["1"].saved_bytes == 2 * ROW
     model = nn.Sequential(nn.ReLU(), nn.Linear(W, W), nn.Linear(W, W))
     found = graph(model, torch.randn(B, W, requires_grad=True))
-    assert found.by_fqn["0"].saved_bytes == found.by_fqn["1"].saved_bytes == ROW
-    assert found.by_fqn[""].saved_bytes == 2 * ROW, "what two blocks keep is one storage"
+    assert [found.by_fqn[fqn].saved_bytes for fqn in ("0", "1", "2", "")] == [
+        ROW,
+        ROW,
+        ROW,
+        3 * ROW,
+    ]  # the loss saves the last
+
+
+SMALL: dict[str, dict[str, int | float]] = {
+    "gpt": {"n_layers": 2, "width": 8, "n_heads": 2, "length": 4, "batch": 2, "vocabulary": 8},
+    "mlp": {"n_layers": 2, "batch": 8},
+    "recurrent": {"length": 3, "width": 8, "expansion": 2, "batch": 2, "vocabulary": 8},
+    "resnet": {"width": 4, "blocks_per_stage": 1, "n_stages": 2, "side": 8, "batch": 2},
+    "tied_lm": {"n_layers": 1, "width": 8, "length": 4, "batch": 2, "vocabulary": 8},
+    "unet": {"width": 4, "depth": 2, "side": 8, "batch": 1},
+    "vit": {"n_layers": 1, "width": 8, "n_heads": 2, "side": 8, "patch": 4, "batch": 2},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_block_keeps_what_a_measurement_bills_to_it(name: str) -> None:
+    """One definition on the page before a run, after it, and on the command line. (MoE routes at random.)"""
+    ref = ModelRef(target=f"sample_models/{name}.py", arguments=SMALL[name])
+    found, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=1)).by_fqn
+    for block in found.blocks[1:]:
+        assert block.saved_bytes == measured[block.fqn].saved_after_forward_bytes, block.fqn
 
 
 def test_the_policy_does_not_show_in_the_graph_of_the_bare_model() -> None:

@@ -147,3 +147,19 @@ def test_the_oldest_record_makes_room() -> None:
     kept.keep("c", "c")
     assert kept.get("b") is None
     assert kept.get("a") == "a"
+
+
+def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    before = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base))
+    assert before["blocks.0.mlp"].bytes == "6.0 MiB with blocks.0"
+    after = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate))
+    assert after["blocks.0.mlp"].bytes.startswith("6.0 → ")
+
+
+def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
+    pinned = graphs.measured(GRAPH, SPEC)
+    kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
+    said = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
+    for id in said[""]:
+        assert len({labels[id].bytes for labels in said.values()}) == 1, id
