@@ -20,6 +20,7 @@ from explorer.view.cost import uncounted_in_words
 from explorer.view.cut_short import what_failed
 from explorer.view.gradients import moved_sentence
 from explorer.view.headline import headlines
+from explorer.view.policy_words import in_words
 from explorer.view.rows import Row
 from explorer.view.units import NOT_MEASURED, count, flops, mib
 
@@ -95,17 +96,6 @@ def _title(console: Console, run: Measurement, policy: Policy) -> None:
     types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
     console.print(f"[dim]{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}[/]")
     console.print(f"[dim]Policy: {escape(in_words(policy))}[/]\n")
-
-
-def in_words(policy: Policy) -> str:
-    """`recompute 12 blocks: blocks.0 ... blocks.11`."""
-    if not policy.units:
-        return "keep all"
-    named = policy.blocks
-    listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
-    segments = sum(len(unit.blocks) > 1 for unit in policy.units)
-    joined = f" in {count(len(policy.units), 'unit')}" if segments else ""
-    return f"recompute {count(len(named), 'block')}{joined}: {listed}"
 
 
 def _figures(console: Console, run: Comparison | Measurement) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+
 import msgspec
 
 from explorer.record import (
@@ -212,7 +214,7 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
             device_name="a CPU",
             torch_version="2.13.0",
             python_version="3.11",
-            platform="Linux",
+            platform=platform.platform(terse=True),
             n_threads=1,
         ),
         allocations=log,

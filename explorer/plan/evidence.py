@@ -27,5 +27,6 @@ def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evid
         time_ratio=said["time_ratio"],
         time_ratio_spread=said["time_ratio_spread"],
         flop_ratio=said["flop_ratio"],
+        baseline_policy=comparison.baseline.spec.policy if comparison.baseline.spec.policy.units else None,
         verdict=comparison.verdict,
     )

@@ -49,6 +49,7 @@ def _measured(evidence: Evidence) -> list[str]:
     said = [f"Measured on {evidence.device} with torch {evidence.torch_version}"]
     if evidence.step_peak_bytes is not None:
         base = f" instead of {evidence.baseline_step_peak_bytes:,}" if evidence.baseline_step_peak_bytes else ""
+        base += f" with {len(evidence.baseline_policy.blocks)} blocks recomputed" if evidence.baseline_policy else ""
         said.append(f"Step peak {evidence.step_peak_bytes:,} bytes{base}")
     if evidence.time_ratio is not None:
         spread = f" +- {evidence.time_ratio_spread:.2f}" if evidence.time_ratio_spread is not None else ""

@@ -261,6 +261,7 @@ class Comparison(Record):
         flops = (base.total_flops, cand.total_flops) if self.comparable else (None, None)
         return {
             "comparable": self.comparable,
+            "n_baseline_recompute": len(base.spec.policy.blocks),
             "verdict": self.verdict,
             "n_bitwise_equal": self.n_bitwise_equal,
             "n_gradients": self.n_gradients,

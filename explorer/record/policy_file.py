@@ -24,6 +24,8 @@ class Evidence(Record):
     """Step time of the policy over step time without it."""
     time_ratio_spread: float | None = None
     flop_ratio: float | None = None
+    baseline_policy: Policy | None = None
+    """What the run that it was compared with recomputed; None: that kept everything."""
     verdict: Verdict | None = None
     """Whether gradients, buffers and RNG stayed the same."""
 

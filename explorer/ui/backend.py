@@ -18,10 +18,11 @@ from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.run import RunSpec
 
 KEPT = 24
 """Records held in memory; the rest is read from the store again."""
+MOST_KNOWN = 4096
+"""Questions whose answers are remembered by the id of their run."""
 
 
 class Records:
@@ -45,6 +46,12 @@ class Records:
                 self._records.move_to_end(key)
             return self._records.get(key)
 
+    def drop(self, record: Any) -> None:
+        """Forgets `record` under every key."""
+        with self._lock:
+            for key in [key for key, kept in self._records.items() if kept == record]:
+                del self._records[key]
+
 
 @st.cache_resource(show_spinner=False)
 def worker() -> Worker:
@@ -62,6 +69,12 @@ def store() -> Store:
 def records() -> Records:
     """What was computed or opened lately."""
     return Records()
+
+
+@st.cache_resource(show_spinner=False)
+def known() -> Records:
+    """Run ids by what was asked: see explorer/ui/known.py."""
+    return Records(MOST_KNOWN)
 
 
 @st.cache_resource(show_spinner=False)
@@ -107,8 +120,3 @@ def graph_of(model: ModelRef) -> ModelGraph | None:
     """The graph of `model` if it was described lately."""
     found = records().get(graph_key(model))
     return found if isinstance(found, ModelGraph) else None
-
-
-def spec_key(spec: RunSpec) -> str:
-    """Under which the run id of a measured `spec` is kept."""
-    return f"measured {to_json(spec).decode()}"

@@ -18,6 +18,7 @@ from explorer.view.units import NOT_MEASURED, change, count, mib, percent
 
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
+PINNED = "pinned baseline"
 NOWHERE: tuple[Origin, ...] = ()
 """Of a figure that says itself that it is unknown, or that is a person's choice."""
 
@@ -28,19 +29,26 @@ class Cell:
 
     headline: Headline
     was: str = ""
+    against: str = ""
+    """What it is compared with, where that did not keep everything."""
 
 
 def strip(known: Shown, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...] = ()) -> tuple[Cell, ...]:
     """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
     comparison = known.comparison
     if comparison is not None and not known.stale:
-        return tuple(Cell(headline=headline) for headline in headlines(comparison))
+        return tuple(_cell(headline, known) for headline in headlines(comparison))
     base = known.baseline or (comparison.baseline if comparison else None)
     drawn = _drawn(base, forecast, policy, hazards)
     if comparison is None:
-        return tuple(Cell(headline=headline) for headline in drawn)
+        return tuple(_cell(headline, known) for headline in drawn)
     before = {headline.key: headline.value for headline in headlines(comparison)}
-    return tuple(Cell(headline=headline, was=before.get(headline.key, "")) for headline in drawn)
+    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in drawn)
+
+
+def _cell(headline: Headline, known: Shown, *, was: str = "") -> Cell:
+    compared = known.pinned is not None and headline.origin and headline.key != "n_recompute"
+    return Cell(headline=headline, was=was, against=PINNED if compared else "")
 
 
 def _drawn(
@@ -50,7 +58,7 @@ def _drawn(
     plain = not policy.units
     of_base = "everything kept"
     if base and base.spec.policy.units:
-        of_base = "this policy" if base.spec.policy == policy else "pinned baseline"
+        of_base = "this policy" if base.spec.policy == policy else PINNED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
     return (
         _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),

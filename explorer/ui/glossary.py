@@ -90,6 +90,7 @@ SEGMENT = (
     "recomputed at once."
 )
 EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
+PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
     "baseline": (
@@ -99,10 +100,7 @@ FRESHNESS = {
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."
     ),
-    "pinned": (
-        ":violet-badge[:material/push_pin: pinned baseline] Measured under the policy of a run, not with everything "
-        "kept. Choose blocks, then press **Run**."
-    ),
+    "pinned": "Choose blocks, then press **Run**.",
     "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
     "failed": (":red-badge[:material/error: failed] A run was cut short, so nothing is bought and nothing is proven."),
     "stale": (

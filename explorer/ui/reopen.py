@@ -13,7 +13,7 @@ from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline import PipelineRun
 from explorer.record.run import RunSpec
-from explorer.ui import backend, link, pipeline_state, plan_link
+from explorer.ui import backend, known, link, pipeline_state, plan_link
 from explorer.ui import state as states
 
 PAGES = {
@@ -28,6 +28,7 @@ PAGES = {
 def reopen(run: StoredRun) -> Mapping[str, str]:
     """Puts the run into this visitor's state; returns the address it has there. Raises as `Store.load` does."""
     record = backend.record(run.run_id)
+    known.note(run.run_id, record)
     if isinstance(record, Comparison):
         return _explore(record.candidate.spec, run.run_id, "shown")
     if isinstance(record, Measurement):

@@ -13,9 +13,12 @@ from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+from explorer.ui import known as known_runs
 from explorer.ui import state as states
 from explorer.ui import work
-from explorer.ui.forecast import price_tags
+from explorer.ui.forecast import forecast, price_tags
 from explorer.ui.labels import Facts
 from explorer.ui.state import State
 
@@ -31,6 +34,9 @@ class Shown:
     baseline: Measurement | None
     baseline_key: str | None
     stale: bool
+    kept: Measurement | None = None
+    """The run that kept everything, where the baseline is a pinned one: forecasts are about it."""
+    kept_key: str | None = None
     other_options: bool = False
     """Whether the baseline ran under options, a seed or a device that were changed since."""
 
@@ -39,6 +45,13 @@ class Shown:
         """Only if it ran under the policy that is drawn now, to its end."""
         found = self.comparison
         return found.candidate if found is not None and found.comparable and not self.stale else None
+
+    @property
+    def pinned(self) -> Policy | None:
+        """The policy of the baseline, where that did not keep everything."""
+        fresh = self.comparison is not None and not self.stale
+        run = self.comparison.baseline if fresh and self.comparison is not None else self.baseline
+        return run.spec.policy if run is not None and run.spec.policy.units else None
 
     @property
     def freshness(self) -> str:
@@ -56,25 +69,48 @@ class Shown:
 def shown(state: State) -> Shown:
     """The last comparison and the baseline that holds for the run as it is drawn now."""
     comparison: Comparison | None = work.result(state, "shown")
-    baseline: Measurement | None = work.result(state, "baseline")
-    key = state["baseline"]
-    if comparison is not None and comparison.baseline.spec == states.baseline_of(state):
+    wanted = states.baseline_of(state)
+    baseline, key = _run_of(work.result(state, "baseline"), wanted), state["baseline"]
+    if comparison is not None and comparison.baseline.spec == wanted:
         baseline, key = comparison.baseline, state["shown"]
     stale = comparison is not None and comparison.candidate.spec != states.spec_of(state)
+    kept = (key, baseline) if baseline is not None else None
+    if wanted.policy.units:
+        kept = known_runs.measured(msgspec.structs.replace(wanted, policy=KEEP_ALL))
     bare = msgspec.structs.replace(states.spec_of(state), policy=baseline.spec.policy) if baseline else None
     return Shown(
         comparison=comparison,
         baseline=baseline,
         baseline_key=key,
         stale=stale,
+        kept=kept[1] if kept else None,
+        kept_key=kept[0] if kept else None,
         other_options=baseline is not None and baseline.spec != bare,
     )
+
+
+def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measurement | None:
+    """The run of `wanted` in a record that may hold two."""
+    if isinstance(record, Comparison):
+        return next((run for run in (record.baseline, record.candidate) if run.spec == wanted), record.baseline)
+    return record
+
+
+def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
+    """From the run that kept everything; its ratio against the baseline that the page compares with."""
+    found = forecast(known.kept, graph, policy, key=known.kept_key)
+    if known.kept is None or known.baseline is None or found.flop_ratio is None:
+        return found
+    whole, base = known.kept.total_flops, known.baseline.total_flops
+    ratio = found.flop_ratio * whole / base if whole and base else None
+    return msgspec.structs.replace(found, flop_ratio=ratio)
 
 
 def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
     """Everything that stands on the blocks."""
     spec = states.spec_of(state)
-    whole = known.baseline if known.baseline is not None and known.baseline.complete else None
+    kept = known.kept or known.baseline
+    whole = kept if kept is not None and kept.complete else None
     priced = known.candidate or (whole if not spec.policy.units else None)
     drawn = known.comparison.candidate if known.comparison is not None else None
     return Facts(
@@ -83,7 +119,7 @@ def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) ->
         baseline=whole,
         candidate=known.candidate,
         freed_bytes=predicted.freed_bytes,
-        prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.baseline_key}"),
+        prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.kept_key}"),
         hazards=hazards(graph, spec.policy, spec.plan, spec),
         alive=ledger_of(known.baseline, drawn, picked(state)),
     )

@@ -14,7 +14,7 @@ from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Failure, Measurement
-from explorer.ui import backend
+from explorer.ui import backend, known
 from explorer.ui import state as states
 from explorer.ui.state import State
 
@@ -88,11 +88,12 @@ def settle(state: State) -> bool:
     match job.request:
         case Describe(model=model):
             backend.records().keep(backend.graph_key(model), job.result)
-        case Measure(spec=spec):
+        case Measure():
             state["baseline"] = key
-            backend.records().keep(backend.spec_key(spec), key)
+            known.note(key, job.result)
         case Compare():
             state["shown"], state["tick"], state["doubt"] = key, None, ""
+            known.note(key, job.result)
         case DrawAutograd():
             state["pictures"] = key
         case DeriveMatrix():
@@ -108,14 +109,23 @@ def under_way(state: State) -> Job | None:
 def prepare(state: State) -> None:
     """First visit: the model is described and its baseline measured without being asked. One attempt each."""
     spec = states.spec_of(state)
-    if state["baseline"] is None:  # after a refresh it is still known, also while a run is under way
-        state["baseline"] = backend.records().get(backend.spec_key(states.baseline_of(state)))
+    if (found := known.measured(states.baseline_of(state))) is not None:
+        state["baseline"] = found[0]
     if state["job"] is not None or state["failure"] is not None:
         return
     if backend.graph_of(spec.model) is None:
         start(state, Describe(model=spec.model, seed=spec.seed))
     elif state["baseline"] is None and state["shown"] is None:
         start(state, Measure(spec=states.baseline_of(state)))
+
+
+def recall(state: State) -> bool:
+    """A policy that ran before shows its result again. Returns whether that changed what is shown."""
+    key = known.compared(states.baseline_of(state), states.spec_of(state))
+    if key is None or key == state["shown"]:
+        return False
+    state["shown"], state["tick"] = key, None
+    return True
 
 
 def compare(state: State) -> None:

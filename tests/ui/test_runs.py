@@ -7,18 +7,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import streamlit
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
+from explorer.plan import policy_file
+from explorer.plan.evidence import evidence_of
 from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
 from explorer.record.pipeline import PipelineRun
 from explorer.record.plan import PipelinePlan
-from explorer.ui import backend
+from explorer.ui import backend, known, link
 from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, settle, texts
+from tests.ui.page_driver import figures, graph_data, say, settle, texts
 
 ALL = tuple(f"blocks.{i}" for i in range(6))
 SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), policy=Policy.recompute(ALL))
@@ -176,18 +179,70 @@ def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: Callabl
     assert "cannot be brought back" in texts(at)
 
 
-def test_a_pin_outlives_the_visit(app: Callable[..., AppTest], worker: FakeWorker, store: Store) -> None:
-    store.pin(saved(store))
-    app()
-    (job,) = worker.of(Measure)
-    assert job.request.spec.policy == SPEC.policy
-
-
-def test_a_baseline_with_a_policy_of_its_own_predicts_nothing(app: Callable[..., AppTest], store: Store) -> None:
+def test_a_pin_outlives_the_visit_and_needs_no_other_run(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
     store.pin(saved(store))
     at = app()
-    assert "pinned baseline" in texts(at)
-    assert not any("≈" in value for value in figures(at).values())
+    assert not worker.of(Measure), "the store holds the run that was pinned"
+    assert figures(at)["Step peak"] == "34.5 MiB"
+
+
+def test_a_pinned_baseline_is_named_and_keeps_its_forecast(app: Callable[..., AppTest], store: Store) -> None:
+    """The forecast is made from the run that kept everything, which is in the store."""
+    store.pin(saved(store))
+    at = say(app(), on=["blocks.0"])
+    assert "pinned baseline" in texts(at) and r"recompute 6 blocks" in texts(at)
+    assert figures(at)["Step peak"].startswith("34.5 → ≈")
+    assert figures(at)["FLOPs"].startswith("≈ \N{MINUS SIGN}"), "against the pinned run, which recomputes more"
+    assert "predicted, against the pinned baseline" in texts(at)
+    assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 MiB"), "of a kept block, not of a recomputed one"
+
+
+def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(
+    app: Callable[..., AppTest], runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    policy = Policy.recompute(ALL[:1])
+    pair = graphs.compared(graphs.gpt(6), msgspec.structs.replace(SPEC, policy=policy))
+    pair = msgspec.structs.replace(pair, baseline=graphs.measured(graphs.gpt(6), SPEC))
+    evidence = evidence_of(pair)
+    assert evidence is not None and evidence.baseline_policy == SPEC.policy
+    assert policy_file.loads(policy_file.dumps(policy, evidence=evidence)).evidence == evidence
+    store.save(pair)
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "34.5 MiB (6 blocks recomputed) → 90.0 MiB"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_refresh_shows_what_was_measured(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store, restarted: bool
+) -> None:
+    """Also after the app was started again: then the store says it. And a policy that ran before is measured."""
+    at = settle(say(app(), on=list(ALL)).button(key="run").click().run())
+    at = settle(say(at, on=["head"]).button(key="run").click().run())
+    assert figures(say(at, on=list(ALL)))["Step peak"] == "104.5 → 34.5 MiB"
+    n_jobs = len(worker.jobs)
+    if restarted:
+        graph = backend.graph_of(SPEC.model)
+        streamlit.cache_resource.clear()
+        backend.records().keep(backend.graph_key(SPEC.model), graph)
+    again = app(**link.to_query(SPEC))
+    assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
+    assert figures(again)["Gradients"] == "bitwise equal"
+    assert len(worker.jobs) == n_jobs
+
+
+def test_a_run_of_another_machine_or_of_older_code_is_not_shown_as_measured_here(
+    app: Callable[..., AppTest], store: Store, tmp_path: Path
+) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    elsewhere = msgspec.structs.replace(pair.candidate.environment, platform="Plan 9")
+    store.save(msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, environment=elsewhere)))
+    assert figures(app(**link.to_query(SPEC)))["Gradients"] == "not compared"
+    changed = tmp_path / "model.py"
+    changed.write_text("# younger than the run\n")
+    run = store.list()[0]
+    assert known._is_current(run, f"{changed}:build") is False
 
 
 def test_opening_a_run_brings_its_figures_back(runs_page: Callable[..., AppTest], store: Store) -> None:

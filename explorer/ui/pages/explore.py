@@ -20,7 +20,6 @@ from explorer.record.measurement import Failure
 from explorer.ui import backend, glossary, window, work
 from explorer.ui import state as states
 from explorer.ui.figures import strip
-from explorer.ui.forecast import forecast
 from explorer.ui.panels.blocks import graph_panel, tools
 from explorer.ui.panels.failure import failure_panel
 from explorer.ui.panels.files import policy_menu, run_menu
@@ -30,9 +29,10 @@ from explorer.ui.panels.results import results
 from explorer.ui.panels.run_bar import run_bar
 from explorer.ui.plain import plain
 from explorer.ui.safety import danger
-from explorer.ui.shown import Shown, facts, shown
+from explorer.ui.shown import Shown, facts, predicted, shown
 from explorer.ui.state import State
 from explorer.view.cut_short import what_failed
+from explorer.view.policy_words import in_words
 
 RIGHT_HEIGHT = 520
 FILES_WIDTH = 310
@@ -58,6 +58,7 @@ def page() -> None:
     work.prepare(state)
     if (graph := backend.graph_of(states.spec_of(state).model)) is not None:
         states.absorb(state, graph)
+        work.recall(state)
         state["redraw"] = False
     states.to_address(state)
 
@@ -117,14 +118,14 @@ def _desk(state: State, places: Places) -> None:
     if graph is not None:
         states.absorb(state, graph)
         spec = states.spec_of(state)
-        if state["redraw"]:  # another block was selected: the charts beside the graph show its bytes
+        if work.recall(state) or state["redraw"]:  # another block, or a result that is known: the charts show it
             st.rerun()
     known = shown(state)
-    predicted = forecast(known.baseline, graph, spec.policy, key=known.baseline_key)
-    drawn = facts(state, graph, known, predicted) if graph is not None else None
+    foreseen = predicted(known, graph, spec.policy)
+    drawn = facts(state, graph, known, foreseen) if graph is not None else None
     found = drawn.hazards if drawn is not None else ()
     with places.strip.container():
-        headline_strip(strip(known, predicted, spec.policy, found))
+        headline_strip(strip(known, foreseen, spec.policy, found))
     with places.notice.container():
         st.caption(_freshness(known))
     _danger(places, found)
@@ -140,6 +141,8 @@ def _desk(state: State, places: Places) -> None:
 def _freshness(known: Shown) -> str:
     """What the figures are about, and where a run was cut short."""
     said = glossary.FRESHNESS[known.freshness]
+    if known.pinned is not None and known.freshness != "nothing":
+        said = f"{glossary.PINNED} {plain(in_words(known.pinned))}. " + ("" if known.freshness == "pinned" else said)
     if known.freshness == "failed" and known.comparison is not None:
         return f"{said} The {plain(what_failed(known.comparison))}."
     return said

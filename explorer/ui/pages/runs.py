@@ -12,13 +12,13 @@ from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui import backend, work
+from explorer.ui import backend, known, work
 from explorer.ui.panels.charts import chart, twin
 from explorer.ui.plain import plain
 from explorer.ui.reopen import PAGES, reopen
 from explorer.view.cut_short import stored_peak
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
-from explorer.view.units import NOT_MEASURED, mib
+from explorer.view.units import NOT_MEASURED, count, mib
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
@@ -106,6 +106,8 @@ def _peak(run: StoredRun) -> str:
     base, peak = said.get("baseline"), stored_peak(said.get("candidate") or said)
     if not base:
         return peak
+    if n_blocks := said.get("n_baseline_recompute"):
+        return f"{stored_peak(base)} ({count(n_blocks, 'block')} recomputed) → {peak}"
     return f"{stored_peak(base)} → {peak}" if said.get("comparable", True) else f"{stored_peak(base)}; {peak}"
 
 
@@ -195,7 +197,12 @@ def _confirm(run: StoredRun) -> None:
     st.text(run.name)
     st.caption("It cannot be brought back. Export it first to keep a copy.")
     if st.button("Delete for good", type="primary", icon=":material/delete:", key="delete_for_good"):
-        _do(lambda: backend.store().delete(run.run_id), "Deleted.")
+        _do(lambda: _delete(run), "Deleted.")
+
+
+def _delete(run: StoredRun) -> None:
+    backend.store().delete(run.run_id)
+    known.forget(run.run_id)
 
 
 def _do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:

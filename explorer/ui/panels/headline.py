@@ -35,7 +35,7 @@ def rows_of_figures(figures: tuple[T, ...]) -> list[tuple[T, ...]]:
 def _cell(cell: Cell) -> None:
     headline = cell.headline
     origins = " ".join(glossary.ORIGIN[origin] for origin in headline.origin)
-    origin = ", ".join(headline.origin)
+    origin = ", ".join(headline.origin) + (f", against the {cell.against}" if cell.against else "")
     st.metric(
         headline.label,
         headline.value,

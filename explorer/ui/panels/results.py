@@ -18,7 +18,7 @@ from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_
 from explorer.ui.panels.memory import memory_panel
 from explorer.ui.panels.table import table_panel
 from explorer.ui.safety import errors
-from explorer.ui.shown import picked
+from explorer.ui.shown import picked, shown
 from explorer.ui.state import State
 from explorer.view.cut_short import what_failed
 from explorer.view.nesting import RUN
@@ -31,7 +31,7 @@ def results(state: State) -> None:
     """All that was measured, of the last comparison or else of the baseline alone."""
     graph = backend.graph_of(states.spec_of(state).model)
     comparison: Comparison | None = work.result(state, "shown")
-    baseline = comparison.baseline if comparison is not None else work.result(state, "baseline")
+    baseline = comparison.baseline if comparison is not None else shown(state).baseline
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
     if baseline is None:
         with tabs[0]:
