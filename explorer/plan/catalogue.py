@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from explorer.errors import UnreadableFile
@@ -45,6 +46,47 @@ def sample(path: Path) -> Sample:
         lesson=lesson.strip(),
         sizes=_sizes(tree, path),
     )
+
+
+def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
+    """Models given by reference, each under a name that no other has; a file's SIZES are its sizes."""
+    given = tuple(dict.fromkeys(targets))
+    short = {target: _short(target) for target in given}
+    return tuple(
+        Sample(
+            name=target,
+            target=target,
+            title=short[target] if list(short.values()).count(short[target]) == 1 else target.replace(":", ", "),
+            lesson="Given on the command line.",
+            sizes=_own_sizes(target),
+        )
+        for target in given
+    )
+
+
+def default_size(sizes: Mapping[str, object]) -> str | None:
+    """The size that a model has when none is named."""
+    return "small" if "small" in sizes else next(iter(sizes), None)
+
+
+def _short(target: str) -> str:
+    """`nets.py, build_b`; `llama/config.json`, because every local configuration is called config.json."""
+    if target.startswith("hf:"):
+        path = Path(target.removeprefix("hf:"))
+        return "/".join(path.parts[-2:]) if path.suffix == ".json" else path.name
+    where, _, factory = target.partition(":")
+    return f"{Path(where).name}, {factory}" if factory else Path(where).name
+
+
+def _own_sizes(target: str) -> dict[str, dict[str, int | float | str | bool]]:
+    """None where the file cannot be read: opening the model says why."""
+    path = Path(target.partition(":")[0])
+    if path.suffix != ".py":
+        return {}
+    try:
+        return _sizes(ast.parse(path.read_text(encoding="utf-8")), path)
+    except (OSError, SyntaxError, ValueError, UnreadableFile):
+        return {}
 
 
 def _sizes(tree: ast.Module, path: Path) -> dict[str, dict[str, int | float | str | bool]]:

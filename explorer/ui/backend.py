@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -15,7 +14,7 @@ import streamlit as st
 
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
-from explorer.plan.catalogue import Sample, catalogue
+from explorer.plan.catalogue import Sample, catalogue, own_samples
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
 
@@ -85,12 +84,8 @@ def samples() -> tuple[Sample, ...]:
     """
     given = models_from(sys.argv[1:])
     known = catalogue()
-    own = tuple(
-        Sample(name=target, target=target, title=Path(target).name, lesson="Given on the command line.", sizes={})
-        for target in given
-        if target not in {sample.target for sample in known}
-    )
-    return (*own, *known)
+    offered = {sample.target for sample in known}
+    return (*own_samples(target for target in given if target not in offered), *known)
 
 
 def models_from(arguments: list[str]) -> tuple[str, ...]:

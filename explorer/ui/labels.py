@@ -68,14 +68,38 @@ def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]
 
 
 def _bytes(facts: Facts, node: Node, block: Block | None, on: set[str]) -> str:
-    """Saved bytes of a block, kept and then recomputed; of a run those of one member."""
+    """Saved bytes of a block, kept and then recomputed; of a run those of each member, or of all where they differ."""
     if node.members:
-        first = node.members[0]
-        alike = all((fqn in on) == (first in on) for fqn in node.members)
-        return f"{_change(facts, first, on) if alike else mib(_saved(facts, first))} each"
+        return _of_run(facts, node.members, on)
     if block is not None and not block.n_calls and not node.children:
         return "never called"
     return _change(facts, node.id, on)
+
+
+def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
+    each = {_change(facts, fqn, on) for fqn in members}
+    if len(each) == 1:
+        return f"{each.pop()} each"
+    before = sum(_saved(facts, fqn) for fqn in members)
+    held = [_held(facts, fqn) if fqn in on or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members]
+    after = None if None in held else sum(size or 0 for size in held)
+    if after == before:
+        return f"{mib(before)} in all"
+    said = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
+    return f"{_arrow(before, said)} in all"
+
+
+def _held(facts: Facts, fqn: str) -> int | None:
+    """What a block that is recomputed, alone or inside another, still keeps: measured, else predicted."""
+    if facts.candidate and (bill := facts.candidate.by_fqn.get(fqn)):
+        return bill.saved_after_forward_bytes
+    freed = facts.freed_bytes.get(fqn)
+    return None if freed is None else max(_saved(facts, fqn) - freed, 0)
+
+
+def _arrow(saved: int, after: str) -> str:
+    number, _, unit = mib(saved).rpartition(" ")
+    return f"{number if after.endswith(unit) else mib(saved)} → {after}"
 
 
 def _change(facts: Facts, fqn: str, on: set[str]) -> str:
@@ -86,9 +110,7 @@ def _change(facts: Facts, fqn: str, on: set[str]) -> str:
             return mib(saved)
         if facts.candidate is None or fqn not in facts.candidate.by_fqn:
             return f"{mib(saved)} with {outer}"
-    after = _after(facts, fqn, saved)
-    number, _, unit = mib(saved).rpartition(" ")
-    return f"{number if after.endswith(unit) else mib(saved)} → {after}"
+    return _arrow(saved, _after(facts, fqn))
 
 
 def _recomputed_with(fqn: str, on: set[str]) -> str | None:
@@ -111,11 +133,10 @@ def _kept_bill(facts: Facts, fqn: str) -> BlockBill | None:
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
 
 
-def _after(facts: Facts, fqn: str, saved: int) -> str:
-    if facts.candidate and (bill := facts.candidate.by_fqn.get(fqn)):
-        return mib(bill.saved_after_forward_bytes)
-    freed = facts.freed_bytes.get(fqn)
-    return "?" if freed is None else f"≈ {mib(max(saved - freed, 0))}"
+def _after(facts: Facts, fqn: str) -> str:
+    held = _held(facts, fqn)
+    measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
+    return "?" if held is None else mib(held) if measured else f"≈ {mib(held)}"
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:

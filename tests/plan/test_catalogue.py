@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from explorer.errors import UnreadableFile
-from explorer.plan.catalogue import SAMPLES, catalogue, sample
+from explorer.plan.catalogue import SAMPLES, catalogue, default_size, own_samples, sample
 
 SOURCE = '''"""A chain of linears.
 
@@ -48,3 +48,20 @@ def test_the_samples_of_this_project_are_lessons() -> None:
         assert entry.title and entry.lesson, f"{entry.name} teaches nothing"
         assert {"small", "gpu"} <= set(entry.sizes), f"{entry.name} lacks a size"
         assert entry.target == f"sample_models/{entry.name}.py"
+
+
+def test_own_models_have_names_of_their_own_and_their_sizes(tmp_path: Path) -> None:
+    nets = tmp_path / "nets.py"
+    nets.write_text("SIZES = {'small': {'n': 1}, 'large': {'n': 2}}\ndef a(n): ...\ndef b(n): ...\n")
+    other = tmp_path / "other" / "nets.py"
+    targets = [
+        f"{nets}:a", f"{nets}:b", f"{nets}:a", "hf:/llama/config.json", "hf:/bert/config.json", "hf:GPT2Config",
+        "package.module:build", f"{other}:a",
+    ]  # fmt: skip
+    found = own_samples(targets)
+    titles = [sample.title for sample in found]
+    assert len(set(titles)) == len(found) == 7
+    assert titles[1] == "nets.py, b" and "llama/config.json" in titles and "GPT2Config" in titles
+    assert not any(":" in title for title in titles), "the page shows what stands before a colon"
+    assert list(found[0].sizes) == ["small", "large"] and found[-1].sizes == {}
+    assert default_size({"large": 1, "small": 2}) == "small" and default_size({}) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.plan.changes import RNG_STATE_BYTES
@@ -114,6 +115,25 @@ def test_an_error_is_said_before_a_run() -> None:
     assert danger((note,)) == in_file((note,)) == ""
     assert in_file((wrong,)).splitlines()[2] == "#   It draws other numbers in *a*. Do."
     assert "different" in doubt("different") and doubt("rounding") == doubt(None) == ""
+
+
+def test_each_is_said_only_of_members_that_are_alike() -> None:
+    """Two of six stay: what one member keeps is not what each keeps."""
+    base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
+    every = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=both.candidate)
+    assert labels(every)["blocks"].bytes == "15.0 → 0.5 MiB each"
+    bills = tuple(
+        msgspec.structs.replace(bill, saved_after_forward_bytes=2 * graphs.MIB) if bill.fqn == ALL[2] else bill
+        for bill in both.candidate.blocks
+    )
+    segment = msgspec.structs.replace(both.candidate, blocks=bills)
+    said = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
+    assert said == "90.0 → 4.5 MiB in all"
+    some = Facts(graph=GRAPH, policy=Policy.recompute(ALL[:4]), baseline=base)
+    freed = dict.fromkeys(ALL[:4], 14 * graphs.MIB)
+    assert labels(msgspec.structs.replace(some, freed_bytes=freed))["blocks"].bytes == "90.0 → ≈ 34.0 MiB in all"
+    assert labels(some)["blocks"].bytes == "90.0 MiB → ? in all"
+    assert labels(Facts(graph=GRAPH, policy=Policy(), baseline=base))["blocks"].bytes == "15.0 MiB each"
 
 
 def test_a_folded_run_shows_what_its_members_carry() -> None:

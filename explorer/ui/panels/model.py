@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import streamlit as st
 
-from explorer.plan.catalogue import Sample
+from explorer.plan.catalogue import Sample, default_size
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -52,7 +52,7 @@ def model_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) ->
     )
     sizes = _sizes(by_target.get(model.target))
     offered = sizes or [AS_BUILT]
-    size = model.size or offered[0]
+    size = model.size or default_size(dict.fromkeys(offered)) or AS_BUILT
     chosen = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
     st.selectbox(
         "Size",
@@ -81,7 +81,7 @@ def _lesson(sample: Sample | None) -> str:
 def arguments_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
     """The numbers that the factory takes, as the size sets them or as a person changed them."""
     sample = next((sample for sample in samples if sample.target == model.target), None)
-    usual = dict(sample.sizes.get(model.size or "", {})) if sample else {}
+    usual = dict(sample.sizes.get(model.size or default_size(sample.sizes) or "", {})) if sample else {}
     chosen: dict[str, Any] = {}
     fields = {
         name: bound(f"argument_{name}", model.arguments.get(name, value), partial(chosen.__setitem__, name))
