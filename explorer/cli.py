@@ -20,6 +20,7 @@ from explorer.errors import InvalidPolicy
 from explorer.plan import policy_file
 from explorer.plan.catalogue import catalogue
 from explorer.plan.export import EXPORTERS, exported
+from explorer.plan.export_pipeline import NEEDS
 from explorer.plan.hazards import hazards
 from explorer.record.base import to_plain
 from explorer.view.graph_dot import graph_dot, graph_svg
@@ -114,6 +115,8 @@ def export(
 ) -> None:
     """A policy file in another form; torch: a Python file that applies it with torch alone."""
     _answer(exported(policy_file.load(policy), to), out)
+    if to in ("stages", "schedule"):
+        say(f"[dim]{NEEDS}[/]")
 
 
 for _verb in (measure, compare, matrix, pipeline, lab):

@@ -23,6 +23,13 @@ SPEC_FILE = "run_spec.json"
 SCRIPT_FILE = "run.sh"
 CSV_FILE = "schedule.csv"
 RESULTS = "results"
+NEEDS = (
+    "A training script applies the policy before it splits the model, or to each stage with "
+    "apply_policy(stage, policy, part=True). except_last, dropout keyed by microbatch, running statistics once a batch "
+    "and the sum over tied weights are done by the explorer's engines; torch.distributed.pipelining does none of them."
+)
+"""What lists of stages and actions do not carry. The lists have torchtitan's shape (module_fqns_per_model_part,
+pipeline_parallel_schedule_csv)."""
 CHECKOUT = Path(__file__).resolve().parents[2]
 """Where the explorer is imported from, also where nobody installed it."""
 

@@ -43,8 +43,8 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
         )
     if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
         said.append(
-            f"Microbatching alone moved {far} gradients by more than rounding: dropout draws a mask and BatchNorm takes "
-            "a mean for each microbatch. That is not the split's doing, which the last row tells."
+            f"Microbatching alone moved {far} gradients by more than rounding: dropout draws a mask and BatchNorm "
+            "takes a mean for each microbatch. That is not the split's doing, which the last row tells."
         )
     if run.spec.n_accumulation > 1:
         said.append(

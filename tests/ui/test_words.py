@@ -14,6 +14,7 @@ from explorer.ui import backend, glossary
 from explorer.ui.figures import strip
 from explorer.ui.labels import Facts, labels
 from explorer.ui.panels.charts import as_csv
+from explorer.ui.panels.pipeline import fitting
 from explorer.ui.plain import plain
 from explorer.ui.safety import danger, doubt, in_file
 from explorer.ui.shown import Shown
@@ -183,3 +184,9 @@ def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
     said = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
     for id in said[""]:
         assert len({labels[id].bytes for labels in said.values()}) == 1, id
+
+
+@pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])
+def test_a_first_plan_fits_the_batch(n_rows: int, wanted: int, n: int) -> None:
+    graph = msgspec.structs.replace(graphs.gpt(2), input_shapes=((n_rows, 8),))
+    assert fitting(wanted, graph) == n

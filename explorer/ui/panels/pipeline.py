@@ -172,11 +172,18 @@ def _first_cut(split: State, state: State, graph: ModelGraph, profile: PipelineP
     """A model nobody has cut yet has two even stages, evened out again once its blocks are priced; no step to undo."""
     if not split["uncut"]:
         return
+    split["n_microbatches"] = fitting(split["n_microbatches"], graph)
     if len(atoms(graph)) > 1:
         done = split["undo"]
         _cut(split, state, graph, (2, _usual_rule(profile)), profile)
         split["undo"] = done
     split["uncut"] = profile is None
+
+
+def fitting(wanted: int, graph: ModelGraph) -> int:
+    """As many microbatches as are wanted, or the next fewer that divide the batch."""
+    n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else wanted
+    return next((n for n in range(wanted, 0, -1) if n_rows % n == 0), 1)
 
 
 def _usual_rule(profile: PipelineProfile | None) -> CutRule:

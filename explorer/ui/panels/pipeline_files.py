@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan import policy_file
-from explorer.plan.export_pipeline import run_files
+from explorer.plan.export_pipeline import NEEDS, run_files
 from explorer.record.plan import PipelinePlan
 from explorer.record.run import RunSpec
 from explorer.ui import backend
@@ -32,6 +32,7 @@ def files_panel(spec: RunSpec, plan: PipelinePlan) -> None:
         on_click="ignore",
     )
     st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
+    st.caption(NEEDS)
     try:
         files = run_files(spec)
     except ExplorerError as error:

@@ -296,3 +296,13 @@ def napping() -> Any:
 
 
 NAPPING = ("0", "1")
+
+
+def without_a_loss() -> Any:
+    def failing(output: Tensor, targets: Tensor) -> Tensor:
+        raise ValueError("no loss today")
+
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(8, 4), torch.randn(8, 4)), failing
+
+
+WITHOUT_A_LOSS = ("0", "1")

@@ -11,7 +11,7 @@ from explorer.plan.schedule_text import format_rows
 from explorer.plan.schedules import SCHEDULES, one_f_one_b
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
-from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET
+from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET, WITHOUT_A_LOSS
 from tests.engine.pipeline.plans import spec
 
 SOME = Policy.recompute(LANGUAGE[1:4])
@@ -199,20 +199,7 @@ def test_an_indivisible_batch_is_explained() -> None:
 
 
 def test_a_model_that_raises_is_a_result() -> None:
-    from explorer.engine.load import load
-    from explorer.engine.pipeline import run as run_module
-
-    plan = spec("language", LANGUAGE, 2)
-    loaded = load(plan.model)
-    calls = []
-
-    def failing(output: object, targets: object) -> None:
-        calls.append(1)
-        raise ValueError("no loss today")
-
-    object.__setattr__(loaded, "loss_function", failing)
-    run = run_module.run_pipeline(plan, loaded=loaded)
-    assert calls
+    run = run_pipeline(spec("without_a_loss", WITHOUT_A_LOSS, 2))
     assert run.failure is not None
     assert run.failure.sentence.startswith("Rank 1 failed in 1F0: The model raised ValueError: no loss today")
     assert run.failed_rank == 1
