@@ -141,11 +141,14 @@ def changed_inputs(case: Case) -> Iterator[Hazard]:
 
 
 def never_called(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(block.fqn for _, named in case.units for block in named if block.n_calls == 0)
+    named = tuple(block for _, blocks in case.units for block in blocks if not block.n_calls)
+    ran = {(block.parent, block.kind) for block in case.graph.blocks if block.n_calls and block.name.isdigit()}
+    blocks = tuple(block.fqn for block in named if (block.parent, block.kind) not in ran)  # others: LayerDrop
     if blocks:
         yield Hazard(
             rule="never-called", severity="warning", blocks=blocks,
-            sentence=f"The observed forward never calls {some(blocks)} as a module: to name it has no effect.",
+            sentence=f"The observed forward never calls {some(blocks)} as a module: to name it has no effect, unless "
+            "another forward does.",
             remedy="Name its children, or the block around it.",
         )  # fmt: skip
 

@@ -1,11 +1,13 @@
-"""Policies by name. They count the blocks of `graph.repeats`: the repeated layers, else what the model consists of."""
+"""Policies by name. They count the units of counted.py: what is worth recomputing and no hazard forbids."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 
 from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.counted import Fqns, counted_units, runs, segments
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
@@ -24,18 +26,20 @@ _EVERY = re.compile(r"every-([1-9]\d{0,5})")
 
 def preset(name: str, graph: ModelGraph) -> Policy:
     """The policy that `name` means on `graph`. Raises InvalidPolicy for an unknown name."""
-    blocks = counted_blocks(graph)
-    if every := _EVERY.fullmatch(name):
-        return Policy.recompute(blocks[:: int(every[1])])
-    match name:
-        case "keep-all":
-            return KEEP_ALL
-        case "all":
-            return Policy.recompute(blocks)
-        case "except-last":
-            return Policy.recompute(blocks[:-1])
-        case "sqrt":
-            return Policy(units=_sqrt(blocks, graph))
+    if name == "keep-all":
+        return KEEP_ALL
+    every = _EVERY.fullmatch(name)
+    if every or name in PRESETS:
+        units = _counted(graph)
+        if every:
+            return _policy(units[:: int(every[1])])
+        match name:
+            case "all":
+                return _policy(units)
+            case "except-last":
+                return _policy(units[:-1])
+            case "sqrt":
+                return _policy(_sqrt(units, graph))
     raise InvalidPolicy(
         f"There is no preset {name}.",
         hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
@@ -47,26 +51,33 @@ def is_preset(name: str) -> bool:
     return name in PRESETS or _EVERY.fullmatch(name) is not None
 
 
-def counted_blocks(graph: ModelGraph) -> tuple[str, ...]:
-    """The blocks that presets count, in order; those that were never called are left out."""
-    return tuple(fqn for fqn in graph.repeats if graph.by_fqn[fqn].n_calls > 0)
+def _counted(graph: ModelGraph) -> tuple[Fqns, ...]:
+    units = counted_units(graph)
+    if not units and graph.blocks:
+        raise InvalidPolicy(
+            f"No block of {graph.model.target} is one to recompute by itself: each is a single operation, which keeps "
+            "its input, or a hazard forbids it.",
+            hint="Gather operations into modules or an nn.Sequential; `check` names hazards of blocks chosen by hand.",
+        )
+    return units
 
 
-def _sqrt(blocks: tuple[str, ...], graph: ModelGraph) -> tuple[Unit, ...]:
-    n_kept = round(math.sqrt(len(blocks)))
-    if _can_be_joined(blocks, graph):
-        borders = [round(i * len(blocks) / n_kept) for i in range(n_kept + 1)] if n_kept else []
-        return tuple(Unit(blocks=blocks[first:end]) for first, end in zip(borders, borders[1:]))
+def _policy(units: Iterable[Fqns]) -> Policy:
+    return Policy(units=tuple(Unit(blocks=unit) for unit in units))
+
+
+def _sqrt(units: tuple[Fqns, ...], graph: ModelGraph) -> tuple[Fqns, ...]:
+    stretches = runs(units, graph)
+    if any(len(stretch) > 1 for stretch in stretches):
+        joined = (_joined(stretch, graph) for stretch in stretches)
+        return tuple(unit for stretch in joined for unit in stretch)
+    n_kept = round(math.sqrt(len(units)))
     # The last block of each stretch is kept, so that the very last one, which backward needs at once, is among them.
-    kept = {round((i + 1) * len(blocks) / n_kept) - 1 for i in range(n_kept)}
-    return tuple(Unit(blocks=(fqn,)) for i, fqn in enumerate(blocks) if i not in kept)
+    kept = {round((i + 1) * len(units) / n_kept) - 1 for i in range(n_kept)}
+    return tuple(unit for i, unit in enumerate(units) if i not in kept)
 
 
-def _can_be_joined(blocks: tuple[str, ...], graph: ModelGraph) -> bool:
-    """Consecutive children of one Sequential: only there does one block feed the next and nothing else."""
-    parents = {graph.by_fqn[fqn].parent for fqn in blocks}
-    if len(parents) != 1 or (parent := parents.pop()) is None or graph.by_fqn[parent].kind != "Sequential":
-        return False
-    siblings = [block.fqn for block in graph.children[parent]]
-    first = siblings.index(blocks[0])
-    return tuple(siblings[first : first + len(blocks)]) == blocks
+def _joined(stretch: Sequence[Fqns], graph: ModelGraph) -> Sequence[Fqns]:
+    """Units of several blocks are stretches of a Sequential already."""
+    lone = all(len(unit) == 1 for unit in stretch)
+    return segments([unit[0] for unit in stretch], graph) if lone else stretch

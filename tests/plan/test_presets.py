@@ -7,23 +7,24 @@ import math
 import msgspec
 import pytest
 from hypothesis import given
-from hypothesis.strategies import integers
+from hypothesis.strategies import frozensets, integers
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.presets import PRESETS, counted_blocks, is_preset, preset
-from explorer.record.graph import Block, ModelGraph
+from explorer.plan.hazards import hazards
+from explorer.plan.presets import PRESETS, is_preset, preset
+from explorer.record.graph import Block, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
-from tests.graphs import gpt, unet
+from tests.graphs import MIB, block, gpt, unet
 
 
 def sequential(n_layers: int) -> ModelGraph:
     """The same layers in a Sequential instead of a ModuleList."""
     graph = gpt(n_layers)
-    return msgspec.structs.replace(graph, blocks=tuple(_renamed(block) for block in graph.blocks))
+    return msgspec.structs.replace(graph, blocks=tuple(map(_renamed, graph.blocks)))
 
 
-def _renamed(block: Block) -> Block:
-    return msgspec.structs.replace(block, kind="Sequential") if block.fqn == "blocks" else block
+def _renamed(one: Block) -> Block:
+    return msgspec.structs.replace(one, kind="Sequential", n_calls=1) if one.fqn == "blocks" else one
 
 
 @given(n_layers=integers(2, 40), k=integers(1, 50))
@@ -60,17 +61,83 @@ def test_sqrt_keeps_sqrt_n_spread_blocks_where_none_can_be_joined(n_layers: int)
     assert all(len(unit.blocks) == 1 for unit in policy.units)
 
 
-def test_blocks_that_never_ran_are_not_counted() -> None:
+def changed(graph: ModelGraph, **of: dict[str, object]) -> ModelGraph:
+    """Blocks of the graph with other fields; `__` stands for a dot."""
+    more = {fqn.replace("__", "."): fields for fqn, fields in of.items()}
+    blocks = tuple(msgspec.structs.replace(block, **more.get(block.fqn, {})) for block in graph.blocks)
+    return msgspec.structs.replace(graph, blocks=blocks)
+
+
+def test_a_layer_that_was_left_out_of_the_observed_forward_is_counted() -> None:
     graph = gpt(4)
-    idle = msgspec.structs.replace(graph.by_fqn["blocks.2"], n_calls=0)
-    graph = msgspec.structs.replace(graph, blocks=tuple(idle if b.fqn == idle.fqn else b for b in graph.blocks))
-    assert counted_blocks(graph) == ("blocks.0", "blocks.1", "blocks.3")
-    assert preset("all", graph).blocks == ("blocks.0", "blocks.1", "blocks.3")
+    spine = tuple(fqn for fqn in graph.spine if fqn != "blocks.2")
+    graph = msgspec.structs.replace(changed(graph, blocks__2={"n_calls": 0}), spine=spine)
+    assert preset("all", graph).blocks == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+    assert hazards(graph, preset("all", graph)) == ()
+
+
+def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not() -> None:
+    graph = gpt(3)
+    blocks = [block for block in graph.blocks if block.fqn not in ("norm", "head")]
+    decoder = [block("decoder", "Decoder", 15.0), block("decoder.one", "Linear"), block("tail", "Tail", 3.7)]
+    spine = (*graph.spine[:-2], "decoder", "tail")
+    large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), spine=spine)
+    assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
+
+
+def test_a_block_around_those_in_error_takes_their_place() -> None:
+    layers = ["blocks.0", "blocks.1", "blocks.2"]
+    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("changes_inputs",)} for i in (0, 2)})
+    assert preset("all", graph).blocks == ("blocks.1",)
+    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("keeps_cache",)} for i in range(3)}, blocks={"n_calls": 1})
+    assert preset("all", graph).blocks == ("blocks",)
+    graph = changed(graph, blocks={"n_calls": 1, "traits": ("keeps_cache",)})
+    with pytest.raises(InvalidPolicy, match="No block of sample_models/gpt.py is one to recompute by itself"):
+        preset("all", graph)
+    assert preset("keep-all", graph) == KEEP_ALL and len(layers) == 3
+
+
+def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
+    """A Sequential of single operators, the model itself."""
+    fqns = tuple(str(i) for i in range(n_operators))
+    operators = [
+        block(fqn, "Linear", 0.5, traits=("changes_inputs",) if i in in_place else ()) for i, fqn in enumerate(fqns)
+    ]
+    root = block("", "Sequential", 0.5 * n_operators)
+    return ModelGraph(model=ModelRef(target="chain.py"), blocks=(root, *operators), edges=(), spine=fqns)
+
+
+@given(n_operators=integers(4, 60), in_place=frozensets(integers(0, 59)))
+def test_a_chain_of_operators_is_recomputed_in_segments_none_of_which_writes_into_its_input(
+    n_operators: int, in_place: frozenset[int]
+) -> None:
+    graph = chain(n_operators, in_place)
+    first = next((i for i in range(n_operators) if i not in in_place), n_operators)
+    if first > n_operators - 2:
+        with pytest.raises(InvalidPolicy, match="No block"):
+            preset("all", graph)
+        return
+    policy = preset("all", graph)
+    assert policy.blocks == tuple(str(i) for i in range(first, n_operators)), "nothing is left out"
+    assert all(len(unit.blocks) > 1 for unit in policy.units) and len(policy.units) <= round(math.sqrt(n_operators))
+    assert policy == preset("sqrt", graph)
+    assert hazards(graph, policy) == ()
+
+
+def test_lone_operators_in_a_forward_of_ones_own_are_not_worth_it() -> None:
+    flat = msgspec.structs.replace(
+        chain(9, frozenset()), blocks=(block("", "UNet", 9.0), *chain(9, frozenset()).blocks[1:])
+    )
+    with pytest.raises(InvalidPolicy, match="each is a single operation.*Gather"):
+        preset("all", flat)
+    lstm = changed(flat, **{"3": {"saved_bytes": 8 * MIB}})
+    assert preset("all", lstm).blocks == ("3",)
 
 
 def test_a_model_without_repeats_counts_its_spine() -> None:
     graph = unet(3)
-    assert preset("all", graph).blocks == graph.spine
+    levels = tuple(block(f"{fqn}.conv", "Conv2d", 0.1) for fqn in graph.spine)
+    assert preset("all", msgspec.structs.replace(graph, blocks=(*graph.blocks, *levels))).blocks == graph.spine
     assert preset("sqrt", ModelGraph(model=graph.model, blocks=(), edges=())) == KEEP_ALL
 
 
