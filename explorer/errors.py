@@ -10,6 +10,7 @@ ExplorerError            what was asked, what was found; `hint` says what to do 
 ├── NotOnThisDevice      the device or the torch version lacks what was asked
 ├── OutOfMemory          the device or the process had no more
 ├── Cancelled            a person or a time limit ended the run
+├── Crashed              a process that had work to do is gone
 └── NotSaved             the store or a file could not be written
 """
 
@@ -75,6 +76,10 @@ class OutOfMemory(ExplorerError):
 
 class Cancelled(ExplorerError):
     """A person or a time limit ended the run."""
+
+
+class Crashed(ExplorerError):
+    """A process that had work to do ended by itself or was ended from outside."""
 
 
 class NotSaved(ExplorerError):

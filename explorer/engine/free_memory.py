@@ -6,6 +6,7 @@ from pathlib import Path
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
+VMSTAT = Path("/proc/vmstat")
 _FILES = (
     ("memory.max", "memory.current", "memory.stat"),  # version 2
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),  # version 1
@@ -16,6 +17,16 @@ def available_bytes() -> int | None:
     """Memory to be had without swapping, by the machine and by the container's limit; None where nobody says."""
     known = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
     return min(known, default=None)
+
+
+def n_oom_kills() -> int | None:
+    """How often the system has ended a process for lack of memory, counted by all who count; None where nobody does.
+
+    Read before and after: what has grown says that a SIGKILL in between was the system's.
+    """
+    tables = (VMSTAT, CGROUP / "memory.events", CGROUP / "memory/memory.oom_control")
+    known = [counted["oom_kill"] for counted in map(_table, tables) if "oom_kill" in counted]
+    return sum(known) if known else None
 
 
 def _of_machine() -> int | None:

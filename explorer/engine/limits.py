@@ -15,8 +15,9 @@ import torch
 
 from explorer.engine.allocator import Refusal
 from explorer.engine.free_memory import available_bytes
-from explorer.errors import BadInput, Cancelled, ExplorerError, NotOnThisDevice, OutOfMemory
-from explorer.record.measurement import Failure, FailureKind
+from explorer.errors import NotOnThisDevice, OutOfMemory
+from explorer.record import failure_table
+from explorer.record.measurement import Failure
 
 try:
     import resource
@@ -124,15 +125,7 @@ def failure_of(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
     if is_out_of_memory(error):
         return out_of_memory(refusal_of(error), text)
-    if isinstance(error, ExplorerError):
-        return Failure(kind=_kind(error), sentence=error.sentence, hint=error.hint, traceback=text)
-    said = (str(error).strip().splitlines() or ["no message"])[0]
-    return Failure(
-        kind="model raised",
-        sentence=f"The model raised {type(error).__name__}: {said}",
-        hint="The traceback shows the line of the model.",
-        traceback=text,
-    )
+    return failure_table.failure_of(error, in_step=True)
 
 
 def out_of_memory(refusal: Refusal, text: str) -> Failure:
@@ -161,14 +154,6 @@ def _in_words(refusal: Refusal, who: str) -> str:
     asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
     free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
     return f"The {who} asked for {asked} and was refused{free}."
-
-
-def _kind(error: ExplorerError) -> FailureKind:
-    if isinstance(error, Cancelled):
-        return "cancelled"
-    if isinstance(error, NotOnThisDevice):
-        return "not on this device"
-    return "bad input" if isinstance(error, BadInput) else "internal"
 
 
 def _free_here() -> int | None:

@@ -1,4 +1,4 @@
-"""The app's side of the pipe: one warm child process, started when first needed and again after it ended.
+"""The app's side of the pipe: one worker process, started when first needed and again after it ended.
 
 `subprocess`, never `multiprocessing`: a spawned or forked child would run the Streamlit script again. Neither streamlit
 nor torch here. Several threads and tabs may hold the same job.
@@ -21,6 +21,7 @@ from explorer.jobs.failures import crash, failure_of
 from explorer.jobs.protocol import (
     RESULTS,
     CancelJob,
+    EndJob,
     Event,
     Failed,
     Finished,
@@ -37,6 +38,8 @@ from explorer.record.progress import Progress
 
 GRACE_S = 2.0
 """Between the polite word to a run that shall end, and the kill."""
+_LAST_GRACE_S = 20.0
+"""Between the word that a job's process be killed, and the end of the worker."""
 _MOST_FINISHED = 32
 _MOST_ATTEMPTS = 2
 """A job that had not begun when the worker ended is handed to the next one, once."""
@@ -155,7 +158,7 @@ class Worker:
             if isinstance(event, Reported):
                 self._note_progress(job, event.progress)
             elif isinstance(event, Failed):
-                self._finish(job, failure=event.failure)
+                self._finish(job, failure=job._if_killed or event.failure)
         if isinstance(event, Finished):  # outside the lock: a long timeline takes a while to read
             self._receive(job, event)
 
@@ -192,15 +195,18 @@ class Worker:
         timer.start()
 
     def _kill(self, job: Job, failure: Failure) -> None:
-        """Only what still works is killed: the worker may serve the next job by now."""
+        """The job's own process; and the worker with it, where that is of no avail."""
         with self._lock:
             if job.finished:
                 return
             if not job._began or job._child is None:
                 self._finish(job, failure=failure)
-                return
-            job._if_killed = failure
-            job._child.kill()
+            elif job._if_killed is None:
+                job._if_killed = failure
+                job._child.send(EndJob(job=job.id))
+                self._kill_later(job, _LAST_GRACE_S, failure)
+            else:
+                job._child.kill()
 
     def _ended(self, child: Child, return_code: int, last_words: str) -> None:
         with self._lock:

@@ -7,28 +7,24 @@ import signal
 import traceback
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from explorer.errors import (
     BadInput,
     Cancelled,
+    Crashed,
     ExplorerError,
     ModelFailed,
     NotOnThisDevice,
     OutOfMemory,
 )
+from explorer.record import failure_table
 from explorer.record.measurement import Failure, FailureKind
 
 _LONGEST = 500
-_LONGEST_TRACEBACK = 20_000
 # torch's CPU allocator raises a bare RuntimeError; only its words tell.
 _CPU_ALLOCATOR = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 
-_KINDS: tuple[tuple[type[ExplorerError], FailureKind], ...] = (
-    (ModelFailed, "model raised"),
-    (BadInput, "bad input"),
-    (NotOnThisDevice, "not on this device"),
-    (OutOfMemory, "out of memory"),
-    (Cancelled, "cancelled"),
-)
 _ERRORS: dict[FailureKind, type[ExplorerError]] = {
     "model raised": ModelFailed,
     "bad input": BadInput,
@@ -36,40 +32,15 @@ _ERRORS: dict[FailureKind, type[ExplorerError]] = {
     "out of memory": OutOfMemory,
     "cancelled": Cancelled,
     "time-out": Cancelled,
+    "crash": Crashed,
 }
 
 
 def failure_of(error: BaseException, *, timed_out: bool = False) -> Failure:
     """What is shown for `error`. Memory that ran out is told from its words where its type does not say so."""
-    said = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
-    if (memory := _out_of_memory(error)) is not None:
-        error = memory
-    if isinstance(error, ExplorerError):
-        kinds = [kind for type_, kind in _KINDS if isinstance(error, type_)]
-        kind: FailureKind = kinds[0] if kinds else "internal"
-        return Failure(
-            kind="time-out" if timed_out and kind == "cancelled" else kind,
-            sentence=error.sentence,
-            hint=error.hint,
-            traceback=said,
-            asked_bytes=getattr(error, "asked_bytes", None),
-            free_bytes=getattr(error, "free_bytes", None),
-        )
-    if isinstance(error, SystemExit):
-        return Failure(
-            kind="model raised",
-            sentence=f"The model called sys.exit({'' if error.code is None else error.code!r}).",
-            hint="A model that is loaded must not end the process: the traceback says where it does.",
-            traceback=said,
-        )
-    if isinstance(error, KeyboardInterrupt):
-        return Failure(kind="cancelled", sentence="The worker was interrupted.", traceback=said)
-    return Failure(
-        kind="internal",
-        sentence=f"{type(error).__name__}: {error}"[:_LONGEST],
-        hint="Nothing foresaw this error; the traceback says where it was raised.",
-        traceback=said,
-    )
+    said = "".join(traceback.format_exception(error))
+    failure = failure_table.failure_of(_out_of_memory(error) or error, in_step=False, said=said)
+    return replace(failure, kind="time-out") if timed_out and failure.kind == "cancelled" else failure
 
 
 def error_of(failure: Failure) -> ExplorerError:
@@ -82,18 +53,31 @@ def error_of(failure: Failure) -> ExplorerError:
     return kind(failure.sentence, hint=failure.hint)
 
 
-def crash(return_code: int, doing: str, last_words: str) -> Failure:
-    """A worker that ended by itself in the middle of `doing` (`measure sample_models/gpt.py`).
+def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory: bool | None = None) -> Failure:
+    """A process that ended by itself, or was ended, in the middle of `doing` (`measure sample_models/gpt.py`).
 
-    `return_code` is negative for a signal; `last_words` is the end of what the worker wrote to stderr.
+    `return_code` is negative for a signal, None where nobody can say; `last_words` is the end of what it wrote to
+    stderr. `out_of_memory`: whether the system says that it ended a process for lack of memory meanwhile; None: it
+    does not say.
     """
-    ended = f"was ended by {_signal_name(-return_code)}" if return_code < 0 else f"left with exit code {return_code}"
-    hint = "The next run starts a new worker."
+    if return_code is None:
+        ended = "ended together with the fork server, which was ended from outside,"
+    elif return_code < 0:
+        ended = f"was ended by {_signal_name(-return_code)}"
+    else:
+        ended = f"left with exit code {return_code}"
+    sentence, hint = f"The worker process {ended} in the middle of: {doing}.", "The next run starts a new process."
     if return_code == -signal.SIGKILL:
-        hint = f"The system does this when memory runs out: try a smaller size or a memory limit. {hint}"
-    return Failure(
-        kind="crash", sentence=f"The worker process {ended} in the middle of: {doing}.", hint=hint, traceback=last_words
-    )
+        hint = f"{_WHY_KILLED[out_of_memory]} {hint}"
+    kind: FailureKind = "out of memory" if return_code == -signal.SIGKILL and out_of_memory else "crash"
+    return Failure(kind=kind, sentence=sentence, hint=hint, traceback=last_words)
+
+
+_WHY_KILLED = {
+    True: "The system's memory ran out: try a smaller size, or a memory limit.",
+    False: "It was ended from outside; the system's memory did not run out.",
+    None: "It was ended from outside, by a person or by the system when memory runs out.",
+}
 
 
 def _signal_name(number: int) -> str:

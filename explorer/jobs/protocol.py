@@ -1,14 +1,15 @@
 """What app and worker say to each other: requests down, events up, each a length-prefixed msgpack record.
 
 client  ── Submit(job, request) ──▶  worker
-        ── CancelJob(job) ───────▶
+        ── CancelJob(job) ───────▶          a polite word
+        ── EndJob(job) ──────────▶          its process is killed
         ◀── Reported(job, progress), then one of Finished / Failed ──
 """
 
 from __future__ import annotations
 
 import struct
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from explorer.errors import UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
@@ -149,6 +150,12 @@ class CancelJob(Record, tag=True):
     job: str
 
 
+class EndJob(Record, tag=True):
+    """For a job that did not listen to CancelJob, or whose time is up."""
+
+    job: str
+
+
 class Reported(Record, tag=True):
     """The first one of a job says that its work began."""
 
@@ -171,10 +178,12 @@ class Failed(Record, tag=True):
     failure: Failure
 
 
-Command = Submit | CancelJob
+Command = Submit | CancelJob | EndJob
 Event = Reported | Finished | Failed
 
+Kind = TypeVar("Kind")
 _LENGTH = struct.Struct("<Q")
+_MOST_BYTES = 1 << 40
 
 
 def time_limit_s(request: Request) -> float:
@@ -203,3 +212,28 @@ def read_frame(stream: IO[bytes], kind: Any) -> Any:
     if len(data) < n_bytes:
         raise UnreadableFile("The other side stopped in the middle of a message.")
     return from_msgpack(data, kind)
+
+
+class Frames(Generic[Kind]):
+    """The same for a stream that arrives in pieces."""
+
+    def __init__(self, kind: Any) -> None:
+        self._kind = kind
+        self._received = bytearray()
+
+    def add(self, data: bytes) -> None:
+        self._received += data
+
+    def next(self) -> Kind | None:
+        """The next whole record, or None. Raises UnreadableFile for what is no record."""
+        if len(self._received) < _LENGTH.size:
+            return None
+        end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]
+        if end > _MOST_BYTES:
+            raise UnreadableFile(f"A message of {end:,} bytes was announced.")
+        if len(self._received) < end:
+            return None
+        data = bytes(self._received[_LENGTH.size : end])
+        del self._received[:end]
+        found: Kind = from_msgpack(data, self._kind)
+        return found

@@ -1,49 +1,44 @@
-"""The worker's side of the pipe: one job at a time, cancel at any moment, and no orphan when the app is gone.
+"""The worker's side of the pipe: one job at a time, each in a process of its own, and no orphan when the app is gone.
 
-    reader thread   stdin ── Submit ──▶ waiting jobs          CancelJob ──▶ the job's report raises Cancelled
-                             end of stdin ──▶ the process and all its children end at once
-    main thread     waiting jobs ──▶ answer ──▶ store ──▶ Finished       (or Failed)
-
-What a model prints to stdout goes to stderr, and a model that reads stdin finds it empty: the pipe is private.
+reader thread   stdin ── Submit ──▶ waiting jobs     CancelJob, EndJob ──▶ the job's process
+                         end of stdin ──▶ everything ends at once
+main thread     waiting jobs ──▶ process ──▶ its reports ──▶ its answer: Finished or Failed
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import shutil
 import sys
+import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from pathlib import Path
 from typing import IO, NoReturn
 
-from explorer.errors import Cancelled, ExplorerError, NotSaved
+from explorer.errors import Crashed, ExplorerError
 from explorer.jobs.failures import failure_of
+from explorer.jobs.job_process import JobProcess, OomKills, Start
 from explorer.jobs.protocol import (
     CancelJob,
     Command,
+    EndJob,
     Event,
     Failed,
-    Finished,
     Reported,
-    Request,
     Submit,
     read_frame,
-    time_limit_s,
     write_frame,
 )
-from explorer.jobs.store import Store, is_kept
-from explorer.record.base import Record, to_msgpack
 from explorer.record.measurement import Failure
-from explorer.record.progress import Progress, Report
+from explorer.record.progress import Progress
 
-Answer = Callable[[Request, Report], Record]
-"""Does the work of a request: describe, measure, compare, ..."""
+_PREFIX = "checkpoint-explorer-"
 
 
 def private_channel() -> tuple[IO[bytes], IO[bytes]]:
-    """(commands, events): the pipe to the app, out of reach of the models; stdout is stderr from now on."""
+    """(commands, events): the pipe to the app, out of reach of what is started here; stdout is stderr from now on."""
     commands, events = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -53,38 +48,28 @@ def private_channel() -> tuple[IO[bytes], IO[bytes]]:
 
 
 class Service:
-    """Serves `answer` until the pipe ends. `idle` steps run one by one while nobody waits (imports that warm up).
+    """Has each job done by a process that `start` starts, until the pipe ends; then `end` ends what is left."""
 
-    Where `is_fit` says no after a job, the process ends once the answer is out: the next job gets a new one.
-    """
-
-    def __init__(
-        self,
-        answer: Answer,
-        store: Store | None,
-        *,
-        idle: Iterable[Callable[[], object]] = (),
-        is_fit: Callable[[], bool] = lambda: True,
-    ) -> None:
-        self._answer = answer
-        self._is_fit = is_fit
-        self._store = store
-        self._idle = list(idle)
+    def __init__(self, start: Start, end: Callable[[], None], n_oom_kills: OomKills = lambda: None) -> None:
+        self._start, self._end_all, self._n_oom_kills = start, end, n_oom_kills
         self._commands, self._events = private_channel()
         self._changed = threading.Condition()
         self._waiting: list[Submit] = []
-        self._cancelled: set[str] = set()
+        self._working: tuple[str, JobProcess] | None = None
         self._sending = threading.Lock()
+        _remove_leftovers()
+        self._folder = tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-")
 
     def run(self) -> NoReturn:
-        """Never returns; a job that raises anything at all is answered with Failed."""
+        """Never returns; whatever becomes of a job's process, the job is answered."""
         threading.Thread(target=self._follow, name="commands", daemon=True).start()
         while True:
-            try:
-                if (submitted := self._next()) is not None:
-                    self._work(submitted)
-            except KeyboardInterrupt:
-                continue  # between two jobs there is nothing to interrupt
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                submitted = self._waiting.pop(0)
+                begun = self._begin(submitted)
+            if begun is not None:
+                self._finish(submitted, begun)
 
     def _follow(self) -> None:
         try:
@@ -93,90 +78,73 @@ class Service:
                     if isinstance(command, Submit):
                         self._waiting.append(command)
                     else:
-                        self._cancel(command)
+                        self._stop(command)
                     self._changed.notify()
         except (ExplorerError, OSError) as error:
             print(f"worker: {error}", file=sys.stderr)
-        _end_with_children()
+        self._end()
 
-    def _cancel(self, command: CancelJob) -> None:
-        """A job that waits is answered here; the one that works stops at its next report."""
+    def _stop(self, command: CancelJob | EndJob) -> None:
+        """A job that waits is answered here."""
         for submitted in self._waiting:
             if submitted.job == command.job:
                 self._waiting.remove(submitted)
                 self._send(Failed(job=command.job, failure=_never_began()))
                 return
-        self._cancelled.add(command.job)
+        if self._working is not None and self._working[0] == command.job:
+            process = self._working[1]
+            process.cancel() if isinstance(command, CancelJob) else process.kill()
 
-    def _next(self) -> Submit | None:
-        """The next job; None after an idle step instead."""
+    def _begin(self, submitted: Submit) -> JobProcess | None:
+        """None: it could not be started, and the job is answered."""
+        self._send(Reported(job=submitted.job, progress=Progress(what="starting", done=0, total=0)))
+        folder = tempfile.mkdtemp(dir=self._folder)
+        try:
+            process = JobProcess(submitted, self._start, folder, self._n_oom_kills)
+        except Crashed as error:
+            self._send(Failed(job=submitted.job, failure=failure_of(error)))
+            return None
+        self._working = submitted.job, process
+        return process
+
+    def _finish(self, submitted: Submit, process: JobProcess) -> None:
+        answer = process.answer(self._send)
         with self._changed:
-            if not self._idle:
-                self._changed.wait_for(lambda: self._waiting)
-            if self._waiting:
-                return self._waiting.pop(0)
-            step = self._idle.pop(0)
-        with contextlib.suppress(ImportError):
-            step()
-        return None
-
-    def _work(self, submitted: Submit) -> None:
-        clock = _Clock(time_limit_s(submitted.request))
-
-        def report(progress: Progress) -> None:
-            clock.check()
-            if submitted.job in self._cancelled:
-                raise Cancelled("The run was cancelled.")
-            self._send(Reported(job=submitted.job, progress=progress))
-
-        try:
-            report(Progress(what="starting", done=0, total=0))
-            result = self._answer(submitted.request, report)
-            run_id, warning = self._keep(result) if submitted.keep else (None, "")
-            event: Event = Finished(job=submitted.job, result=to_msgpack(result), run_id=run_id, warning=warning)
-        except BaseException as error:  # a model may raise SystemExit, and an interrupt ends the job, not the worker
-            event = Failed(job=submitted.job, failure=failure_of(error, timed_out=clock.over))
-        self._cancelled.discard(submitted.job)
-        self._send(event)
-        if not self._is_fit():
-            _end_with_children()
-
-    def _keep(self, result: Record) -> tuple[str | None, str]:
-        if self._store is None or not is_kept(result):
-            return None, ""
-        try:
-            return self._store.save(result), ""
-        except NotSaved as error:
-            return None, str(error)
+            self._working = None
+        self._send(answer)
+        process.close()
+        for folder in Path(self._folder).iterdir():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _send(self, event: Event) -> None:
         with self._sending, contextlib.suppress(BrokenPipeError):  # the reader thread ends the process
             write_frame(self._events, event)
 
+    def _end(self) -> NoReturn:
+        """The app is gone: leave no orphan, not even those a model started."""
+        self._sending.acquire()  # nobody waits for an answer any more
+        self._end_all()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(0)
 
-class _Clock:
-    """The wall clock of one job."""
 
-    def __init__(self, limit_s: float) -> None:
-        self.limit_s = limit_s
-        self.began = time.monotonic()
-        self.over = False
+def _remove_leftovers() -> None:
+    """Folders of workers that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if not _lives(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
-    def check(self) -> None:
-        if time.monotonic() - self.began > self.limit_s:
-            self.over = True
-            raise Cancelled(
-                f"The run took longer than its time limit of {self.limit_s:g} s.",
-                hint="Take a smaller size or fewer repeats, or raise the time limit.",
-            )
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def _never_began() -> Failure:
     return Failure(kind="cancelled", sentence="The run was cancelled before it began.")
-
-
-def _end_with_children() -> NoReturn:
-    """The app is gone: leave no orphan, not even those a model started."""
-    if os.getpgid(0) == os.getpid():
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)

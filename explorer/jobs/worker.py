@@ -1,20 +1,19 @@
-"""`python -m explorer.jobs.worker --store PATH`: the warm process that holds torch, so that the app need not.
+"""`python -m explorer.jobs.worker --store PATH`: has every request answered by a process of its own, warm and clean.
 
-The only file outside the engine that imports it, and late: the pipe is open while torch loads.
+The only file outside the engine that imports it, and torch late: the fork server holds that, and the jobs it forks.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import faulthandler
-import importlib
 import os
-import sys
-from collections.abc import Callable
-from functools import partial
+import tempfile
 from pathlib import Path
 
+from explorer.engine.forks import WARM, Forks
+from explorer.engine.free_memory import n_oom_kills
+from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import (
     Compare,
     DeriveMatrix,
@@ -27,10 +26,11 @@ from explorer.jobs.protocol import (
     RunLab,
     RunPipeline,
     SaveSnapshot,
+    Submit,
 )
 from explorer.jobs.service import Service
-from explorer.jobs.store import Store
-from explorer.record.base import Record
+from explorer.jobs.work import work
+from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.progress import Report
 
 
@@ -86,42 +86,53 @@ def _answer(request: Request, report: Report) -> Record:
             return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
 
 
-def warm_up() -> list[Callable[[], object]]:
-    """Imports that the first run would wait for; the first checkpoint call imports torch._dynamo (seconds)."""
-    names = ("explorer.engine.describe", "explorer.engine.compare", "torch._dynamo")
-    return [partial(importlib.import_module, name) for name in names]
+def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, cancels: int) -> None:
+    """What the process of one job does."""
+    work(answer, store_path, from_msgpack(submitted, Submit), folder, (events, cancels))
+
+
+class Starter:
+    """Starts the processes of jobs from a warm fork server; a new one where somebody has ended it."""
+
+    def __init__(self, store_path: str | None) -> None:
+        self._store_path = store_path
+        self._forks = Forks.launch(WARM)
+
+    def start(self, submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Process:
+        if not self._forks.alive:
+            self._forks = Forks.launch(WARM)
+        what, needs = to_msgpack(submitted), needs_of(submitted.request)
+        return self._forks.start(do_job, what, self._store_path, folder, files=files, errors=errors, needs=needs)
+
+    def end(self) -> None:
+        self._forks.close()
+
+
+def needs_of(request: Request) -> tuple[str, ...]:
+    """What the server has to have imported, so that no job pays for it: the first graph does not wait for all."""
+    match request:
+        case Describe():
+            return WARM[:1]
+        case Measure() | Compare() | SaveSnapshot():
+            return WARM[:3]
+    return WARM
 
 
 def main() -> None:
     """Serves until stdin ends."""
     parser = argparse.ArgumentParser(prog="python -m explorer.jobs.worker")
-    parser.add_argument("--store", type=Path, help="file of the run store; without it nothing is kept")
+    parser.add_argument("--store", help="file of the run store; without it nothing is kept")
     arguments = parser.parse_args()
     faulthandler.enable()
-    be_first_to_go()
     # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    store = Store(arguments.store) if arguments.store else None
-    Service(answer, store, idle=warm_up(), is_fit=cuda_lives).run()
-
-
-def cuda_lives() -> bool:
-    """False once a kernel went wrong (an index out of range, say): CUDA then refuses this process everything."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():
-        return True
-    try:
-        torch.cuda.synchronize()
-    except RuntimeError:
-        return False
-    return True
-
-
-def be_first_to_go() -> None:
-    """When memory runs out the system shall end this process, not the app."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("900")
+    # The temporary files of a job go with it; what torch.compile has built is for the next one too.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    starter = Starter(arguments.store)
+    Service(starter.start, starter.end, n_oom_kills).run()
 
 
 if __name__ == "__main__":
-    main()
+    from explorer.jobs import worker  # under its own name: by that the fork server finds `do_job`
+
+    worker.main()

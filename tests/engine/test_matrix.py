@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
+import os
+import signal
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from explorer.record.policy import Policy
 from explorer.record.progress import Progress, silent
 from explorer.record.run import RunSpec
 from tests.engine import trap_nets
+from tests.forked import forked, server_of
 
 
 def spec(net: str, blocks: tuple[str, ...] = ("1", "2"), **arguments: str) -> RunSpec:
@@ -77,11 +79,6 @@ def test_missing_gradients_are_counted() -> None:
 
 
 @pytest.mark.slow
-def children() -> set[str]:
-    """Processes that this one has started and not yet buried, those of other tests too."""
-    return {pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()}
-
-
 class TestInAProcessOfItsOwn:
     def test_a_crash_is_a_cell_and_the_rest_goes_on(self) -> None:
         asked = spec("deadly", ("1",), how="crash")
@@ -100,10 +97,32 @@ class TestInAProcessOfItsOwn:
         def cancel() -> None:
             raise Cancelled("The run was cancelled.")
 
-        before = children()
+        before = forked()
         with pytest.raises(Cancelled):
             list(cells_apart(spec("deadly", ("1",), how="hang"), "reentrant", ("backward",), cancel))
-        assert children() <= before
+        assert forked() <= before
+
+    @pytest.mark.parametrize(
+        ("whom", "n_kills", "words"),
+        [
+            ("cell", 1, "no answer within 3 s"),
+            ("cell", 2, "SIGKILL, twice; the cell itself was not found out"),
+            ("server", 1, "no answer within 3 s"),
+        ],
+    )
+    def test_an_end_from_outside_is_no_outcome_of_the_cell(self, whom: str, n_kills: int, words: str) -> None:
+        killed: set[int] = set()
+
+        def kill() -> None:
+            for pid in (forked() - killed) if len(killed) < n_kills else ():
+                killed.add(pid)
+                os.kill(pid if whom == "cell" else server_of(pid), signal.SIGKILL)
+
+        asked = msgspec.structs.replace(spec("deadly", ("1",), how="hang"), time_limit_s=3.0)
+        hanging, following = cells_apart(asked, "reentrant", ("backward", "autograd.grad"), kill)
+        assert len(killed) == n_kills
+        assert (hanging.outcome, following.outcome) == ("not run", "raises")
+        assert words in hanging.sentence
 
     def test_the_whole_matrix(self) -> None:
         heard: list[Progress] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import faulthandler
 import os
 import signal
 import subprocess
@@ -11,17 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+from explorer.engine.forks import Forks
 from explorer.errors import ModelFailed
-from explorer.jobs.protocol import Compare, Describe, Measure, Request, model_of_request
+from explorer.jobs.job_process import Process
+from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, model_of_request
 from explorer.jobs.service import Service
-from explorer.jobs.store import Store
-from explorer.record.base import Record
+from explorer.jobs.work import work
+from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.progress import Progress, Report
-
-POISON: list[str] = []
-"""Not empty: this process is of no more use."""
 
 
 def measurement(request: Measure | Compare) -> Measurement:
@@ -51,9 +49,6 @@ def answer(request: Request, report: Report) -> Record:
             raise ModelFailed("forward raised", hint="mend it") from RuntimeError("shapes (2, 3)")
         case "bug":
             raise KeyError(value)
-        case "poisons":
-            POISON.append(value)
-            raise ModelFailed("CUDA error: device-side assert triggered")
         case "leaves":
             sys.exit(3)
         case "exits":
@@ -74,6 +69,20 @@ def answer(request: Request, report: Report) -> Record:
     return measurement(request)
 
 
+def do_job(submitted: bytes, store: str, folder: str, events: int, cancels: int) -> None:
+    work(answer, store, from_msgpack(submitted, Submit), folder, (events, cancels))
+
+
+def main(store: str) -> None:
+    forks = Forks.launch()
+
+    def start(submitted: Submit, folder: str, files: tuple[int, int], errors: int) -> Process:
+        return forks.start(do_job, to_msgpack(submitted), store, folder, files=files, errors=errors)
+
+    Service(start, forks.close).run()
+
+
 if __name__ == "__main__":
-    faulthandler.enable()
-    Service(answer, Store(sys.argv[1]), is_fit=lambda: not POISON).run()
+    from tests.jobs import fake_worker  # not __main__: the fork server finds the job by the module's name
+
+    fake_worker.main(sys.argv[1])

@@ -242,10 +242,3 @@ def test_close_ends_open_jobs_and_the_process(store: Path) -> None:
     wait_gone(pid)
     late = finish(describe(worker, "late"))
     assert late.failure is not None and late.failure.kind == "cancelled"
-
-
-def test_a_worker_that_a_job_made_useless_is_replaced_and_nobody_waits_in_vain(worker: Worker) -> None:
-    failed, waiting = describe(worker, "poisons:all"), describe(worker, "a")
-    assert finish(failed).failure is not None and "device-side assert" in failed.failure.sentence
-    assert finish(waiting).failure is None
-    assert finish(describe(worker, "b")).failure is None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from explorer.engine.limits import failure_of as failure_in_step
 from explorer.errors import (
     BadInput,
     Cancelled,
+    Crashed,
     ExplorerError,
     InvalidPolicy,
     ModelFailed,
@@ -29,6 +31,7 @@ from explorer.record.measurement import Failure
         (UnreadableFile("a", hint="b"), "bad input"),
         (NotOnThisDevice("a", hint="b"), "not on this device"),
         (Cancelled("a", hint="b"), "cancelled"),
+        (Crashed("a", hint="b"), "crash"),
         (NotSaved("a", hint="b"), "internal"),
     ],
 )
@@ -96,10 +99,34 @@ def test_endless_messages_are_cut() -> None:
     assert len(failure_of(ValueError("x" * 10_000)).sentence) <= 500
 
 
+class Odd(BaseException):
+    """What `except Exception` lets pass."""
+
+
+@pytest.mark.parametrize("error", [Odd("away"), GeneratorExit("away")])
+def test_what_is_no_exception_is_the_models_and_says_so(error: BaseException) -> None:
+    failure = failure_of(raised(error))
+    assert failure.kind == "model raised" and f"raised {type(error).__name__}: away" in failure.sentence
+    assert "BaseException" in failure.hint
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Odd(), Cancelled("a")])
+def test_a_step_and_a_job_call_it_the_same(error: BaseException) -> None:
+    assert failure_of(error).kind == failure_in_step(error).kind
+
+
 @pytest.mark.parametrize(
-    ("code", "words"), [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3")]
+    ("code", "words"),
+    [(-11, "SIGSEGV"), (-9, "SIGKILL"), (-250, "signal 250"), (3, "exit code 3"), (None, "fork server")],
 )
-def test_a_crash_names_the_signal(code: int, words: str) -> None:
+def test_a_crash_names_the_signal(code: int | None, words: str) -> None:
     failure = crash(code, "measure a.py", "last words")
     assert failure.kind == "crash" and words in failure.sentence and "measure a.py" in failure.sentence
     assert failure.traceback == "last words" and ("memory" in failure.hint) == (code == -9)
+
+
+@pytest.mark.parametrize(("out_of_memory", "kind"), [(True, "out of memory"), (False, "crash"), (None, "crash")])
+def test_a_kill_is_lack_of_memory_only_where_the_system_says_so(out_of_memory: bool | None, kind: str) -> None:
+    failure = crash(-9, "measure a.py", "", out_of_memory=out_of_memory)
+    assert failure.kind == kind and "SIGKILL" in failure.sentence
+    assert crash(-11, "measure a.py", "", out_of_memory=True).kind == "crash"

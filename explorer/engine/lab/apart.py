@@ -1,25 +1,20 @@
-"""Runs what may kill its process in a process of its own, and reports how that process ended.
-
-parent ── python -m explorer.engine.lab.apart DEVICE MODULE:FUNCTION LABEL ... ──▶ child
-       ◀── one LabRow as JSON, or a signal, or silence ─────────────────────────
-"""
+"""Runs what may kill its process in a process of its own (forks.py), and reports how that process ended."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import torch
 
-import explorer
+from explorer.engine.forks import at_hand, server_is_gone
 from explorer.engine.lab.bench import Bench
 from explorer.record.base import from_json, to_json
 from explorer.record.lab import LabRow
@@ -48,31 +43,28 @@ def rows_apart(trials: Sequence[Trial], bench: Bench) -> list[LabRow]:
 
 class _Child:
     def __init__(self, function: Callable[..., LabRow], arguments: tuple[str, ...], device: torch.device) -> None:
-        root = str(Path(explorer.__file__).resolve().parent.parent)
-        path = os.pathsep.join(entry for entry in (root, os.environ.get("PYTHONPATH")) if entry)
-        name = f"{function.__module__}:{function.__name__}"
         self._label = arguments[0]
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "explorer.engine.lab.apart", device.type, name, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=self._said,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
+        with Path(os.devnull).open("wb") as nothing:
+            self._process = at_hand().start(
+                run_trial, device.type, function.__module__, function.__name__, arguments,
+                files=[self._said.fileno()], errors=nothing.fileno(), needs=["torch._dynamo"],
+            )  # fmt: skip
 
     @property
     def ended(self) -> bool:
-        return self._process.poll() is not None
+        return self._process.ended
 
     def row(self) -> LabRow:
         """What the child found, or how it died."""
-        code = self._process.poll()
-        if code == 0:
+        code = self._process.code
+        if not self.ended:
+            note = f"no answer within {TIME_LIMIT_S:g} s"
+        elif code is None:
+            note = server_is_gone().sentence
+        elif code == 0:
             self._said.seek(0)
             return from_json(self._said.read(), LabRow)
-        if code is None:
-            note = f"no answer within {TIME_LIMIT_S:g} s"
         elif code < 0:
             note = f"its process was ended by {signal.Signals(-code).name}"
         else:
@@ -80,20 +72,14 @@ class _Child:
         return LabRow(label=self._label, outcome="crashed", note=note)
 
     def end(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        self._process.close()
         self._said.close()
 
 
-def main() -> None:
+def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], said: int) -> None:
     """The child's side."""
-    device, name, *arguments = sys.argv[1:]
-    module, _, function = name.partition(":")
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    row: LabRow = getattr(importlib.import_module(module), function)(Bench(torch.device(device)), *arguments)
-    sys.stdout.buffer.write(to_json(row))
-
-
-if __name__ == "__main__":
-    main()
+    row: LabRow = getattr(importlib.import_module(module), name)(Bench(torch.device(device)), *arguments)
+    with os.fdopen(said, "wb") as file:
+        file.write(to_json(row))

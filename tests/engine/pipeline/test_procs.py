@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 from pathlib import Path
@@ -23,6 +24,7 @@ from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
+from tests.forked import forked, server_of
 
 SOME = Policy.recompute(LANGUAGE[1:4])
 ROOMY = {"width": 128, "length": 64, "batch": 16}
@@ -33,28 +35,6 @@ def assert_same(real: PipelineRun) -> None:
     moved = {s.name: s.splitting.max_abs for s in real.gradients if not s.splitting.bitwise}
     assert not moved, moved
     assert all(s.splitting.bitwise for s in real.buffers)
-
-
-def children() -> set[int]:
-    """Ranks of this very process: children of its fork server."""
-    parent_of: dict[int, int] = {}
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent_of[int(path.name)] = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-        except OSError:
-            continue
-    return {
-        process
-        for process, parent in parent_of.items()
-        if parent_of.get(parent) == os.getpid() and _is_fork_server(parent) and _is_fork_server(process)
-    }
-
-
-def _is_fork_server(process: int) -> bool:
-    try:
-        return b"multiprocessing.forkserver" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @pytest.mark.slow
@@ -81,7 +61,7 @@ def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, p
         assert abs(one.peak_bytes - other.peak_bytes) <= 0.01 * one.peak_bytes
         assert one.peak_action == other.peak_action
     assert {b.fqn: b.n_recompute for b in real.blocks} == {b.fqn: b.n_recompute for b in alone.blocks}
-    assert not children()
+    assert not forked()
 
 
 @pytest.mark.slow
@@ -117,7 +97,7 @@ def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: s
     assert run.failure is not None
     assert (run.failure.kind, run.failed_rank) == (kind, 1)
     assert words in run.failure.sentence
-    assert not children()
+    assert not forked()
 
 
 @pytest.mark.slow
@@ -125,14 +105,32 @@ def test_cancel_leaves_nobody_behind() -> None:
     seen: set[int] = set()
 
     def report(progress: Progress) -> None:
-        seen.update(children())
+        seen.update(forked())
         if len(seen) == 3:
             raise Cancelled("The run was cancelled.")
 
     with pytest.raises(Cancelled):
         run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2), "procs", report)
     assert len(seen) == 3
-    assert not children()
+    assert not forked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("whom", "words"), [("rank", "was ended by SIGKILL"), ("server", "fork server")])
+def test_an_end_from_outside_is_a_crash_and_not_lack_of_memory(whom: str, words: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def report(progress: Progress) -> None:
+        if not killed and len(forked()) == 3:
+            rank = max(forked())
+            killed.append(rank if whom == "rank" else server_of(rank))
+            os.kill(killed[0], signal.SIGKILL)
+
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=60.0), "procs", report)
+    assert run.failure is not None
+    assert (run.failure.kind, words in run.failure.sentence) == ("crash", True), run.failure
+    assert not forked()
 
 
 def unpacked(plan: RunSpec, folder: Path) -> Path:

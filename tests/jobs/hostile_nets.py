@@ -1,0 +1,139 @@
+"""Models that break the process they are built in, by class; and a plain one that writes down the bits of its steps."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+
+def plain(path: str) -> tuple[nn.Module, Tensor]:
+    """Its hooks append parameters and gradients, as they are in every step, to `path`."""
+    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 4))
+
+    def note(what: str, tensors: list[Tensor]) -> None:
+        digest = hashlib.sha256(b"".join(tensor.detach().numpy().tobytes() for tensor in tensors))
+        with Path(path).open("a") as file:
+            file.write(f"{what} {digest.hexdigest()}\n")
+
+    model.register_forward_pre_hook(lambda module, args: note("forward", [*module.state_dict().values(), *args]))
+    model[0].register_full_backward_hook(lambda module, gradients, _: note("gradient", list(_)))
+    return model, torch.randn(8, 16)
+
+
+class Doubling(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return result * 2 if function is torch.ops.aten.addmm.default else result
+
+
+def allocate_for_ever() -> None:
+    kept = []
+    while True:
+        kept.append(torch.ones(1000))
+        del kept[:-100]
+
+
+def leak_handles() -> None:
+    held = []
+    try:
+        while True:
+            held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        sys.held = held  # type: ignore[attr-defined]
+    for file in held[:40]:  # enough for this run to end
+        os.close(file)
+
+
+def patch_linear() -> None:
+    nn.Linear.forward = lambda self, x: x.sum() * self.weight.new_ones(*x.shape[:-1], self.out_features)  # type: ignore[method-assign]
+
+
+def patch_backward() -> None:
+    backward = Tensor.backward
+    Tensor.backward = lambda self, *args, **kwargs: backward(2 * self, *args, **kwargs)  # type: ignore[method-assign]
+
+
+def patch_optimizer() -> None:
+    torch.optim.SGD.step = torch.optim.AdamW.step = lambda self, closure=None: None  # type: ignore[method-assign]
+
+
+def patch_checkpoint() -> None:
+    checkpoint.checkpoint = lambda function, *args, **kwargs: function(*args)
+
+
+def leave_hooks() -> None:
+    nn.modules.module.register_module_forward_hook(lambda module, args, output: output * 1.5)
+
+
+def leave_saved_tensor_hooks() -> None:
+    torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(), lambda t: t * 2).__enter__()
+
+
+def leave_a_daemon() -> None:
+    """Two forks and a session of its own: nobody's child, in nobody's group."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            Path(os.environ["DAEMON"]).write_text(str(os.getpid()))
+            signal.pause()
+        os._exit(0)
+
+
+HOSTILE: dict[str, Callable[[], object]] = {
+    "patched Linear": patch_linear,
+    "patched backward": patch_backward,
+    "patched optimizer": patch_optimizer,
+    "patched checkpoint": patch_checkpoint,
+    "default dtype": lambda: torch.set_default_dtype(torch.float64),
+    "default device": lambda: torch.set_default_device("meta"),
+    "autocast left on": lambda: torch.autocast("cpu", torch.bfloat16).__enter__(),
+    "global hooks": leave_hooks,
+    "saved-tensor hooks": leave_saved_tensor_hooks,
+    "dispatch mode left on": lambda: Doubling().__enter__(),
+    "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
+    "deterministic algorithms": lambda: torch.use_deterministic_algorithms(True),
+    "a thread that allocates": lambda: threading.Thread(target=allocate_for_ever, daemon=True).start(),
+    "an alarm": lambda: signal.setitimer(signal.ITIMER_REAL, 1.5),
+    "leaked handles": leak_handles,
+    "recursion limit": lambda: sys.setrecursionlimit(90),
+    "chdir": lambda: os.chdir("/"),
+    "environment": lambda: os.environ.update({"OMP_NUM_THREADS": "1", "CUBLAS_WORKSPACE_CONFIG": "", "HOME": "/none"}),
+    "random seeded and patched": lambda: setattr(random, "random", lambda: 0.5),
+    "signal handlers": lambda: [signal.signal(number, signal.SIG_IGN) for number in (signal.SIGTERM, signal.SIGCHLD)],
+    "modules removed": lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.startswith("explorer.rec")],
+    "standard files closed": lambda: os.closerange(0, 3),
+    "the fork server killed": lambda: (os.kill(os.getppid(), signal.SIGKILL), signal.pause()),
+    "its own group killed": lambda: os.killpg(0, signal.SIGKILL),
+    "writes into every file": lambda: [os.write(file, b"x" * 64) for file in range(3, 64) if _is_open_pipe(file)],
+}
+
+
+def hostile(name: str) -> tuple[nn.Module, Tensor]:
+    inputs, model = torch.randn(2, 4), nn.Linear(4, 4)
+    HOSTILE[name]()
+    return model, inputs
+
+
+def daemon(path: str) -> tuple[nn.Module, Tensor]:
+    os.environ["DAEMON"] = path
+    leave_a_daemon()
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+
+def _is_open_pipe(file: int) -> bool:
+    try:
+        return str(Path(f"/proc/self/fd/{file}").readlink()).startswith(("pipe", "socket"))
+    except OSError:
+        return False
