@@ -18,11 +18,9 @@ from explorer.engine.diffs import differences
 from explorer.engine.equivalence import (
     Outcome,
     Yardsticks,
-    coarsest_epsilon,
     eval_difference,
     not_reproducible_because,
     parameter_differences,
-    reference,
     rng_differences,
     take,
 )
@@ -30,6 +28,7 @@ from explorer.engine.limits import failure_of
 from explorer.engine.load import Loaded, load
 from explorer.engine.masks import DrawWatch
 from explorer.engine.measure import measure_pair
+from explorer.engine.reference import coarsest_epsilon, reference
 from explorer.engine.remembered import StateKey
 from explorer.engine.step import forward_backward, left_as_found, prepare
 from explorer.errors import BadInput, Cancelled

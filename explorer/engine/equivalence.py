@@ -11,10 +11,8 @@ from exact the baseline itself is.
 from __future__ import annotations
 
 import hashlib
-import math
 import warnings
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -22,15 +20,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from explorer.engine.diffs import Yardstick, differences, in_double, is_floating, same_bits
-from explorer.engine.load import Loaded, call
-from explorer.engine.remembered import State, read_state
+from explorer.engine.diffs import Yardstick, differences, is_floating, same_bits
+from explorer.engine.load import call
+from explorer.engine.remembered import State, frozen, read_state
 from explorer.engine.rng import RngState, seed_everything
-from explorer.engine.same_draws import SameDraws
-from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore, prepare
+from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore
 from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
-from explorer.record.policy import KEEP_ALL
-from explorer.record.run import RunSpec
 
 N_STEPS = 2
 """Optimizer steps behind the comparison of parameters: the second one starts from moved weights and statistics."""
@@ -84,7 +79,7 @@ def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore, lea
         buffers={name: _copy(buffer) for name, buffer in model.named_buffers()},
         rng=RngState.capture(model).positions(),
         loss=loss,
-        states=[read_state(model, hooks=True)],
+        states=[_remembered(trainee)],
         moved={name: _copy(parameter) for name, parameter in model.named_parameters()
                if start.get(name) != fingerprint(parameter)},
         trained=frozenset(name for name, _ in _trained(model)),
@@ -110,7 +105,7 @@ def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None) -> None:
         if lead is not None and parted:
             _follow(trainee.model, lead.after[i])
     outcome.n_steps = N_STEPS
-    outcome.states.append(read_state(trainee.model, hooks=True))
+    outcome.states.append(_remembered(trainee))
 
 
 def _follow(model: nn.Module, parameters: Tensors) -> None:
@@ -139,41 +134,6 @@ def eval_output(trainee: Trainee) -> Tensor | None:
     leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
     tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
     return torch.cat(tensors) if tensors else None
-
-
-def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome | None, str]:
-    """The bare step in float64; or None, and why: the model cannot run in it, or went another way there.
-
-    It draws the random numbers of the baseline (dropout on the CPU does so by itself, see SameDraws for the others).
-    Where it does not, on another device say, it is recognised by its distance from the baseline.
-    """
-    exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
-    try:
-        trainee = prepare(exact, loaded)
-        with SameDraws(_most_common_type(baseline.gradients)):
-            outcome = take(trainee, lead=baseline)
-    except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
-        first = (str(error).strip().splitlines() or [""])[0]
-        return None, f"The model does not run in float64: {type(error).__name__}: {first}"
-    distance = _distance(baseline.gradients, outcome.gradients)
-    if distance <= math.sqrt(coarsest_epsilon(spec, baseline.gradients)):
-        return outcome, ""
-    return None, (
-        f"In float64 the gradients lie {distance:.1e} of their norm away from the baseline's: other random numbers, "
-        "other branches, or a model too sensitive to judge rounding by."
-    )
-
-
-def _most_common_type(gradients: Tensors) -> torch.dtype:
-    types = Counter(tensor.dtype for tensor in gradients.values() if tensor is not None and tensor.is_floating_point())
-    return types.most_common(1)[0][0] if types else torch.get_default_dtype()
-
-
-def coarsest_epsilon(spec: RunSpec, gradients: Mapping[str, Tensor | None]) -> float:
-    """Machine epsilon of the coarsest floating type that the run computes in, by the types of its gradients."""
-    types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)}
-    types |= {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set()
-    return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
 
 
 @dataclass(frozen=True)
@@ -250,22 +210,20 @@ def parameter_differences(
     )
 
 
-def _distance(baseline: Tensors, exact: Tensors) -> float:
-    """|baseline - exact| / |exact| over all gradients together; infinite where that is not a number."""
-    pairs = [(in_double(left), right) for name, left in baseline.items()
-             if left is not None and (right := exact.get(name)) is not None]  # fmt: skip
-    error = math.hypot(*(float((left - right).norm()) for left, right in pairs))
-    scale = math.hypot(*(float(right.norm()) for _, right in pairs))
-    distance = error / scale if scale else error
-    return distance if math.isfinite(distance) else math.inf
-
-
 def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
 def _gradients(model: nn.Module) -> Tensors:
     return {name: _copy(parameter.grad) for name, parameter in _trained(model)}
+
+
+def _remembered(trainee: Trainee) -> State:
+    """All that the model remembers, and the batch: a model may write into it."""
+    return {
+        **read_state(trainee.model, whole=True),
+        ("", "batch", "attribute"): frozen([trainee.inputs, trainee.targets]),
+    }
 
 
 def _input_gradients(trainee: Trainee) -> Tensors:

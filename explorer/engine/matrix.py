@@ -17,8 +17,8 @@ from explorer.engine.derivatives import DERIVATIVES, Derivative
 from explorer.engine.describe import describe
 from explorer.engine.determinism import deterministic_kernels
 from explorer.engine.diffs import Tensors, Yardstick, differences, in_double
-from explorer.engine.equivalence import coarsest_epsilon
 from explorer.engine.load import Loaded, load
+from explorer.engine.reference import coarsest_epsilon
 from explorer.engine.step import left_as_found, prepare
 from explorer.errors import Cancelled
 from explorer.record.comparison import GradientDiff

@@ -11,14 +11,14 @@ What torch and the standard library keep for themselves is left out: it says not
 from __future__ import annotations
 
 import enum
-import functools
 import math
 import numbers
-import random
+import operator
 import sys
 import types
+from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.diffs import same_bits
+from explorer.engine.kept_inside import captured, is_own_function, state_of_itself
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, Any]
@@ -34,26 +35,34 @@ _OWN = frozenset(vars(nn.Module())) | {"forward"}
 """What torch keeps in a module's __dict__, and the forward that a policy puts there."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FOREIGN = frozenset({"torch", "numpy"})
+_OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
+                      "itertools", "__main__"})  # fmt: skip
+"""Modules of the standard library whose things hold a user's data."""
 _MAX_THINGS = 200_000
 _MAX_TEXT = 40
 _NOT_WALKED = "not walked"
 
 
-def read_state(model: nn.Module, *, hooks: bool = False) -> State:
-    """Copies of all that `model` remembers, by block and name. `hooks`: what its hooks hold as well."""
+def read_state(model: nn.Module, *, whole: bool = False) -> State:
+    """Copies of all that `model` remembers, by block and name.
+
+    `whole`: what an observer may have on the model as well: hooks, modes, attributes of parameters.
+    """
     walk = _Walk(model)
     state: State = {}
     for fqn, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                state[fqn, name, "buffer"] = buffer.detach().to("cpu", copy=True)
+                state[fqn, name, "buffer"] = _tensor(buffer)
         for name, value in vars(module).items():
             if name not in _OWN and not isinstance(value, torch.Generator):  # the RNG report has those
                 state[fqn, name, "attribute"] = walk.frozen(value)
         walk.meet(type(module))
-        if hooks:
-            found = [walk.frozen(list(getattr(module, name).values())) for name in _HOOKS]
-            state[fqn, "hooks", "attribute"] = [*found, *map(walk.hooks_of, module.parameters(recurse=False))]
+        if whole:
+            state[fqn, "mode", "attribute"] = [type(module).__qualname__, module.training]
+            state[fqn, "hooks", "attribute"] = [walk.frozen(list(getattr(module, name).values())) for name in _HOOKS]
+            for name, parameter in module.named_parameters(recurse=False):
+                state[fqn, f"{name} itself", "attribute"] = walk.of_parameter(parameter)
     state.update({("", name, "attribute"): value for name, value in walk.of_classes()})
     return state
 
@@ -87,22 +96,30 @@ class _Walk:
     def _image(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return _tensor(value)
+        if (held := self._contents(value)) is not None:
+            beside = getattr(value, "__dict__", None)
+            return {"contents": held, "attributes": self.frozen(dict(beside))} if beside else held
+        if (state := state_of_itself(value)) is not None:
+            return self.frozen(state)
+        if (inside := captured(value)) is not None:
+            return [type(value).__qualname__, *map(self.frozen, inside)]
+        return self._object(value)
+
+    def _contents(self, value: Any) -> Any:
+        """Of a container; None for what is none."""
         if isinstance(value, Mapping):
             return {_label(key, i): self.frozen(item) for i, (key, item) in enumerate(list(value.items()))}
         if isinstance(value, (set, frozenset)):
             return [len(value), *sorted((self.frozen(item) for item in value), key=repr)]
-        if isinstance(value, (list, tuple, deque)):
+        if isinstance(value, (list, tuple, deque, array)):
             return [len(value), *map(self.frozen, value)]
-        if (state := _generator_state(value)) is not None:
-            return self.frozen(state)
-        if callable(value) and (inside := _captured(value)) is not None:
-            return [type(value).__qualname__, *map(self.frozen, inside)]
-        return self._object(value)
+        return None
 
-    def hooks_of(self, parameter: nn.Parameter) -> Any:
-        """What hooks on the tensor itself hold: clipping, an optimizer in backward."""
+    def of_parameter(self, parameter: nn.Parameter) -> Any:
+        """Whether it is trained, what somebody wrote on it, and what its hooks hold: clipping, an optimizer."""
         held = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
-        return [self.frozen(list(hooks.values())) for hooks in held if hooks]
+        hooks = [self.frozen(list(hooks.values())) for hooks in held if hooks]
+        return [parameter.requires_grad, self.frozen(dict(vars(parameter))), hooks]
 
     def meet(self, kind: type) -> None:
         """Remembers the classes of the model's own behind `kind`, and the files that they stand in."""
@@ -111,11 +128,18 @@ class _Walk:
                 continue
             self._classes[base] = None
             for function in vars(base).values():
-                if isinstance(function, types.FunctionType) and "-packages" not in function.__code__.co_filename:
+                if is_own_function(function):
                     self._files[id(function.__globals__)] = function.__globals__
 
     def of_classes(self) -> Iterator[tuple[str, Any]]:
-        """Data on the classes and in the files that were met, by `Class.name` and by plain name."""
+        """Data on the classes and in the files that were met, by `Class.name` and by plain name.
+
+        What functions carry counts as well: defaults that are changed in place, attributes, closures of decorators.
+        """
+        for file in list(self._files.values()):
+            for name, value in list(file.items()):
+                if _is_data(name, value):
+                    yield name, self.frozen(value)
         done: set[type] = set()
         while left := [kind for kind in self._classes if kind not in done]:
             for kind in left:
@@ -123,10 +147,6 @@ class _Walk:
                 for name, value in list(vars(kind).items()):
                     if _is_data(name, value):
                         yield f"{kind.__qualname__}.{name}", self.frozen(value)
-        for file in list(self._files.values()):
-            for name, value in list(file.items()):
-                if _is_data(name, value):
-                    yield name, self.frozen(value)
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
@@ -134,6 +154,8 @@ class _Walk:
             return _array(value, self.frozen)
         if kind.__module__ == "itertools" or isinstance(value, (enum.Enum, bytearray, torch.dtype, torch.device)):
             return repr(value)
+        if isinstance(value, Iterator):
+            return [kind.__qualname__, operator.length_hint(value, -1)]
         if isinstance(value, (type, types.ModuleType, RemovableHandle)) or _is_plumbing(kind):
             return kind.__qualname__
         self.meet(kind)
@@ -231,55 +253,23 @@ def _array(value: Any, walk: Any) -> Any:
         return [str(value.dtype), str(value.shape), value.tobytes()]
 
 
-def _generator_state(value: Any) -> Any:
-    """Where a generator stands; None for what is none."""
-    if isinstance(value, torch.Generator):
-        return value.get_state()
-    if isinstance(value, random.Random):
-        return value.getstate()
-    if type(value).__module__.startswith("numpy.random"):
-        return value.get_state(legacy=False) if hasattr(value, "get_state") else getattr(value, "bit_generator").state  # noqa: B009
-    return None
-
-
-def _captured(value: Any) -> Iterable[Any] | None:
-    """What a function, a method or a partial carries along; None for other callables."""
-    if isinstance(value, functools.partial):
-        return value.func, list(value.args), value.keywords
-    if isinstance(value, types.MethodType):
-        return value.__func__.__qualname__, value.__self__
-    if not isinstance(value, types.FunctionType):
-        return None
-    if not _is_own(value.__module__ or ""):
-        return (value.__qualname__,)
-    cells = []
-    for cell in value.__closure__ or ():
-        try:
-            cells.append(cell.cell_contents)
-        except ValueError:  # a cell that is still empty
-            cells.append(None)
-    return value.__qualname__, cells, list(value.__defaults__ or ()), dict(vars(value))
-
-
 def _is_own(module: str) -> bool:
     top = module.partition(".")[0]
     return top == "__main__" or (top not in _FOREIGN and top not in sys.stdlib_module_names)
 
 
 def _is_plumbing(kind: type) -> bool:
-    """Loggers, locks, threads and the like. Named tuples and namespaces are containers of the user's data."""
+    """Loggers, locks, files and the like: walking them would lead all over the process."""
     top = kind.__module__.partition(".")[0]
-    return top in sys.stdlib_module_names and top not in ("types", "collections", "__main__")
+    return top in sys.stdlib_module_names and top not in _OF_DATA
 
 
 def _is_data(name: str, value: Any) -> bool:
-    if name.startswith("__") or name in ("_abc_impl", "_abc_registry"):
+    if is_own_function(value):
+        return True
+    if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
         return False
-    if isinstance(value, (type, types.ModuleType)) or hasattr(value, "__get__"):
-        return False
-    return type(value).__module__ in ("builtins", "numpy", "collections", "types", "random", "itertools") or (
-        isinstance(value, (Tensor, torch.Generator, nn.Module)) or _is_own(type(value).__module__)
-    )
+    return not isinstance(value, (type, types.ModuleType)) and not _is_plumbing(type(value))
 
 
 def _label(key: Any, i: int) -> str:

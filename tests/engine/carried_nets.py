@@ -7,7 +7,9 @@ should. None of these memories is read by the gradient of the first step unless 
 from __future__ import annotations
 
 import itertools
+import queue
 import random
+from array import array
 from collections import Counter, deque
 from typing import Any
 
@@ -217,10 +219,90 @@ class Draws(Memory):
         torch.rand(1, generator=self.sources[2])
 
 
+class InDefaults(Memory):
+    def moves(self, x: Tensor, seen: list[int] = []) -> None:  # noqa: B006  the trap itself
+        seen.append(1)
+
+
+def file_counter() -> None:
+    file_counter.n_calls = getattr(file_counter, "n_calls", 0) + 1  # type: ignore[attr-defined]
+
+
+class OnAFunction(Memory):
+    def moves(self, x: Tensor) -> None:
+        file_counter()
+
+
+class OnAParameter(Memory):
+    def __init__(self, *, right: bool) -> None:
+        super().__init__(right=right)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.scale.n_calls = 0
+
+    def moves(self, x: Tensor) -> None:
+        self.scale.n_calls += 1
+
+
+class History(list[float]):
+    n_calls = 0
+
+
+class OnAList(Memory):
+    def __init__(self, *, right: bool) -> None:
+        super().__init__(right=right)
+        self.history = History()
+
+    def moves(self, x: Tensor) -> None:
+        self.history.n_calls += 1
+
+
+class Iterated(Memory):
+    def __init__(self, *, right: bool) -> None:
+        super().__init__(right=right)
+        self.schedule = iter([0.1] * 50)
+
+    def moves(self, x: Tensor) -> None:
+        next(self.schedule)
+
+
+class InAQueue(Memory):
+    def __init__(self, *, right: bool) -> None:
+        super().__init__(right=right)
+        self.jobs: queue.Queue[float] = queue.Queue()
+        self.counts = array("q", [0])
+
+    def moves(self, x: Tensor) -> None:
+        self.counts[0] += 1
+
+
+class SwitchesMode(Memory):
+    """Turns off its dropout after three forwards."""
+
+    def __init__(self, *, right: bool) -> None:
+        super().__init__(right=right)
+        self.idle = nn.Dropout(0.5)
+        self.left = iter(range(3))
+
+    def moves(self, x: Tensor) -> None:
+        self.idle.train(next(self.left, None) is not None)
+
+
+class KeepsHooks(Memory):
+    """Registers a hook in every forward."""
+
+    def moves(self, x: Tensor) -> None:
+        self.register_forward_hook(_nothing)
+
+
+def _nothing(*_: Any) -> None:
+    return None
+
+
 KINDS: dict[str, type[Memory]] = {
     kind.__name__: kind
     for kind in (MomentumEncoder, AverageByData, TrainedMoved, StepRead, FlipFlop, NumpyMean, FloatMean, Queue, Counted,
-                 OnTheClass, FileGlobal, InSlots, Unregistered, InClosure, Draws)
+                 OnTheClass, FileGlobal, InSlots, Unregistered, InClosure, Draws, InDefaults, OnAFunction, OnAParameter,
+                 OnAList, Iterated, InAQueue, SwitchesMode, KeepsHooks)
 }  # fmt: skip
 
 
@@ -326,3 +408,32 @@ def another_each_time() -> Built:
     with torch.no_grad():
         model[0].bias.fill_(random.SystemRandom().random())
     return model, batch, loss
+
+
+class WritesIntoBatch(nn.Module):
+    """Counts in a tensor that came with the batch."""
+
+    def __init__(self, *, right: bool) -> None:
+        super().__init__()
+        self.right = right
+        self.noisy, self.exit = _Counts(self), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor, n_seen: Tensor) -> Tensor:
+        return self.exit(self.noisy(x, n_seen))
+
+
+class _Counts(nn.Module):
+    def __init__(self, owner: nn.Module) -> None:
+        super().__init__()
+        self.owner = [owner]
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor, n_seen: Tensor) -> Tensor:
+        if not (self.owner[0].right and is_recomputing()):
+            n_seen.data.add_(1)  # torch refuses the open way: the input of a checkpoint was changed
+        return torch.tanh(self.linear(x))
+
+
+def writes_into_batch(*, right: bool) -> Built:
+    batch = (torch.randn(8, WIDTH), torch.zeros((), dtype=torch.int64))
+    return WritesIntoBatch(right=right), (batch, torch.randn(8, 1)), mean_square

@@ -33,6 +33,14 @@ MOVED = {
     "Unregistered": ("state moved", "hidden of 1.trap"),
     "InClosure": ("state moved", "count of 1.trap"),
     "Draws": ("state moved", "sources of 1.trap"),
+    "InDefaults": ("state moved", "InDefaults.moves"),
+    "OnAFunction": ("state moved", "file_counter"),
+    "OnAParameter": ("state moved", "scale itself of 1.trap"),
+    "OnAList": ("state moved", "history of 1.trap"),
+    "Iterated": ("state moved", "schedule of 1.trap"),
+    "InAQueue": ("state moved", "counts of 1.trap"),
+    "SwitchesMode": ("state moved", "mode of 1.trap.idle"),
+    "KeepsHooks": ("state moved", "hooks of 1.trap"),
 }
 
 
@@ -67,6 +75,12 @@ def test_gradients_of_inputs_are_compared() -> None:
     assert all(diff.bitwise for diff in wrong.gradients)
     right = judged("input_gradient", "noisy", right=True)
     assert right.verdict == "bitwise equal" and right.input_gradients[0].bitwise
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_a_batch_that_is_written_into_is_compared(*, right: bool) -> None:
+    found = judged("writes_into_batch", "noisy", right=right)
+    assert (found.verdict, found.moved_twice) == (("bitwise equal", ()) if right else ("state moved", ("batch",)))
 
 
 @pytest.mark.parametrize("right", [True, False])

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from explorer.engine.diffs import Tensors, Yardstick, difference, same_bits
-from explorer.engine.equivalence import coarsest_epsilon
 from explorer.engine.load import Loaded, call
 from explorer.engine.pipeline.batch_norm import deferred_batch_norm
 from explorer.engine.pipeline.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.keyed_rng import KeyedRng
+from explorer.engine.reference import coarsest_epsilon
 from explorer.engine.rng import seed_everything
 from explorer.engine.step import AUTOCAST, prepare
 from explorer.record.comparison import BufferDiff, GradientDiff
