@@ -33,7 +33,11 @@ def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
     key = f"{name}~{n}" if n else name
 
     def changed() -> None:
-        told[name] = (n, st.session_state[key])
-        take(st.session_state[key])
+        chosen = st.session_state[key]
+        # Streamlit also calls when a browser first tells what it was given; one that was replaced has nothing to say.
+        if told[name] == (n, chosen) or told[name][0] != n:
+            return
+        told[name] = (n, chosen)
+        take(chosen)
 
     return Bound(key, value, changed)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
+from explorer.ui import bound
 from tests.ui.page_driver import widget
 
 MOST = 6
@@ -80,6 +82,24 @@ def test_every_choice_in_a_row_counts() -> None:
         widget(at, "number_input", "number").set_value(value)
         at.run()
         assert at.session_state["record"]["number"] == value
+
+
+def test_what_a_widget_was_given_is_no_choice() -> None:
+    """Streamlit calls a segmented control's callback when the browser first tells the value that it was given."""
+    taken: list[object] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bound.st, "session_state", {})
+        first = bound.bound("view", "one", taken.append)
+        bound.st.session_state[first.key] = "one"
+        first.on_change()
+        assert not taken
+        bound.st.session_state[first.key] = "two"
+        first.on_change()
+        first.on_change()
+        assert taken == ["two"]
+        other = bound.bound("view", "three", taken.append)
+        first.on_change()
+        assert taken == ["two"] and other.key != first.key, "one that was replaced has nothing to say"
 
 
 def test_a_choice_keeps_its_widget_and_a_change_from_elsewhere_takes_another() -> None:

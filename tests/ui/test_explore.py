@@ -242,6 +242,10 @@ def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
     at.button(key="FormSubmitter:arguments_form-Use these").click().run()
     at = settle(at)
     assert spec(at).model.arguments == {"n_layers": 3}
+    widget(at, "number_input", "argument_dropout").set_value(0.2)
+    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
+    at = settle(at)
+    assert spec(at).model.arguments == {"n_layers": 3, "dropout": 0.2}, "what was changed before stays"
 
 
 def test_the_policy_file_carries_evidence_of_exactly_this_policy(app: App) -> None:

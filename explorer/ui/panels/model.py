@@ -91,7 +91,8 @@ def arguments_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose
     def use() -> None:
         for field in fields.values():
             field.on_change()
-        changed = {name: value for name, value in chosen.items() if value != usual[name]}
+        now = {name: chosen.get(name, field.value) for name, field in fields.items()}
+        changed = {name: value for name, value in now.items() if value != usual[name]}
         choose(msgspec.structs.replace(model, arguments=changed))
 
     with st.popover("", icon=":material/tune:", disabled=not usual, key="arguments", help="Batch and model numbers"):
