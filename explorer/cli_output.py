@@ -18,7 +18,7 @@ from explorer.record.policy import Policy
 from explorer.view.blocks import chart_rows, row_sum
 from explorer.view.cost import uncounted_in_words
 from explorer.view.cut_short import what_failed
-from explorer.view.gradients import moved_sentence
+from explorer.view.gradients import moved_sentence, unjudged_sentence
 from explorer.view.headline import headlines
 from explorer.view.policy_words import in_words
 from explorer.view.rows import Row
@@ -76,8 +76,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  [bold]Likely[/]   {escape(cause)}")
     if comparison.not_reproducible_because:
         console.print(f"  [bold]Why[/]      {escape(comparison.not_reproducible_because)}")
-    if comparison.unjudged:
-        console.print(f"  [bold]Unjudged[/] {escape(', '.join(comparison.unjudged))}: the baseline itself varies there")
+    if unjudged := unjudged_sentence(comparison):
+        console.print(f"  [bold]Scope[/]    {escape(unjudged)}")
     if comparison.worst is not None or comparison.causes:
         console.print()
     if comparison.comparable:

@@ -131,6 +131,13 @@ def moved_sentence(comparison: Comparison) -> str:
     return f"state moved twice: {', '.join(moved[:MAX_MOVED])}{more}"
 
 
+def unjudged_sentence(comparison: Comparison) -> str:
+    """What the verdict says nothing about; empty where it covers all."""
+    names = comparison.unjudged
+    more = f" and {len(names) - MAX_MOVED} more" if len(names) > MAX_MOVED else ""
+    return f"Not judged, two runs of the baseline differ there: {', '.join(names[:MAX_MOVED])}{more}" if names else ""
+
+
 def _exponent(diff: TensorDiff) -> float | None:
     """log10 of the distance; None: it has none (equal, missing, not finite, or the baseline is all zero)."""
     distance = diff.relative_norm

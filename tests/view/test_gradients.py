@@ -14,6 +14,7 @@ from explorer.view.gradients import (
     gradient_alt,
     gradient_chart,
     gradient_table,
+    unjudged_sentence,
     verdict_sentence,
 )
 from tests.view.builders import compared, equal_gradient, wrong_gradient
@@ -106,6 +107,14 @@ def test_what_moved_is_named_and_the_rest_counted() -> None:
     assert verdict_sentence(pair) == f"gradients equal, state moved twice: {said}"
     row = carried_table(pair)[0]
     assert (row["block"], row["what"], row["baseline"], row["candidate"]) == ("blocks.0", "step", "1", "2")
+
+
+def test_what_the_verdict_leaves_out_is_said() -> None:
+    assert unjudged_sentence(compared()) == ""
+    pair = msgspec.structs.replace(compared(), unjudged=tuple(f"blocks.{i}.clock" for i in range(5)))
+    said = unjudged_sentence(pair)
+    assert said.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
+    assert said.endswith(" and 1 more")
 
 
 def test_a_failure_is_shown_in_its_own_words() -> None:

@@ -20,6 +20,7 @@ from explorer.view.gradients import (
     gradient_chart,
     gradient_table,
     parameter_table,
+    unjudged_sentence,
     verdict_sentence,
 )
 from explorer.view.matrix import matrix_figure, matrix_table
@@ -50,6 +51,8 @@ def gradients_panel(comparison: Comparison) -> None:
         st.text(verdict_sentence(comparison))
     for cause in comparison.causes:
         st.text(f"Likely cause: {cause}")
+    if unjudged := unjudged_sentence(comparison):
+        st.text(unjudged)
     chart(gradient_chart(comparison), key="gradients", alt=gradient_alt(comparison))
     twin(lambda: gradient_table(comparison), key="gradients", what="the differences of each tensor")
     st.markdown("**What else the step left behind**")
