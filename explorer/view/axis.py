@@ -10,7 +10,9 @@ forward, backward (recompute included) onto backward, optimizer onto optimizer.
 An optimizer that steps parameter by parameter has most of the events and nothing to tell: its stretch is never drawn
 wider than OPTIMIZER_SHARE of the picture, and the axis says so.
 
-On the axis "time" each run stands at its own milliseconds, recording included.
+On the axis "time" each phase is as long as the timed steps say, which nothing was recorded in: recording slows small
+operators down most, so its own clock would draw a recomputed run longer than it is. Within a phase, and where no step
+was timed, moments stand as they were recorded.
 """
 
 from __future__ import annotations
@@ -32,9 +34,43 @@ Positions = NDArray[np.float64]
 def positions(run: Measurement, log: Allocations, drawn: Measurement, *, axis: Axis) -> Positions:
     """x of each tick 0..n_ticks of `run` in a picture whose events are counted in `drawn`."""
     if axis == "time":
-        return array_of(log.time_ns) / 1e6
+        return _timed(run, log)
     ticks = np.arange(log.n_ticks + 1, dtype=np.float64)
     return _narrowed(ticks if run is drawn else _stretched(ticks, run, drawn), drawn)
+
+
+def _timed(run: Measurement, log: Allocations) -> Positions:
+    """Milliseconds of each tick: every phase as long as its median, all together as long as the median step."""
+    recorded = array_of(log.time_ns) / 1e6
+    stretches = _borders(run.phases, log.n_ticks)
+    medians = _phase_ms(run)
+    if medians is None or not stretches or run.times is None:
+        return recorded
+    ends = recorded[[end for _, end in stretches]]
+    lasted = np.diff(ends, prepend=0.0)
+    of_phase: dict[str, float] = {}
+    for (phase, _), ms in zip(stretches, lasted):
+        of_phase[phase] = of_phase.get(phase, 0.0) + float(ms)
+    faster = {phase: medians.get(phase, 0.0) / ms if ms else 0.0 for phase, ms in of_phase.items()}
+    widths = np.array([ms * faster[phase] for (phase, _), ms in zip(stretches, lasted)])
+    whole = widths.sum()
+    if not whole:
+        return recorded
+    borders = np.cumsum(widths) * ((run.times.step.median_ms or whole) / whole)
+    return np.asarray(np.interp(recorded, [0.0, *ends], [0.0, *borders]), dtype=np.float64)
+
+
+def _phase_ms(run: Measurement) -> dict[str, float] | None:
+    """Median of each phase in the timed steps, recompute in backward; None: not timed."""
+    if run.times is None:
+        return None
+    found = {
+        "forward": run.times.forward.median_ms,
+        "backward": run.times.backward.median_ms,
+        "optimizer": run.times.optimizer.median_ms,
+    }
+    known = {phase: ms for phase, ms in found.items() if ms is not None}
+    return known if len(known) == len(found) else None
 
 
 def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
@@ -95,7 +131,8 @@ def has_times(*runs: Measurement | None) -> bool:
 def axis_layout(axis: Axis, drawn: Measurement, *, alone: bool) -> dict[str, Any]:
     """The x axis: what it counts, and round numbers where they belong; `alone`: one run is drawn."""
     if axis == "time":
-        return {"title": {"text": "time, recording included (ms)"}}
+        timed = _phase_ms(drawn) is not None
+        return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
     places, labels = event_ticks(drawn)
     narrow = ", optimizer narrowed" if _narrow(drawn)[1] < 1 else ""
     return {

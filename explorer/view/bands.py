@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 
 from explorer.record.measurement import PHASES, Measurement, Phase
 from explorer.view.axis import Positions
-from explorer.view.colours import PHASE_COLOURS, PHASE_PATTERNS, translucent
+from explorer.view.colours import PHASE_COLOURS, PHASE_PATTERNS, ink, translucent
 
 STRIP_TOP, STRIP_BOTTOM = 1.0, 0.93
 """Of the plot's height, in y2 units."""
@@ -104,7 +104,8 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
         if longest[1] - longest[0] >= 0.18 * whole:
             fig.add_annotation(
                 text=f"<b>{phase}</b>", x=float(np.mean(longest)), y=(STRIP_TOP + STRIP_BOTTOM) / 2, yref="y2",
-                showarrow=False, font={"color": "white", "size": 11}, bgcolor=PHASE_COLOURS[phase], borderpad=0,
+                showarrow=False, font={"color": ink(PHASE_COLOURS[phase]), "size": 12},
+                bgcolor=PHASE_COLOURS[phase], borderpad=0,
             )  # fmt: skip
             labelled.add(phase)
     return labelled

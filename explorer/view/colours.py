@@ -3,7 +3,8 @@
 Rules that the tests keep:
 1. Every colour reaches a contrast of 3:1 against the light and against the dark page (WCAG 2.2, 1.4.11).
 2. Any two roles differ to a colour-blind eye, or by their pattern: nothing is said by colour alone.
-3. A phase wears the colour of the role that it produces: forward saves activations, recompute makes them again,
+3. Text on a colour is black or white (`ink`), text on the page has the theme's own colour: 4.5:1 (WCAG 2.2, 1.4.3).
+4. A phase wears the colour of the role that it produces: forward saves activations, recompute makes them again,
    backward makes gradients, the optimizer moves its state.
 """
 
@@ -87,6 +88,10 @@ STAGE_COLOURS: tuple[str, ...] = (
 STAGE_PATTERNS: tuple[str, ...] = ("", "/", "\\", "x", "-", "|", "+", ".")
 """Ten colours and eight patterns: stage j takes j modulo each, so forty stages in a row look different."""
 
+QUIET_TEXT = {"light": "#555B66", "dark": "#B6BAC4"}
+"""Axis labels on either page."""
+CURSOR = "#8A63D2"
+"""The moment that a person picked."""
 GRID = "rgba(128, 128, 128, 0.25)"
 """Lines behind data, on either page."""
 
@@ -105,6 +110,11 @@ def translucent(colour: str, alpha: float) -> str:
     """`#RRGGBB` as `rgba(...)` with opacity `alpha` in 0..1."""
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red}, {green}, {blue}, {alpha:g})"
+
+
+def ink(ground: str) -> str:
+    """Black or white, whichever reads better on `ground`: one of them always reaches 4.5:1."""
+    return max("#000000", "#FFFFFF", key=lambda text: contrast(text, ground))
 
 
 def contrast(one: str, other: str) -> float:

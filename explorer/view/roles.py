@@ -15,7 +15,7 @@ from explorer.view.bands import add_bands
 from explorer.view.colours import ROLE_COLOURS, ROLE_PATTERNS, translucent
 from explorer.view.counters import add_counters
 from explorer.view.cut_short import peak_and_end
-from explorer.view.figure import PICKABLE, empty, figure
+from explorer.view.figure import HOVER_ALONG_X, PICKABLE, empty, figure, mark_cursor
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.timeline import NO_TIMELINE, hover_fields, peak_place
 from explorer.view.units import byte_axis, mib
@@ -23,7 +23,9 @@ from explorer.view.units import byte_axis, mib
 PALE = 0.22
 
 
-def roles(measurement: Measurement, *, block: str | None = None, axis: Axis = "tick") -> go.Figure:
+def roles(
+    measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
+) -> go.Figure:
     """Bytes by role at every event. With `block`, its own bytes lie at the bottom in full colour, the rest pale above.
 
     The trace "total" carries customdata ["run", tick] for clicks. Roles that hold nothing all step long are left out.
@@ -53,8 +55,10 @@ def roles(measurement: Measurement, *, block: str | None = None, axis: Axis = "t
         },
         xaxis=axis_layout(axis, measurement, alone=True),
         legend={"traceorder": "normal"},
-        hovermode="closest",
+        **HOVER_ALONG_X,
     )
+    if cursor is not None:
+        mark_cursor(fig, cursor, x)
     return fig
 
 

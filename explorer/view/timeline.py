@@ -15,7 +15,7 @@ from explorer.view.bands import add_bands
 from explorer.view.colours import RUN_COLOURS, RUN_DASHES
 from explorer.view.counters import add_counters, counters, peaks_in_words
 from explorer.view.cut_short import peak_and_end
-from explorer.view.figure import PICKABLE, empty, figure
+from explorer.view.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty, figure, mark_cursor
 from explorer.view.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.units import byte_axis, change, mib, percent
 
@@ -24,7 +24,9 @@ QUESTION_OF_TWO = "Where is the peak, how much lower?"
 NO_TIMELINE = "The memory timeline was not measured on this device."
 
 
-def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axis: Axis = "tick") -> go.Figure:
+def timeline(
+    baseline: Measurement, candidate: Measurement | None = None, *, axis: Axis = "tick", cursor: Cursor = None
+) -> go.Figure:
     """Both runs on one axis, phases of the candidate (or of the only run) above, the exact peaks marked.
 
     Every point's customdata starts with its run ("baseline", "candidate") and its own tick. The axis "time" falls back
@@ -47,12 +49,16 @@ def timeline(baseline: Measurement, candidate: Measurement | None = None, *, axi
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
     tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
-    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.1 * max(tops):
-        fig.layout.annotations[-2].yshift += 16  # two labels at one height: the baseline's stands above
+    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # at one height: the higher stands above
+        up = 17 if tops[0] >= tops[1] else -17
+        fig.layout.annotations[-2].yshift, fig.layout.annotations[-1].yshift = up, -up
+    if cursor is not None and cursor[0] in places:
+        mark_cursor(fig, cursor[1], places[cursor[0]])
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, top_counter)]},
         xaxis=axis_layout(axis, drawn, alone=len(logs) == 1),
-        hovermode="closest",
+        margin={"r": 86},
+        **HOVER_ALONG_X,
     )
     return fig
 
@@ -150,12 +156,13 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
             x=[x[tick]], y=[top], mode="markers", name=f"peak of the {name}", showlegend=False, hoverinfo="skip",
             customdata=[[name, tick]],
             marker={"symbol": "diamond", "size": 10, "color": RUN_COLOURS[name]},
+            unselected={"marker": {"opacity": 1}},  # the peak stays where another moment is picked
         )
     )  # fmt: skip
-    right = x[tick] > 0.6 * x[-1]
+    # Beside the plot, where no curve runs, in the page's own text colour.
     fig.add_annotation(
-        x=x[tick], y=top, text=f"<b>{peak_and_end(run)}</b> {name}", showarrow=False, yshift=12,
-        xanchor="right" if right else "left", font={"color": RUN_COLOURS[name]},
+        x=1, xref="paper", y=top, text=f"<b>{mib(int(line[tick]))}</b><br>{name}", showarrow=False, yshift=0,
+        xanchor="left", xshift=4, align="left", font={"size": 12},
     )  # fmt: skip
     fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)
     return top

@@ -59,6 +59,14 @@ def test_the_eye_test_can_fail() -> None:
     assert np.linalg.norm(oklab(red) - oklab(green)) < 0.08
 
 
+def test_every_text_reaches_four_and_a_half_to_one() -> None:
+    assert colours.contrast(colours.QUIET_TEXT["light"], colours.LIGHT_PAGE) >= 4.5
+    assert colours.contrast(colours.QUIET_TEXT["dark"], colours.DARK_PAGE) >= 4.5
+    for ground in (*colours.PHASE_COLOURS.values(), *colours.STAGE_COLOURS, *colours.ROLE_COLOURS.values()):
+        assert colours.contrast(colours.ink(ground), ground) >= 4.5
+    assert colours.contrast("#FFFFFF", colours.RECOMPUTE) >= 4.5, "the word on a recomputed block is white"
+
+
 def test_nothing_is_unnamed() -> None:
     assert set(colours.ROLE_COLOURS) == set(colours.ROLE_PATTERNS) == set(ROLES)
     assert set(colours.PHASE_COLOURS) == set(colours.PHASE_PATTERNS) == set(PHASES)

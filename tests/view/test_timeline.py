@@ -7,9 +7,10 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from explorer.record import PHASES, AllocatorPeaks, Measurement
+from explorer.record import PHASES, AllocatorPeaks, Measurement, Samples, Times
 from explorer.record.base import column
 from explorer.view.axis import positions
+from explorer.view.colours import CURSOR
 from explorer.view.counters import ALLOCATED, RESERVED
 from explorer.view.headline import headlines
 from explorer.view.roles import roles
@@ -110,8 +111,8 @@ def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
 def test_both_peaks_are_marked_with_their_values() -> None:
     pair = compared(recompute=range(6))
     texts = [note.text for note in timeline(pair.baseline, pair.candidate).layout.annotations]
-    assert "<b>149.0 MiB</b> baseline" in texts
-    assert "<b>90.0 MiB</b> candidate" in texts
+    assert "<b>149.0 MiB</b><br>baseline" in texts
+    assert "<b>90.0 MiB</b><br>candidate" in texts
 
 
 def test_title_asks_and_subtitle_answers() -> None:
@@ -120,6 +121,32 @@ def test_title_asks_and_subtitle_answers() -> None:
     assert title.text.endswith("?")
     assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
     assert title.subtitle.text in timeline_alt(pair.baseline, pair.candidate)
+
+
+def test_on_the_time_axis_a_run_is_as_long_as_its_median_step() -> None:
+    """Recorded, the candidate is slower than timed: the picture agrees with the headline, not with the recording."""
+    pair = compared(recompute=range(6))
+    fig = timeline(pair.baseline, timed(pair.candidate, forward=30.0, backward=60.0, optimizer=10.0), axis="time")
+    line = line_of(fig, "candidate")
+    assert max(line.x) == pytest.approx(150.0), "the median step, which is longer than the three medians"
+    first_backward = next(span.first_tick for span in pair.candidate.phases if span.phase != "forward")
+    at = {point[1]: x for point, x in zip(line.customdata.tolist(), line.x)}
+    assert at[first_backward - 1] == pytest.approx(45.0)
+    assert list(line.x) == sorted(line.x)
+
+
+def timed(run: Measurement, *, forward: float, backward: float, optimizer: float) -> Measurement:
+    """`run` with these medians, in a step of 150 ms."""
+    of = {"step": 150.0, "forward": forward, "backward": backward, "optimizer": optimizer}
+    times = Times(clock="process CPU time", **{name: Samples(ms=(ms, ms, ms)) for name, ms in of.items()})
+    return msgspec.structs.replace(run, times=times)
+
+
+def test_a_picked_moment_is_a_line_through_the_plot() -> None:
+    pair = compared(recompute=range(6))
+    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7))
+    assert [shape.x0 for shape in fig.layout.shapes if shape.line.color == CURSOR] == [7.0]
+    assert fig.layout.hovermode == "x unified"
 
 
 def test_time_axis_and_its_absence() -> None:

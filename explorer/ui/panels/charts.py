@@ -9,25 +9,15 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.view.figure import CONFIG
+from explorer.view.figure import CONFIG, readable
 
 
 def chart(figure: Any, *, key: str, alt: str, height: int | None = None) -> None:
     """A Plotly figure; its picture downloads from the tool bar that shows on hover."""
     if height is not None:
         figure.update_layout(height=height)
+    readable(figure, dark=st.context.theme.type == "dark")
     st.plotly_chart(figure, key=key, width="stretch", config=_config(key), alt=alt)
-
-
-def pickable_chart(figure: Any, *, key: str, alt: str, height: int | None = None) -> list[Any] | None:
-    """As `chart`, and a click on a point gives the point's customdata."""
-    if height is not None:
-        figure.update_layout(height=height)
-    event = st.plotly_chart(
-        figure, key=key, width="stretch", config=_config(key), alt=alt, on_select="rerun", selection_mode="points"
-    )
-    points = event["selection"]["points"]
-    return _custom(points[0]) if points else None
 
 
 def clickable_chart(figure: Any, act: Callable[[list[Any]], None], *, key: str, alt: str) -> None:
@@ -38,6 +28,7 @@ def clickable_chart(figure: Any, act: Callable[[list[Any]], None], *, key: str, 
         if points:
             act(_custom(points[0]))
 
+    readable(figure, dark=st.context.theme.type == "dark")
     st.plotly_chart(
         figure, key=key, width="stretch", config=_config(key), alt=alt, on_select=clicked, selection_mode="points"
     )

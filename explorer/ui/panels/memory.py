@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import streamlit as st
 
@@ -15,12 +16,13 @@ from explorer.record.measurement import Measurement
 from explorer.ui import glossary
 from explorer.ui import state as states
 from explorer.ui.bound import bound
-from explorer.ui.panels.charts import clickable_chart, pickable_chart, twin
+from explorer.ui.panels.charts import clickable_chart, twin
 from explorer.ui.shown import Picked, picked
 from explorer.ui.state import State
 from explorer.view.axis import Axis
-from explorer.view.ledger import ledger_alt, ledger_chart, ledger_table
+from explorer.view.ledger import ledger_alt, ledger_chart, ledger_table, place
 from explorer.view.roles import roles, roles_alt, roles_table
+from explorer.view.rows import ROOT_LABEL
 from explorer.view.timeline import timeline, timeline_alt, timeline_table
 from explorer.view.units import mib
 
@@ -29,8 +31,8 @@ TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by 
 
 def memory_panel(
     state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
-) -> Picked:
-    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons. Returns the pick."""
+) -> None:
+    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons."""
     at = picked(state)
     candidate = comparison.candidate if comparison else None
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
@@ -39,25 +41,49 @@ def memory_panel(
         view = _view_picker(state, views)
     with right:
         timed = st.toggle(
-            "Axis in time", key="memory_time", help="Milliseconds, recording included, instead of events."
+            "Axis in time",
+            key="memory_time",
+            help="Milliseconds, phase by phase as in steps without recording.",
         )
     axis: Axis = "time" if timed else "tick"
+    _answer(state, baseline, candidate, at)
     if view == TWO and candidate:
-        figure, alt = timeline(baseline, candidate, axis=axis), timeline_alt(baseline, candidate)
+        figure, alt = timeline(baseline, candidate, axis=axis, cursor=at), timeline_alt(baseline, candidate)
         table = partial(timeline_table, baseline, candidate)
     else:
-        run = candidate if view == OF_CANDIDATE and candidate else baseline
-        figure, alt = roles(run, block=block or None, axis=axis), roles_alt(run)
+        name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
+        run = candidate if name == "candidate" and candidate else baseline
+        cursor = at[1] if at and at[0] == name else None
+        figure, alt = roles(run, block=block or None, axis=axis, cursor=cursor), roles_alt(run)
         table = partial(roles_table, run, block=block or None)
-    custom = pickable_chart(figure, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt, height=340)
-    if custom:
-        name = "candidate" if view == OF_CANDIDATE or custom[0] == "candidate" else "baseline"
-        at = (name, int(custom[1]))
+
+    def pick(custom: list[Any]) -> None:
+        of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
+        state["tick"] = ["candidate" if of_candidate else "baseline", int(custom[1])]
+
+    figure.update_layout(height=340)
+    clickable_chart(figure, pick, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt)
     if comparison and graph:
         _why(comparison, graph)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
     twin(table, key="timeline", what="the memory timeline")
-    return at
+
+
+def _answer(state: State, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
+    """What was held at the picked moment, above the chart, and the way back to the peak."""
+    run = candidate if at and at[0] == "candidate" else baseline
+    if at is None or run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
+        return
+    found = ledger(run, at[1])
+    largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(found.by_block.items())[:3])
+    with st.container(horizontal=True, vertical_alignment="center", key="moment"):
+        st.text(f"Event {at[1]:,} of the {at[0]}, {place(found)}: {mib(found.total_bytes)} held, most by {largest}.")
+        st.button(
+            "Back to the peak",
+            icon=":material/vertical_align_top:",
+            key="to_peak",
+            on_click=lambda: state.update(tick=None),
+        )
 
 
 def _view_picker(state: State, views: list[str]) -> str:
@@ -93,7 +119,10 @@ def _alive(
     where = "at the peak" if at.is_peak else f"at event {at.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
-    clickable_chart(ledger_chart(at), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at))
+    names = [bill.fqn for bill in run.blocks]
+    clickable_chart(
+        ledger_chart(at, names), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at)
+    )
     twin(lambda: ledger_table(at), key="ledger", what="what is alive")
 
 

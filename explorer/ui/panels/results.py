@@ -18,7 +18,7 @@ from explorer.ui.panels.gradients import gradients_panel, hazards_panel, matrix_
 from explorer.ui.panels.memory import memory_panel
 from explorer.ui.panels.table import table_panel
 from explorer.ui.safety import errors
-from explorer.ui.shown import picked, shown
+from explorer.ui.shown import shown
 from explorer.ui.state import State
 from explorer.view.cut_short import what_failed
 from explorer.view.nesting import RUN
@@ -73,10 +73,7 @@ def _memory(
     for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
-    now = memory_panel(state, baseline, comparison, graph, block=block)
-    if now != picked(state):
-        state["tick"] = list(now) if now else None
-        st.rerun()
+    memory_panel(state, baseline, comparison, graph, block=block)
 
 
 def _cost(comparison: Comparison | None) -> None:
