@@ -140,7 +140,7 @@ def _own_recompute(case: _Case) -> str:
     cure = (
         f"Shorter segments would lower it: this one recomputes {len(inside)} blocks at once."
         if len(inside) > 1
-        else "Only smaller blocks, recomputed one after another, would lower it."
+        else "Smaller blocks, recomputed one after another, would lower it."
     )
     return f"{_mib(again)} of the peak are activations of {_unit(inside)} that were just recomputed. {cure}"
 
@@ -204,9 +204,10 @@ def _next_best(case: _Case) -> str:
     """The kept block whose recompute buys most for its FLOPs."""
     if case.graph is None:
         return ""
+    blocks = dict.fromkeys((*case.graph.repeats, *case.graph.spine))  # the repeated ones, and those between them
     offers = [
         price
-        for price in prices(case.candidate, case.graph.repeats, graph=case.graph)
+        for price in prices(case.candidate, blocks, graph=case.graph)
         if price.toggle == "recompute" and price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
     ]
     if not offers:

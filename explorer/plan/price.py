@@ -81,10 +81,17 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
         end = min(span.end_tick, len(line))
         # What is freed before backward allocates anything was made again for nothing, such as the block's output.
         begins = int(replay.births[np.searchsorted(replay.births, end)])
-        inside = (replay.born >= span.first_tick) & (replay.born < end) & (replay.died >= begins)
+        inside = np.flatnonzero((replay.born >= span.first_tick) & (replay.born < end) & (replay.died >= begins))
         left = int(replay.size[inside].sum())
         before = ends[ends < span.first_tick]
-        changes.append((int(before.max()) + 1 if len(before) else span.first_tick, span.first_tick, left))
+        start = int(before.max()) + 1 if len(before) else span.first_tick
+        changes.append((start, span.first_tick, left))
+        for first, again in _made_twice(measurement, replay, unit.blocks[-1], inside):
+            size, died = int(replay.size[first]), int(replay.died[first])
+            changes.append((start, min(died, span.first_tick), -size))
+            if died >= span.first_tick:
+                left -= size
+                changes.append((end, min(died, int(replay.died[again])), -size))
         line[span.first_tick : end] = replay.line[span.first_tick - 1] + left
     bounds, offsets = offsets_of(np.array(changes, dtype=np.int64), len(line))
     peak = int((np.maximum.reduceat(line, bounds) + offsets).max())
@@ -96,6 +103,19 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
         peak_change_bytes=peak - int(replay.line.max()),
         share_of_step_flops=sum(bill.recompute_flops for bill in bills) / total if total else None,
     )
+
+
+def _made_twice(measurement: Measurement, replay: Replay, fqn: str, made: Bytes) -> list[tuple[int, int]]:
+    """Outputs of a block that others hold, and what was `made` again for them: of a kept block they would be one."""
+    log, calls = measurement.allocations, replay.calls.get(fqn, [])
+    if log is None or len(calls) != 1:
+        return []
+
+    def kind(entry: int) -> tuple[int, int, int]:
+        return log.n_bytes[entry], log.op[entry], log.block[entry]
+
+    last = {kind(entry): entry for entry in made.tolist()}
+    return [(output, last[kind(output)]) for output in calls[0].outputs if kind(output) in last]
 
 
 def _forward_ends(replay: Replay, fqns: Sequence[str]) -> Bytes:

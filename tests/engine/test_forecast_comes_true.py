@@ -12,6 +12,7 @@ from explorer.engine.describe import describe
 from explorer.engine.measure import measure
 from explorer.plan.forecast import Forecaster
 from explorer.plan.presets import preset
+from explorer.plan.price import prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 
 
@@ -97,6 +98,15 @@ def test_a_checkpoint_keeps_what_it_was_given_until_its_backward_has_ended() -> 
     holds(graph, base, Policy.recompute(["down.0", "up.2"]), within=1e-3)
 
 
+def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
+    """down.0 hands on what it saves: recomputed, the skip is there twice, kept it is one."""
+    graph, base = small("unet", 2)
+    run = measure(msgspec.structs.replace(base.spec, policy=Policy.recompute(graph.repeats)))
+    price = next(price for price in prices(run, (), graph=graph) if price.blocks == ("down.0",))
+    kept = measure(msgspec.structs.replace(base.spec, policy=Policy.recompute(graph.repeats[1:])))
+    assert price.peak_bytes == pytest.approx(kept.step_peak_bytes, rel=1e-3)
+
+
 def test_autocast_keeps_its_copies_of_weights_until_forward_ends() -> None:
-    graph, base = small("gpt", 1, autocast="bfloat16")
+    graph, base = small("gpt", 8, autocast="bfloat16")
     holds(graph, base, Policy.recompute(graph.repeats[:-1]), within=2e-3)

@@ -42,6 +42,20 @@ def test_a_policy_that_helped() -> None:
 def test_the_segments_own_recompute_is_the_peak() -> None:
     assert "18.0 MiB of the peak are activations of layers.4 that were just recomputed." in said(compared())
     assert "just recomputed" not in said(compared(recompute=[]))
+    # A price tag may know another way down.
+    assert "Smaller blocks, recomputed one after another, would lower it." in said(compared())
+
+
+def test_a_block_that_is_no_repeated_one_may_be_the_next_best() -> None:
+    """Of the blocks only the first two are repeated; layers.5 stands between them, as the middle of a U-Net does."""
+    known = graph()
+    odd = tuple(
+        msgspec.structs.replace(block, kind=block.fqn) if block.fqn in ("layers.1", "layers.3", "layers.5") else block
+        for block in known.blocks
+    )
+    known = msgspec.structs.replace(known, blocks=odd)
+    assert known.repeats == ("layers.0", "layers.2", "layers.4")
+    assert "Next, layers.1 recomputed" in " ".join(explain(compared(recompute=[0, 2, 4]), known))
 
 
 def test_a_longer_segment_is_told_to_be_shorter() -> None:
