@@ -19,6 +19,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.pipeline import PipelineRun
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from explorer.record.sound import unsound
 
 KINDS: dict[str, type[Record]] = {
     "measurement": Measurement,
@@ -129,7 +130,10 @@ def read(data: bytes) -> StoredRecord:
             f"The run file holds a {stored.kind}; this release reads {', '.join(KINDS)}.",
             hint="Update Checkpoint Explorer.",
         )
-    from_msgpack(stored.record, KINDS[stored.kind])
+    if fault := unsound(from_msgpack(stored.record, KINDS[stored.kind])):
+        raise UnreadableFile(
+            f"The run file does not hold a run that can have happened: {fault}.", hint="Export it again where it ran."
+        )
     return stored
 
 

@@ -12,6 +12,7 @@ import time
 import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -286,3 +287,31 @@ def test_the_path_can_be_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("CHECKPOINT_EXPLORER_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert default_path().name == "runs.sqlite" and "checkpoint-explorer" in str(default_path())
+
+
+FORGED = {
+    "ticks for": {"n_ticks": 10**9},
+    "born": {"born": column([-1, 1])},
+    "died": {"died": column([10**9, 3])},
+    "dies before": {"born": column([2, 2]), "died": column([1, 3])},
+    "role": {"role": column([0, len(ROLES)])},
+    "block": {"block": column([0, 99])},
+    "op": {"op": column([0])},
+    "n_bytes": {"n_bytes": column([-1, 2])},
+    "time_ns": {"time_ns": column([0])},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_checksum_does_not_make_a_run(what: str) -> None:
+    log = Allocations(
+        n_ticks=2, n_bytes=column([1, 2]), born=column([0, 1]), died=column([3, 2]), role=column([0, 1]),
+        block=column([0, 0]), op=column([0, 0]), blocks=("",), ops=("",), time_ns=column(),
+    )  # fmt: skip
+    run = msgspec.structs.replace(measured(), allocations=log, phases=())
+    sound = StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(run))
+    assert run_file.read(run_file.write(sound)) == sound
+    forged = msgspec.structs.replace(run, allocations=msgspec.structs.replace(log, **FORGED[what]))
+    stored = msgspec.structs.replace(sound, record=to_msgpack(forged))
+    with pytest.raises(UnreadableFile, match="not hold a run that can have happened: .*" + what):
+        run_file.read(run_file.write(stored))
