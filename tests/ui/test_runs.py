@@ -196,7 +196,7 @@ def test_a_pinned_baseline_is_named_and_keeps_its_forecast(app: Callable[..., Ap
     assert figures(at)["Step peak"].startswith("34.5 → ≈")
     assert figures(at)["FLOPs"].startswith("≈ \N{MINUS SIGN}"), "against the pinned run, which recomputes more"
     assert "predicted, against the pinned baseline" in texts(at)
-    assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 MiB"), "of a kept block, not of a recomputed one"
+    assert graph_data(at)["labels"]["blocks"][0].startswith("90.0 → ≈"), "of kept blocks, not of recomputed ones"
 
 
 def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(
