@@ -18,8 +18,8 @@ path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from msgspec.structs import replace  # noqa: E402
 
-from explorer.engine.compare import compare  # noqa: E402
-from explorer.engine.describe import describe  # noqa: E402
+from explorer.engine.compare.compare import compare  # noqa: E402
+from explorer.engine.model.describe import describe  # noqa: E402
 from explorer.record.graph import ModelRef  # noqa: E402
 from explorer.record.policy import Policy  # noqa: E402
 from explorer.record.run import RunSpec  # noqa: E402

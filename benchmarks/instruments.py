@@ -16,10 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from explorer.engine.allocator import clock_skew_ns
-from explorer.engine.attribution import attribute
-from explorer.engine.device import device_of
-from explorer.engine.recording import tracker_of
+from explorer.engine.device.allocator import clock_skew_ns
+from explorer.engine.device.device import device_of
+from explorer.engine.measure.attribution import attribute
+from explorer.engine.measure.recording import tracker_of
 from explorer.engine.step import Trainee, left_as_found, prepare, run_step
 from explorer.record import ModelRef, Policy, RunSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch._dynamo  # noqa: F401  the first checkpoint call imports it, which is no experiment's fault
 
-from explorer.engine.lab.run import run_lab
+from explorer.lab.run import run_lab
 from explorer.plan.lab import STORIES
 
 LIMIT_S = 5.0

@@ -24,20 +24,20 @@ from pathlib import Path
 import msgspec
 import torch
 
-from explorer.engine.describe import describe
-from explorer.engine.pipeline.build import build
-from explorer.engine.pipeline.inproc import run_pass
-from explorer.engine.pipeline.procs import run_ranks
+from explorer.engine.model.describe import describe
+from explorer.engine.pipeline.cut.build import build
+from explorer.engine.pipeline.play.inproc import run_pass
+from explorer.engine.pipeline.play.procs import run_ranks
 from explorer.engine.pipeline.profile import KEPT, RECOMPUTED, profile_blocks
 from explorer.engine.pipeline.run import compose, run_pipeline
-from explorer.plan.cuts import Stages, atoms, stages_by
-from explorer.plan.presets import preset
-from explorer.plan.schedules import SCHEDULES
-from explorer.plan.stages import predict
+from explorer.plan.pipeline.cuts import Stages, atoms, stages_by
+from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.plan.pipeline.stage_costs import predict
+from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.pipeline import ActionTime, RankMemory
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.plan import PipelinePlan
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import ActionTime, RankMemory
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from explorer.plan.forecast import Forecaster
-from explorer.plan.price import prices
-from explorer.plan.series import array_of, held
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.price import prices
+from explorer.plan.memory.series import array_of, held
 from explorer.record import (
     ROLES,
     Allocations,
@@ -29,9 +29,9 @@ from explorer.record import (
     RunSpec,
 )
 from explorer.record.base import column
-from explorer.view.roles import roles
-from explorer.view.thin import MAX_POINTS, minmax
-from explorer.view.timeline import timeline
+from explorer.view.drawing.thin import MAX_POINTS, minmax
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import timeline
 
 N_EVENTS = 1_000_000
 N_BLOCKS = 200

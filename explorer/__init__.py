@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any
 from explorer.record.policy import Policy, Unit
 
 if TYPE_CHECKING:
-    from explorer.engine.apply import apply_policy
-    from explorer.engine.recompute import is_recomputing
-    from explorer.plan.policy_file import load_policy
+    from explorer.engine.policy.apply import apply_policy
+    from explorer.engine.policy.recompute import is_recomputing
+    from explorer.plan.policy.file import load_policy
 
 __all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "load_policy"]
 __version__ = "0.1.0"
 
 _WHERE = {
-    "apply_policy": "explorer.engine.apply",
-    "is_recomputing": "explorer.engine.recompute",
-    "load_policy": "explorer.plan.policy_file",
+    "apply_policy": "explorer.engine.policy.apply",
+    "is_recomputing": "explorer.engine.policy.recompute",
+    "load_policy": "explorer.plan.policy.file",
 }
 
 

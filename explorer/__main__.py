@@ -3,7 +3,7 @@
 import sys
 
 try:
-    from explorer.cli import main
+    from explorer.cli.main import main
 except ModuleNotFoundError as error:
     if error.name is None or error.name.partition(".")[0] == "explorer":
         raise

@@ -26,6 +26,6 @@ def server_of(process: int) -> int:
 
 def is_fork_server(process: int) -> bool:
     try:
-        return b"explorer.engine.fork_server" in Path(f"/proc/{process}/cmdline").read_bytes()
+        return b"explorer.child_process.fork_server" in Path(f"/proc/{process}/cmdline").read_bytes()
     except OSError:
         return False

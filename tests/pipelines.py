@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.plan.cuts import atoms, stages_by
-from explorer.plan.schedules import default_ranks, rows_of
-from explorer.plan.stages import predict
+from explorer.plan.pipeline.cuts import atoms, stages_by
+from explorer.plan.pipeline.schedules import default_ranks, rows_of
+from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import BufferDiff, Environment, GradientDiff, ModelGraph, RunSpec
-from explorer.record.pipeline import BlockCalls, BufferShares, GradientShares, PipelineRun, Stage
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.plan import PipelineEngine, PipelinePlan
+from explorer.record.pipeline_plan import PipelineEngine, PipelinePlan
+from explorer.record.pipeline_run import BlockCalls, BufferShares, GradientShares, PipelineRun, Stage
 
 MIB = 2**20
 HOST = Environment(

@@ -1,4 +1,8 @@
-"""The house keeps its own rules: who may import whom, how long a file may be, and that the README names everything."""
+"""The house keeps its own rules, one test a rule, each telling every fault at once.
+
+Rings and rooms: who may import whom. Sizes: files, functions, parameters. Words: docstrings, names used by somebody,
+and a README that names everything a person can ask for.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,24 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-
+PACKAGE = ROOT / "explorer"
 STANDARD = sys.stdlib_module_names
 
 # ring -> (rings of ours it may import, outside libraries it may import)
-LAW: dict[str, tuple[set[str], set[str]]] = {
+RINGS: dict[str, tuple[set[str], set[str]]] = {
     "errors": (set(), set()),
+    "child_process": ({"errors"}, set()),
     "record": ({"errors"}, {"msgspec"}),
-    "plan": ({"record", "errors"}, {"msgspec", "numpy", "yaml"}),
-    "engine": ({"plan", "record", "errors"}, {"msgspec", "torch", "torchviz", "numpy"}),
-    "jobs": ({"record", "errors"}, {"msgspec", "platformdirs"}),
+    "plan": ({"record", "errors"}, {"msgspec", "numpy", "scipy", "yaml"}),
+    "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy", "psutil"}),
+    "lab": ({"engine", "plan", "record", "errors", "child_process"}, {"msgspec", "torch", "numpy"}),
+    "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
     "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
     "ui": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "streamlit"}),
     "cli": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "typer", "rich"}),
@@ -28,77 +35,168 @@ LAW: dict[str, tuple[set[str], set[str]]] = {
     "sample_models": (set(), {"torch"}),
 }
 # msgspec is where records come from: whoever makes a changed copy of one may name it (`structs.replace`).
-LATE_ENGINE = {"explorer/jobs/worker.py", "explorer/__init__.py"}
-"""The worker alone imports the engine, inside a function; the public face imports by name on first use."""
+LATE = {"explorer/jobs/worker.py": {"engine", "lab"}, "explorer/__init__.py": {"engine", "plan"}}
+"""The worker alone imports engine and lab, inside a function; the public face imports by name on first use."""
+
+# ring -> its rooms, from the one that may import all that follow to the one that imports none of them.
+# A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
+ROOMS: dict[str, list[str]] = {
+    "engine": ["pipeline derivatives", "compare", "measure", "step", "model", "watch", "policy", "device world"],
+    "engine/pipeline": ["run", "three_way profile", "profile_stages", "play", "cut"],
+    "plan": [
+        "export why planners",
+        "policy",
+        "hazards forecast",
+        "pipeline",
+        "memory",
+        "catalogue names sizes lessons lab",
+    ],
+    "view": ["compare lab", "memory pipeline graph", "words", "drawing"],
+    "cli": ["main", "verbs", "show report results", "options", "worker", "command"],
+}
 
 
-def sources() -> list[Path]:
-    return [
+@cache
+def sources() -> tuple[Path, ...]:
+    return (
         ROOT / "app.py",
-        *sorted((ROOT / "explorer").rglob("*.py")),
+        *sorted(PACKAGE.rglob("*.py")),
         *sorted((ROOT / "sample_models").rglob("*.py")),
-    ]
+    )
 
 
-def ring_of(path: Path) -> str | None:
-    where = path.relative_to(ROOT).parts
-    if where[0] in ("app.py", "sample_models"):
-        return where[0].removesuffix(".py")
-    if len(where) == 2:
-        stem = where[1].removesuffix(".py")
-        return "cli" if stem.startswith("cli") else stem if stem == "errors" else None
-    return where[1]
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
 
 
-def imports(tree: ast.AST, package: str) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{package}: import by full name"
-            module = node.module or ""
-            yield from (f"{module}.{alias.name}" if module == "explorer" else module for alias in node.names)
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_keep_the_law(path: Path) -> None:
-    ring = ring_of(path)
-    if ring is None:
-        return
-    ours, outside = LAW[ring]
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_of(path): path for path in sources()}
+
+
+def ring_of(module: str) -> str | None:
+    """None: the face of the package, which belongs to no ring."""
+    top, _, rest = module.partition(".")
+    if top != "explorer":
+        return top
+    ring = rest.partition(".")[0]
+    return ring if ring in RINGS else None
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Full names of imported modules; of `from package import name` the name too, where it is a module."""
+    for statement in ast.walk(node):
+        if isinstance(statement, ast.Import):
+            yield from (alias.name for alias in statement.names)
+        elif isinstance(statement, ast.ImportFrom):
+            assert statement.level == 0, "import by full name"
+            module = statement.module or ""
+            for alias in statement.names:
+                inner = f"{module}.{alias.name}"
+                yield inner if inner in modules() or module == "explorer" else module
+
+
+def test_rings_import_only_what_lies_further_in() -> None:
     wrong = []
-    for name in set(imports(ast.parse(path.read_text()), str(path))):
-        top, _, rest = name.partition(".")
-        if top in STANDARD:
+    for module, path in modules().items():
+        ring = ring_of(module)
+        if ring is None:
             continue
-        if top == "explorer":
-            target = rest.partition(".")[0]
-            if target in ("", "__version__"):
+        ours, outside = RINGS[ring]
+        for name in sorted(set(imports(tree(path)))):
+            top = name.partition(".")[0]
+            if top == "explorer":
+                target = ring_of(name)
+                late = LATE.get(name_of(path), set())
+                if target not in (None, ring) and target not in ours | late:
+                    wrong.append(f"{name_of(path)} ({ring}) imports {name}")
+            elif top not in STANDARD and top not in outside:
+                wrong.append(f"{name_of(path)} ({ring}) imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def room_of(module: str, house: str) -> str | None:
+    """Which room of `house` (a ring, or a room with rooms of its own) a module stands in; None: in another house."""
+    prefix = f"explorer.{house.replace('/', '.')}."
+    return module.removeprefix(prefix).partition(".")[0] if module.startswith(prefix) else None
+
+
+def rank_of(room: str, floors: list[str]) -> int | None:
+    for rank, floor in enumerate(floors):
+        if room in floor.split():
+            return rank
+    return floors.index("*") if "*" in floors else None
+
+
+def faults_between_rooms(house: str, floors: list[str]) -> Iterator[str]:
+    for module, path in modules().items():
+        room = room_of(module, house)
+        if room is None:
+            continue
+        rank = rank_of(room, floors)
+        if rank is None:
+            yield f"{name_of(path)}: {room} is no room of {house}; name it in ROOMS"
+            continue
+        for name in sorted(set(imports(tree(path)))):
+            target = room_of(name, house)
+            if target in (None, room):
                 continue
-            target = "cli" if target.startswith("cli") else target
-            late = target == "engine" and str(path.relative_to(ROOT)) in LATE_ENGINE
-            if target != ring and target not in ours and not late:
-                wrong.append(name)
-        elif top not in outside:
-            wrong.append(name)
-    assert not wrong, f"{path.relative_to(ROOT)} ({ring}) imports {sorted(wrong)}"
+            below = rank_of(str(target), floors)
+            if below is None or below <= rank:
+                yield f"{name_of(path)} ({house}/{room}) imports {name}"
 
 
-def test_the_law_can_fail() -> None:
-    assert "torch" in set(imports(ast.parse("import torch"), "x"))
-    assert "explorer.engine.apply" in set(imports(ast.parse("from explorer.engine.apply import apply_policy"), "x"))
-    assert "torch" not in LAW["ui"][1]
+def test_rooms_import_only_what_lies_below() -> None:
+    wrong = [fault for house, floors in ROOMS.items() for fault in faults_between_rooms(house, floors)]
+    assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_stay_small(path: Path) -> None:
-    n_lines = len(path.read_text().splitlines())
-    assert n_lines <= 400, f"{path.relative_to(ROOT)} has {n_lines} lines: more than one idea in a room"
+def test_the_laws_can_fail() -> None:
+    assert "torch" in set(imports(ast.parse("import torch")))
+    assert "explorer.engine.policy.apply" in set(imports(ast.parse("from explorer.engine.policy.apply import x")))
+    assert "torch" not in RINGS["ui"][1]
+    upside_down = list(reversed(ROOMS["engine"]))
+    assert any("engine/compare" in fault for fault in faults_between_rooms("engine", upside_down))
 
 
-@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_file_says_why_it_exists(path: Path) -> None:
-    assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)} has no docstring"
+def test_files_stay_small() -> None:
+    long = {name_of(path): n for path in sources() if (n := len(path.read_text().splitlines())) > 400}
+    assert not long, f"more than one idea in a room: {long}"
+
+
+def functions() -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in sources():
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield name_of(path), node
+
+
+def body_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of code: without the docstring."""
+    first = function.body[0]
+    is_docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    told = (first.end_lineno or 0) - first.lineno + 1 if is_docstring else 0
+    return (function.end_lineno or 0) - function.lineno + 1 - told
+
+
+def test_functions_fit_a_screen() -> None:
+    long = [f"{path}:{node.lineno} {node.name}: {n}" for path, node in functions() if (n := body_lines(node)) > 45]
+    assert not long, "\n".join(long)
+
+
+def test_every_file_says_why_it_exists() -> None:
+    silent = [name_of(path) for path in sources() if not ast.get_docstring(tree(path))]
+    assert not silent
 
 
 @pytest.mark.parametrize("statement", ["import explorer", "import explorer.ui", "import explorer.jobs.client"])
@@ -115,24 +213,31 @@ def test_importing_the_package_is_cheap() -> None:
 
 
 def test_top_level_holds_what_was_agreed() -> None:
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split(
-        "\n"
-    )
-    top = {name.partition("/")[0] for name in listed if name and not name.startswith(".")}
-    agreed = {"app.py", "explorer", "tests", "sample_models", "requirements.txt", "README.md"}
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    top = {name.partition("/")[0] for name in listed.split("\n") if name and not name.startswith(".")}
+    agreed = {"app.py", "explorer", "tests", "sample_models", "requirements.txt", "README.md", "CONTRIBUTING.md"}
     assert top <= agreed | {"Makefile", "pyproject.toml", "LICENSE", "benchmarks"}
+
+
+def test_tests_stand_where_their_module_stands() -> None:
+    """One room a room: a folder of tests has the name of a folder of the code."""
+    extra = {"tests/browser", "tests/golden", "tests/sample_models"}
+    lost = []
+    for folder in sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")} - {ROOT / "tests"}):
+        mirrored = PACKAGE / folder.relative_to(ROOT / "tests")
+        if name_of(folder) not in extra and not mirrored.is_dir():
+            lost.append(name_of(folder))
+    assert not lost
 
 
 def test_readme_names_every_command_preset_and_sample_model() -> None:
     from typer.main import get_command
 
-    from explorer.cli import app
-    from explorer.plan.presets import PRESETS
+    from explorer.cli.main import app
+    from explorer.plan.policy.presets import PRESETS
 
     readme = (ROOT / "README.md").read_text()
     commands = [f"python -m explorer {name}" for name in getattr(get_command(app), "commands")]  # noqa: B009
-    samples = [
-        f"sample_models/{path.name}" for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"
-    ]
+    samples = [name_of(path) for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"]
     missing = [name for name in (*commands, *PRESETS, *samples) if name not in readme]
     assert not missing, f"the README does not name {missing}"

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.apply import PolicyHandle, apply_policy
-from explorer.engine.load import Loaded, call, load, place
-from explorer.engine.openable import refuse_sparse_under_adamw
-from explorer.engine.rng import RngState, seed_everything
-from explorer.engine.twin import twin
+from explorer.engine.model.load import Loaded, call, load, place
+from explorer.engine.model.openable import refuse_sparse_under_adamw
+from explorer.engine.model.twin import twin
+from explorer.engine.policy.apply import PolicyHandle, apply_policy
+from explorer.engine.world.rng import RngState, seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
 from explorer.record.measurement import Phase
 from explorer.record.run import RunSpec

@@ -16,7 +16,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
-from explorer.record.pipeline import PipelineRun
+from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound

@@ -11,8 +11,8 @@ import os
 import tempfile
 from pathlib import Path
 
-from explorer.engine.forks import WARM, Forks
-from explorer.engine.free_memory import n_oom_kills
+from explorer.child_process.forks import WARM, Forks
+from explorer.engine.device.free_memory import n_oom_kills
 from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import (
     Compare,
@@ -36,7 +36,7 @@ from explorer.record.progress import Report
 
 def answer(request: Request, report: Report) -> Record:
     """From a request to the engine's verb, with no more memory than the machine has. Raises what the engine raises."""
-    from explorer.engine.limits import limited_by_machine
+    from explorer.engine.device.limits import limited_by_machine
 
     with limited_by_machine():
         return _answer(request, report)
@@ -45,31 +45,31 @@ def answer(request: Request, report: Report) -> Record:
 def _answer(request: Request, report: Report) -> Record:
     match request:
         case Describe():
-            from explorer.engine.describe import describe
+            from explorer.engine.model.describe import describe
 
             return describe(request.model, seed=request.seed, report=report)
         case Measure():
-            from explorer.engine.measure import measure
+            from explorer.engine.measure.measure import measure
 
             return measure(request.spec, report)
         case SaveSnapshot():
-            from explorer.engine.snapshot import save_snapshot
+            from explorer.engine.measure.snapshot import save_snapshot
 
             return save_snapshot(request.spec, Path(request.path), report)
         case Compare():
-            from explorer.engine.compare import compare
+            from explorer.engine.compare.compare import compare
 
             return compare(request.baseline, request.candidate, full=request.full, report=report)
         case DrawAutograd():
-            from explorer.engine.autograd import draw_autograd
+            from explorer.engine.measure.autograd_graph import draw_autograd
 
             return draw_autograd(request.spec, request.block, report)
         case DeriveMatrix():
-            from explorer.engine.matrix import derivative_matrix
+            from explorer.engine.derivatives.matrix import derivative_matrix
 
             return derivative_matrix(request.spec, report)
         case RunLab():
-            from explorer.engine.lab.run import run_lab
+            from explorer.lab.run import run_lab
 
             return run_lab(request.name, request.switches, device=request.device, report=report)
         case RunPipeline():

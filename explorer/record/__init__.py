@@ -31,7 +31,7 @@ from explorer.record.measurement import (
     Samples,
     Times,
 )
-from explorer.record.plan import CheckpointMode, PipelinePlan
+from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from explorer.record.base import Record
 from explorer.record.graph import ModelRef
-from explorer.record.plan import PipelinePlan
+from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 
 Device = Literal["cpu", "cuda"]

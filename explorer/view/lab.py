@@ -7,9 +7,9 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
-from explorer.view.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, STAGE_COLOURS, STAGE_PATTERNS
-from explorer.view.figure import bars, figure
-from explorer.view.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
+from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, STAGE_COLOURS, STAGE_PATTERNS
+from explorer.view.drawing.figure import bars, figure
+from explorer.view.drawing.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
 
 SIGNS: dict[RowOutcome, str] = {
     "baseline": "baseline",

@@ -9,9 +9,10 @@ sys.path.insert(0, str(ROOT))
 import streamlit as st  # noqa: E402
 
 from explorer.ui import block_graph as bg  # noqa: E402
-from explorer.view.colours import RECOMPUTE  # noqa: E402
-from explorer.view.geometry import layout  # noqa: E402
-from explorer.view.nesting import default_open, nest  # noqa: E402
+from explorer.view.drawing.colours import RECOMPUTE  # noqa: E402
+from explorer.view.graph.geometry import layout  # noqa: E402
+from explorer.view.graph.labels import Badge, Label  # noqa: E402
+from explorer.view.graph.nesting import default_open, nest  # noqa: E402
 from tests import graphs  # noqa: E402
 
 kind, n = sys.argv[1], int(sys.argv[2])
@@ -34,10 +35,10 @@ def panel() -> None:
     st.button("Every second", key="preset", on_click=preset)
     on = set(S.state["on"])
     labels = {
-        block.fqn: bg.Label(
+        block.fqn: Label(
             bytes=f"{block.saved_bytes / 2**20:.1f}{' → 0.5' if block.fqn in on else ''} MiB",
             note="ran 2×" if block.fqn in on else "",
-            badges=(bg.Badge(sign="⚄", severity="note", text="Draws random numbers."),) if block.uses_rng else (),
+            badges=(Badge(sign="⚄", severity="note", text="Draws random numbers."),) if block.uses_rng else (),
             title=block.fqn,
         )
         for block in graph.blocks

@@ -58,7 +58,7 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     saved = tmp_path / "policy.yaml"
     download.value.save_as(saved)
     from explorer import load_policy
-    from explorer.plan.policy_file import load
+    from explorer.plan.policy.file import load
 
     assert load_policy(saved).blocks == tuple(f"layers.{i}" for i in range(4))
     evidence = load(saved).evidence

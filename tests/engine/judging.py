@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.compare import Meter, equivalence
-from explorer.engine.determinism import deterministic_kernels
+from explorer.engine.compare.compare import Meter, equivalence
 from explorer.engine.step import left_as_found
-from explorer.plan.causes import causes
+from explorer.engine.world.determinism import deterministic_kernels
+from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from explorer.engine.compare import compare
+from explorer.engine.compare.compare import compare
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.base import to_msgpack
 

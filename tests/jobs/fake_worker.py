@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from explorer.engine.forks import Forks
+from explorer.child_process.forks import Forks
 from explorer.errors import ModelFailed
 from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, model_of_request

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.engine.limits import failure_of as failure_in_step
+from explorer.engine.device.limits import failure_of as failure_in_step
 from explorer.errors import (
     BadInput,
     Cancelled,

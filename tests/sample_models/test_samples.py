@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer.engine.apply import apply_policy
-from explorer.engine.describe import describe_loaded
-from explorer.engine.load import Loaded, call, load
-from explorer.engine.rng import seed_everything
+from explorer.engine.model.describe import describe_loaded
+from explorer.engine.model.load import Loaded, call, load
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.world.rng import seed_everything
 from explorer.plan.catalogue import catalogue
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy

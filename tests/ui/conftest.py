@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample
-from explorer.ui import backend
+from explorer.ui.session import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import WINDOW, settle

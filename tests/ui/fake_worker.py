@@ -7,7 +7,7 @@ from typing import Any
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
 from explorer.record import Failure, ModelGraph
-from explorer.record.picture import AutogradPicture, AutogradPictures
+from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.progress import Progress
 from tests import graphs
 

@@ -57,6 +57,6 @@ def texts(at: AppTest) -> str:
 
 
 def widget(at: AppTest, kind: str, name: str) -> Any:
-    """The widget that shows the record's `name` now: explorer/ui/bound.py puts another in its place when it must."""
+    """The widget that shows the record's `name` now: ui/session/bound.py puts another in its place when it must."""
     (found,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]
     return found

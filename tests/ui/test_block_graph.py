@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.ui import block_graph as bg
-from explorer.view.geometry import layout
-from explorer.view.nesting import default_open, nest
+from explorer.view.graph.geometry import layout
+from explorer.view.graph.labels import Label
+from explorer.view.graph.nesting import default_open, nest
 from tests import graphs
 
 IDS = ("a", "b", "c", "d")
@@ -169,7 +170,7 @@ def test_a_click_on_a_revision_long_gone_is_dropped_and_the_browser_told() -> No
 
 def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
     graph = graphs.gpt(125, n_inner=5)
-    labels = {block.fqn: bg.Label(bytes="15.0 → 0.5 MiB", note="ran 2×", title=block.fqn) for block in graph.blocks}
+    labels = {block.fqn: Label(bytes="15.0 → 0.5 MiB", note="ran 2×", title=block.fqn) for block in graph.blocks}
     paint = bg.Paint(labels=labels, recompute_colour="#000000")
     folded = bg.payload(layout(graph, default_open(graph)), bg.fresh(), paint)
     assert len(json.dumps(folded)) < 10_000

@@ -9,19 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explorer.plan.explain import explain
-from explorer.plan.ledger import ledger
-from explorer.plan.price import prices
-from explorer.plan.series import held, held_by_role, is_within
+from explorer.plan.forecast.price import prices
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.series import held, held_by_role, is_within
+from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_msgpack, to_msgpack
-from explorer.view.blocks import saved_bytes_chart
-from explorer.view.cost import recompute_cost, recompute_time, step_time
-from explorer.view.gradients import gradient_chart
-from explorer.view.headline import headlines
-from explorer.view.ledger import ledger_chart
-from explorer.view.roles import roles
-from explorer.view.timeline import timeline
+from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
+from explorer.view.compare.gradients import gradient_chart
+from explorer.view.compare.headline import headlines
+from explorer.view.memory.blocks import saved_bytes_chart
+from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import timeline
 
 GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("*.msgpack"))
 
@@ -117,6 +117,6 @@ def test_a_price_comes_true(pair: Comparison) -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    modules = "explorer.view.timeline, explorer.view.roles, explorer.plan.explain"
+    modules = "explorer.view.memory.timeline, explorer.view.memory.roles, explorer.plan.why.peak"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parent.parent.parent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
-from explorer.view.colours import RECOMPUTE
+from explorer.view.drawing.colours import RECOMPUTE
 from explorer.view.lab import NO_RESULT, figure_text, lab_alt, lab_chart, lab_origins, lab_table
 
 

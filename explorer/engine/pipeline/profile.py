@@ -17,16 +17,16 @@ import msgspec
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.device import device_of
-from explorer.engine.load import Loaded, load
-from explorer.engine.pipeline.build import Pipeline, build
-from explorer.engine.pipeline.profile_bench import N_MICROBATCHES, Bench, n_bytes
+from explorer.engine.device.device import device_of
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.pipeline.cut.build import Pipeline, build
+from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, Bench, n_bytes
 from explorer.engine.step import left_as_found, split
 from explorer.errors import BadInput, InvalidPlan
-from explorer.plan.cuts import Stages
-from explorer.plan.stages import special_units
+from explorer.plan.pipeline.cuts import Stages
+from explorer.plan.pipeline.stage_costs import special_units
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageOverhead
-from explorer.record.plan import PipelinePlan
+from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec

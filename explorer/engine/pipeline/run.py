@@ -10,25 +10,25 @@ import msgspec
 import torch
 from torch import Tensor
 
-from explorer.engine.device import device_of
-from explorer.engine.limits import failure_of
-from explorer.engine.load import Loaded, load
-from explorer.engine.pipeline.build import Pipeline, build, row_texts
-from explorer.engine.pipeline.calls import CallCount
-from explorer.engine.pipeline.inproc import Mail, run_pass
-from explorer.engine.pipeline.procs import RanksEnded, first_failure, results_folder, run_ranks
+from explorer.engine.device.device import device_of
+from explorer.engine.device.limits import failure_of
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
+from explorer.engine.pipeline.play.block_calls import CallCount
+from explorer.engine.pipeline.play.inproc import Mail, run_pass
+from explorer.engine.pipeline.play.procs import RanksEnded, first_failure, results_folder, run_ranks
+from explorer.engine.pipeline.play.torch_adapter import cause_of
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
-from explorer.engine.pipeline.torch_adapter import cause_of
 from explorer.engine.step import left_as_found
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
-from explorer.plan.export_pipeline import SPEC_FILE, run_key
-from explorer.plan.pipeline_notes import notes
-from explorer.plan.simulate import as_read, simulate
-from explorer.plan.stages import predict, state_bytes
+from explorer.plan.export.torchrun import SPEC_FILE, run_key
+from explorer.plan.pipeline.clock import as_read, simulate
+from explorer.plan.pipeline.notes import notes
+from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
-from explorer.record.pipeline import ActionTime, BlockCalls, Forecast, PipelineRun, RankMemory, RankReport
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.plan import PipelineEngine
+from explorer.record.pipeline_plan import PipelineEngine
+from explorer.record.pipeline_run import ActionTime, BlockCalls, Forecast, PipelineRun, RankMemory, RankReport
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 

@@ -16,16 +16,17 @@ import msgspec
 import torch
 from torch import Tensor
 
-from explorer.engine.diffs import Tensors, Yardstick, difference, same_bits
-from explorer.engine.load import Loaded, call
-from explorer.engine.pipeline.batch_norm import deferred_batch_norm
-from explorer.engine.pipeline.build import Pipeline, microbatches, policy_of
-from explorer.engine.pipeline.keyed_rng import KeyedRng
-from explorer.engine.reference import coarsest_epsilon
-from explorer.engine.rng import seed_everything
+from explorer.engine.compare.diffs import Tensors, Yardstick, difference
+from explorer.engine.compare.reference import coarsest_epsilon
+from explorer.engine.model.load import Loaded, call
+from explorer.engine.pipeline.cut.build import Pipeline, microbatches, policy_of
+from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
+from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
 from explorer.engine.step import AUTOCAST, prepare
+from explorer.engine.world.bits import same_bits
+from explorer.engine.world.rng import seed_everything
 from explorer.record.comparison import BufferDiff, GradientDiff
-from explorer.record.pipeline import BufferShares, GradientShares
+from explorer.record.pipeline_run import BufferShares, GradientShares
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report
 

@@ -14,8 +14,9 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
-from explorer.view.geometry import Layout, Link
-from explorer.view.nesting import RUN
+from explorer.view.graph.geometry import Layout, Link, Row
+from explorer.view.graph.labels import Label
+from explorer.view.graph.nesting import RUN
 
 HERE = Path(__file__).parent
 MOST_LINES = 3
@@ -24,26 +25,6 @@ MANY = 9
 """From here on one line: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
 """Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
-
-
-class Badge(Record):
-    """A sign on a block; `text` says what it means."""
-
-    sign: str
-    severity: str
-    text: str
-
-
-class Label(Record):
-    """What stands on one block beside its name."""
-
-    bytes: str = ""
-    note: str = ""
-    badges: tuple[Badge, ...] = ()
-    title: str = ""
-    heat: float = 0.0
-    """0 to 1: the bar at the bottom of the box."""
-    stage: int | None = None
 
 
 class Window(Record):
@@ -174,49 +155,25 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
     groups = {row.id for row in drawing.rows if row.foldable and not row.open}
     return {
         "height": drawing.height,
-        "rows": [
-            [
-                row.id,
-                row.name,
-                row.kind,
-                row.depth,
-                row.top,
-                row.height,
-                row.left,
-                row.right,
-                row.toggles | row.foldable << 1 | row.open << 2,
-                list(row.members),
-                row.n_calls,
-                row.n_inside,
-            ]
-            for row in drawing.rows
-        ],
+        "rows": [_row(row) for row in drawing.rows],
         "joins": [[mark.id, mark.sign, mark.top, mark.height, mark.left, mark.right] for mark in drawing.joins],
         "links": [
-            [
-                link.kind,
-                link.start,
-                link.end,
-                link.lane,
-                link.source_right,
-                link.target_right,
-                _n_lines(link, groups),
-                _flows(link),
-            ]
+            [link.kind, link.start, link.end, link.lane, link.source_right, link.target_right,
+             _n_lines(link, groups), _flows(link)]
             for link in drawing.links
         ],
         "cuts": [
-            [
-                cut.id,
-                cut.top,
-                cut.left,
-                cut.right,
-                cut.refusal or cut.note or f"cut: {_size(cut.n_bytes)} would cross",
-                bool(cut.refusal),
-            ]
+            [cut.id, cut.top, cut.left, cut.right,
+             cut.refusal or cut.note or f"cut: {_size(cut.n_bytes)} would cross", bool(cut.refusal)]
             for cut in drawing.cuts
         ],
-    }
+    }  # fmt: skip
+
+
+def _row(row: Row) -> list[Any]:
+    flags = row.toggles | row.foldable << 1 | row.open << 2
+    place = [row.depth, row.top, row.height, row.left, row.right]
+    return [row.id, row.name, row.kind, *place, flags, list(row.members), row.n_calls, row.n_inside]
 
 
 def _short(label: Label) -> list[Any]:

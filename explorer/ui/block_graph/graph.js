@@ -1,4 +1,4 @@
-// Draws the boxes where explorer/view/geometry.py put them and keeps the marks between two answers of the server.
+// Draws the boxes where explorer/view/graph/geometry.py put them and keeps the marks between two answers of the server.
 //
 // 1. Every click is shown at once and sends all marks with a sequence number and the revision they stand on.
 // 2. The server answers with its marks and the number it has seen; what is drawn is always that answer with the

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from explorer.record.graph import ModelRef
-from explorer.record.plan import PipelinePlan
+from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 

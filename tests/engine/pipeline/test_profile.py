@@ -7,13 +7,13 @@ from typing import Literal
 import pytest
 import torch
 
-from explorer.engine.pipeline import runner
-from explorer.engine.pipeline.build import build
-from explorer.engine.pipeline.inproc import run_pass
+from explorer.engine.pipeline.cut.build import build
+from explorer.engine.pipeline.play import stage_runner as runner
+from explorer.engine.pipeline.play.inproc import run_pass
 from explorer.engine.pipeline.profile import profile_blocks
 from explorer.errors import NotOnThisDevice
-from explorer.plan.schedules import SCHEDULES
-from explorer.plan.stages import predict
+from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec

@@ -1,0 +1,1 @@
+"""Processes of our own that begin clean and leave nothing behind."""

@@ -1,0 +1,225 @@
+"""The clean process of forks.py: `python -m explorer.child_process.fork_server SOCKET [MODULE ...]`.
+
+1. It imports, forks and buries; it runs no model, starts no thread and never asks for CUDA.
+2. Every child leads a process group. With a child end its group, whatever it had started here, and once no child is
+   left, the daemons that it left behind: the kernel hands those to this process.
+3. It ends, with all its children, when the process that launched it does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from explorer.child_process import forks
+from explorer.child_process.forks import LENGTH, NUMBER
+
+_DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of linux/prctl.h
+_PATIENCE_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Child:
+    status: int
+    owner: socket.socket
+    """Who asked for it."""
+    own: socket.socket
+    """Its way to ask for others."""
+
+
+class _Server:
+    def __init__(self, launcher: socket.socket, warm: Sequence[str]) -> None:
+        self._launcher = launcher
+        self._customers = {launcher}
+        self._children: dict[int, _Child] = {}
+        self._warm = list(warm)
+        self._bell, ring = os.pipe()
+        os.set_blocking(self._bell, False)
+        os.set_blocking(ring, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(ring, warn_on_full_buffer=False)
+        self._ring = ring
+
+    def run(self) -> NoReturn:
+        while True:
+            listened: list[Any] = [*self._customers, self._bell]
+            ready, _, _ = select.select(listened, [], [], 0 if self._warm else None)
+            if self._bell in ready:
+                with suppress(BlockingIOError):
+                    os.read(self._bell, 4096)
+                self._bury()
+            for customer in self._customers & set(ready):
+                self._serve(customer)
+            if not ready:
+                _import(self._warm.pop(0))
+
+    def _serve(self, customer: socket.socket) -> None:
+        files: list[int] = []
+        try:
+            head, files, _, _ = socket.recv_fds(customer, LENGTH.size, 16)
+            what = _receive(customer, LENGTH.unpack(head)[0]) if files else b""
+        except (OSError, EOFError):
+            what = b""
+        if what:
+            self._fork(customer, what, files)
+        elif customer is self._launcher:
+            self._end()
+        else:  # it has ended, or its model wrote into a file that is not its own
+            self._customers.discard(customer)
+        for file in files:
+            os.close(file)
+
+    def _fork(self, owner: socket.socket, what: bytes, files: Sequence[int]) -> None:
+        module, _, _, needs = pickle.loads(what)
+        for name in (module, *needs):
+            _import(name)
+        status, errors, *given = files
+        mine, own = socket.socketpair()
+        mine.settimeout(_PATIENCE_S)
+        server = os.getpid()
+        if (pid := os.fork()) == 0:
+            os.setpgid(0, 0)
+            _die_with(server)
+            os.dup2(errors, 2)
+            os.dup2(2, 1)
+            for file in (status, errors, mine.detach()):
+                os.close(file)
+            self._forget_all()
+            _live(own, what, given)
+        with suppress(PermissionError, ProcessLookupError):
+            os.setpgid(pid, pid)
+        own.close()
+        self._customers.add(mine)
+        self._children[pid] = _Child(os.dup(status), owner, mine)
+        _say(status, pid)
+
+    def _forget_all(self) -> None:
+        """In a child: what belongs to the server alone."""
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for customer in self._customers:
+            customer.close()
+        for file in (self._bell, self._ring, *(child.status for child in self._children.values())):
+            os.close(file)
+
+    def _bury(self) -> None:
+        with suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                self._tidy(*ended)
+
+    def _tidy(self, pid: int, status: int) -> None:
+        """Rule 2."""
+        child = self._children.pop(pid, None)
+        if child is None:
+            return
+        _kill(-pid)
+        for other in [other for other, given in self._children.items() if given.owner is child.own]:
+            _kill(other)
+            self._tidy(*os.waitpid(other, 0))
+        if not self._children:
+            _end_strays()
+        self._customers.discard(child.own)
+        child.own.close()
+        _say(child.status, os.waitstatus_to_exitcode(status))
+        os.close(child.status)
+
+    def _end(self) -> NoReturn:
+        for pid in self._children:
+            _kill(-pid)
+        _end_strays()
+        os._exit(0)
+
+
+def _live(own: socket.socket, what: bytes, files: Sequence[int]) -> NoReturn:
+    code = 1
+    try:
+        forks.begin(own, what, files)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _import(name: str) -> None:
+    """What cannot be imported here fails again, and says so, in the process that needs it."""
+    with suppress(Exception):
+        importlib.import_module(name)
+
+
+def _receive(customer: socket.socket, n_bytes: int) -> bytes:
+    found = bytearray()
+    while len(found) < n_bytes:
+        part = customer.recv(min(n_bytes - len(found), 65_536))
+        if not part:
+            raise EOFError
+        found += part
+    return bytes(found)
+
+
+def _say(status: int, number: int) -> None:
+    with suppress(BrokenPipeError):
+        os.write(status, NUMBER.pack(number))
+
+
+def _kill(pid: int) -> None:
+    """A negative one: the group."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _end_strays() -> None:
+    while strays := _children_of(os.getpid()):
+        for pid in strays:
+            _kill(pid)
+            with suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _children_of(parent: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                found.append(int(path.name))
+    return found
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def main() -> None:
+    launcher, *warm = sys.argv[1:]
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that launched this one
+    _prctl(_ADOPT_ORPHANS, 1)
+    _Server(socket.socket(fileno=int(launcher)), warm).run()
+
+
+if __name__ == "__main__":
+    main()

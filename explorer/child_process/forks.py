@@ -1,0 +1,205 @@
+"""Processes that begin clean: forked from one that has imported torch, never ran a model and never started CUDA.
+
+    this process ── socket: function, arguments, files ──▶  fork_server.py ── fork ──▶ function(*arguments, *files)
+                 ◀─ a pipe a process: its id, then how it ended ──────┘
+
+A process started this way may start others, by a socket of its own to the same server. When it ends, what it started
+ends with it. A process that no server started launches one server for itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import pickle
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import explorer
+from explorer.errors import Crashed
+
+LENGTH = struct.Struct("<Q")
+NUMBER = struct.Struct("<i")
+WARM = (
+    "explorer.engine.model.describe",
+    "explorer.engine.compare.compare",
+    "torch._dynamo",  # the first checkpoint call imports it (seconds)
+    "explorer.engine.measure.autograd_graph",
+    "explorer.engine.derivatives.matrix",
+    "explorer.lab.run",
+    "explorer.engine.pipeline.run",
+    "explorer.engine.pipeline.play.rank_main",
+    "explorer.engine.pipeline.profile",
+)
+"""What the server imports while nobody waits. None of it may start a thread of torch's or CUDA."""
+
+_given: Forks | None = None
+_launched: Forks | None = None
+_launching = threading.Lock()
+
+
+class Forked:
+    """One process on its way: an id, an end, and how it ended."""
+
+    def __init__(self, status: int) -> None:
+        self._status = status
+        self._pid: int | None = None
+        self._ended = False
+        self._reading = threading.Lock()
+        self.code: int | None = None
+        """Of a process that has ended: negative is a signal; None: its server is gone, and nobody can say."""
+
+    def fileno(self) -> int:
+        """Readable when there is news, for `select`."""
+        return self._status
+
+    @property
+    def pid(self) -> int | None:
+        """Waits until the process has begun; None where it never will."""
+        while not self.ended and self._pid is None:
+            select.select([self._status], [], [])
+        return self._pid
+
+    @property
+    def ended(self) -> bool:
+        with self._reading:
+            while not self._ended and select.select([self._status], [], [], 0)[0]:
+                self._take(os.read(self._status, NUMBER.size))
+            return self._ended
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Until it has ended; False when the time was up first."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not self.ended:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not select.select([self._status], [], [], left)[0]:
+                return False
+        return True
+
+    def kill(self) -> None:
+        """Ends it and its process group."""
+        if (pid := self.pid) is not None and not self.ended:
+            _kill_group(pid)
+
+    def close(self) -> None:
+        """Kills it if it still runs; returns when it is gone."""
+        if self._status < 0:
+            return
+        self.kill()
+        self.wait()
+        os.close(self._status)
+        self._status = -1
+
+    def _take(self, said: bytes) -> None:
+        if len(said) < NUMBER.size:  # without a server nobody else ends what the process has started
+            if self._pid is not None:
+                _kill_group(self._pid)
+            self._ended = True
+        elif self._pid is None:
+            self._pid = int(NUMBER.unpack(said)[0])
+        else:
+            self.code, self._ended = int(NUMBER.unpack(said)[0]), True
+
+
+class Forks:
+    """A fork server as its customers see it. Several threads may start processes at once."""
+
+    def __init__(self, server: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
+        self._server, self._process = server, process
+        self._sending = threading.Lock()
+
+    @classmethod
+    def launch(cls, warm: Sequence[str] = ()) -> Forks:
+        """A new server, which imports `warm` one by one while nobody waits for it. It ends with this process."""
+        own, its = socket.socketpair()
+        paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
+        with its:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "explorer.child_process.fork_server", str(its.fileno()), *warm],
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a model prints
+                pass_fds=[its.fileno()],
+                process_group=0,  # outlives a kill of this process's group, and then ends what it started
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+            )
+        return cls(own, process)
+
+    def start(
+        self,
+        function: Callable[..., object],
+        *arguments: object,
+        files: Sequence[int] = (),
+        errors: int = 2,
+        needs: Sequence[str] = (),
+    ) -> Forked:
+        """`function(*arguments, *files)` in a new process, once the server has imported what it `needs`.
+
+        `function` is found by its name, `arguments` are pickled, `files` and `errors` (its stdout and stderr) are file
+        descriptors, open here. Raises Crashed where the server is gone.
+        """
+        ear, voice = os.pipe()
+        what = pickle.dumps((function.__module__, function.__qualname__, arguments, tuple(needs)))
+        try:
+            with self._sending:
+                socket.send_fds(self._server, [LENGTH.pack(len(what))], [voice, errors, *files])
+                self._server.sendall(what)
+        except OSError as error:
+            os.close(ear)
+            raise server_is_gone() from error
+        finally:
+            os.close(voice)
+        return Forked(ear)
+
+    @property
+    def alive(self) -> bool:
+        return self._process is None or self._process.poll() is None
+
+    def close(self) -> None:
+        """Ends the server and all that it started."""
+        self._server.close()
+        if self._process is not None:
+            self._process.wait()
+
+
+def server_is_gone() -> Crashed:
+    return Crashed(
+        "The fork server, the process that starts the others, was ended from outside.",
+        hint="The next run starts a new one: run it again.",
+    )
+
+
+def at_hand() -> Forks:
+    """The server that forked this process, else the one that this process has launched for itself."""
+    global _launched
+    if _given is not None:
+        return _given
+    with _launching:
+        if _launched is None or not _launched.alive:
+            _launched = Forks.launch()
+            atexit.register(_launched.close)
+        return _launched
+
+
+def begin(server: socket.socket, what: bytes, files: Sequence[int]) -> None:
+    """The first thing that a forked process does. `server` is its own way to start others."""
+    global _given, _launched
+    _given, _launched = Forks(server), None
+    module, name, arguments, _ = pickle.loads(what)
+    function: Any = getattr(importlib.import_module(module), name)
+    function(*arguments, *files)
+
+
+def _kill_group(pid: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)

@@ -1,0 +1,187 @@
+"""From options to a RunSpec: which model, which policy, which step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from explorer.cli.worker import ask
+from explorer.errors import BadInput, InvalidPolicy, nearest
+from explorer.jobs.client import Worker
+from explorer.jobs.protocol import Describe
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.presets import PRESETS, is_preset, preset
+from explorer.plan.sizes import parse_bytes
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+
+Model = Annotated[
+    str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
+]
+PolicyName = Annotated[
+    str, typer.Option("--policy", metavar="FILE|PRESET", help=f"A policy file, or {', '.join(PRESETS)}.")
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """Which variant of the model."""
+
+    size: Annotated[
+        str | None, typer.Option(help="Name in the file's SIZES; small where it has one.", rich_help_panel="Model")
+    ] = None
+    arguments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.", rich_help_panel="Model"
+        ),
+    ] = None
+    seed: Annotated[int, typer.Option(help="Of parameters, batch and dropout.", rich_help_panel="Model")] = 0
+
+    def ref(self, target: str) -> ModelRef:
+        """Raises BadInput for a `--set` that is no NAME=VALUE."""
+        pairs = [text.partition("=") for text in self.arguments or ()]
+        wrong = ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]
+        if wrong:
+            raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
+        return ModelRef(target=target, size=self.size, arguments={name: _value(value) for name, _, value in pairs})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConditionOptions:
+    """Under which conditions the policy is to run: what hazards depend on."""
+
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(rich_help_panel="Step")] = "cpu"
+    autocast: Annotated[Literal["none", "bfloat16", "float16"], typer.Option(rich_help_panel="Step")] = "none"
+    mode: Annotated[Literal["train", "eval"], typer.Option(rich_help_panel="Step")] = "train"
+    frozen: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BLOCK", help="Block whose parameters need no gradient; may be repeated.", rich_help_panel="Step"
+        ),
+    ] = None
+
+    def under(self, model: ModelRef, policy: Policy) -> RunSpec:
+        """A step under these conditions."""
+        frozen = tuple(self.frozen or ())
+        return RunSpec(
+            model=model, policy=policy, device=self.device, autocast=self.autocast, mode=self.mode, frozen=frozen
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOptions(ConditionOptions):
+    """How the step runs; the names are those of RunSpec."""
+
+    dtype: Annotated[
+        Literal["own", "float32", "float64", "bfloat16", "float16"],
+        typer.Option(help="Of parameters and floating inputs; own: as the model is built.", rich_help_panel="Step"),
+    ] = "own"
+    optimizer: Annotated[
+        Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
+    ] = "adamw"
+    n_accumulation: Annotated[
+        int, typer.Option("--accumulate", min=1, help="Microbatches before the optimizer step.", rich_help_panel="Step")
+    ] = 1
+    n_repeats: Annotated[int, typer.Option("--repeats", min=0, help="Timed steps.", rich_help_panel="Step")] = 5
+    n_threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel="Step")] = 1
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.", rich_help_panel="Limits"),
+    ] = None
+    time_limit_s: Annotated[
+        float, typer.Option("--time-limit", min=1.0, metavar="SECONDS", rich_help_panel="Limits")
+    ] = 600.0
+
+    def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:
+        """Raises BadInput for a memory limit that is no size."""
+        plain = {field.name: getattr(self, field.name) for field in fields(self)}
+        limit = plain.pop("memory_limit")
+        plain["frozen"] = tuple(plain["frozen"] or ())
+        plain["memory_limit_bytes"] = None if limit is None else parse_bytes(limit)
+        return RunSpec(model=model, policy=policy, seed=seed, **plain)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeepOptions:
+    """What becomes of the result."""
+
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the run to a file as well.", rich_help_panel="Output")
+    ] = None
+    no_store: Annotated[
+        bool, typer.Option("--no-store", help="Keep the run out of the store of runs.", rich_help_panel="Output")
+    ] = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaleOption:
+    """Whether a policy made for another model is refused."""
+
+    allow_stale: Annotated[
+        bool, typer.Option("--allow-stale", help="Use a policy file whose fingerprint is another model's.")
+    ] = False
+
+
+def describe(worker: Worker, model: ModelRef, seed: int) -> ModelGraph:
+    """The model's graph. Raises RunFailed."""
+    graph = ask(worker, Describe(model=model, seed=seed))
+    assert isinstance(graph, ModelGraph)
+    return graph
+
+
+def policy_on(name: str, graph: ModelGraph, *, allow_stale: bool = False) -> Policy:
+    """The policy of a preset or a file on `graph`. Raises InvalidPolicy, UnreadableFile."""
+    if is_preset(name):
+        return preset(name, graph)
+    if not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+        raise InvalidPolicy(
+            f"{name} is neither a preset nor a file.",
+            hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
+        )
+    file = policy_file.load(name)
+    try:
+        policy_file.check_fresh(file, graph)
+    except InvalidPolicy as error:
+        fits = set(file.policy.blocks) <= set(graph.by_fqn)
+        if not (allow_stale and fits):
+            hint = f"{error.hint} --allow-stale uses it all the same." if fits else error.hint
+            raise InvalidPolicy(f"{name}: {error.sentence}", hint=hint) from error
+    return file.policy
+
+
+def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
+    """Raises BadInput for what is to be frozen and is neither a block nor a parameter."""
+    known = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
+    if strangers := [fqn for fqn in frozen if fqn not in known]:
+        raise BadInput(
+            f"--frozen names {', '.join(strangers)}; the model has no block or parameter of that name.",
+            hint=nearest(strangers[0], known),
+        )
+
+
+def needs_graph(name: str) -> bool:
+    """keep-all is the same on every model."""
+    return name != "keep-all"
+
+
+def chosen_policy(worker: Worker, name: str, model: ModelRef, *, seed: int, allow_stale: bool) -> Policy:
+    """The policy by name, describing the model only where the policy depends on it."""
+    return policy_on(name, describe(worker, model, seed), allow_stale=allow_stale) if needs_graph(name) else KEEP_ALL
+
+
+def _value(text: str) -> int | float | str | bool:
+    """`6`, `0.1`, `true` and `false` by their looks, else text."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

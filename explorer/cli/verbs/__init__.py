@@ -1,0 +1,1 @@
+"""What the command line can be asked: one verb a file."""

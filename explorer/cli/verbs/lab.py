@@ -1,0 +1,121 @@
+"""`python -m explorer lab [NAME]`: lists the experiments, or runs one and tells what it found."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from textwrap import fill
+from typing import Annotated, Literal
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from explorer.cli.command import Output, answer_console, print_json, verb
+from explorer.cli.worker import ask, worker
+from explorer.errors import BadInput
+from explorer.jobs.protocol import RunLab
+from explorer.plan.lab import STORIES, settings, story
+from explorer.record.lab import LabOutcome, Story
+from explorer.view.lab import lab_origins, lab_table
+
+WIDTH = 100
+_ANY_WIDTH, _LONGEST_WORD = 1000, 14
+
+Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An experiment; without it they are listed.")]
+Switches = Annotated[
+    list[str] | None, typer.Option("--set", metavar="SWITCH=VALUE", help="Flips a switch; may be given repeatedly.")
+]
+Where = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Where the experiment runs.")]
+
+
+@verb
+def lab(output: Output, name: Name = None, set: Switches = None, device: Where = "cpu") -> None:
+    """Experiments: short stories about checkpointing, each with a real run of seconds and what to take away."""
+    if name is None:
+        _list(output)
+        return
+    told = story(name)
+    chosen = settings(told, switches_from(set or []))
+    with worker() as engine:
+        outcome = ask(engine, RunLab(name=name, switches=chosen, device=device))
+    if output.json:
+        print_json(outcome)
+    else:
+        _print(told, outcome)
+
+
+def switches_from(texts: list[str]) -> dict[str, str]:
+    """`["p=0.3"]` -> `{"p": "0.3"}`. Raises BadInput that names every text without an equals sign."""
+    wrong = [text for text in texts if "=" not in text]
+    if wrong:
+        raise BadInput(f"--set was given {', '.join(map(repr, wrong))}.", hint="Write --set SWITCH=VALUE.")
+    return dict(text.split("=", 1) for text in texts)
+
+
+def _list(output: Output) -> None:
+    if output.json:
+        print_json(STORIES)
+        return
+    console = answer_console()
+    for theme, stories in groupby(STORIES, key=lambda one: one.theme):
+        console.print(f"\n[bold]{theme}[/]")
+        table = Table(box=None, show_header=False, padding=(0, 2))
+        for one in stories:
+            table.add_row(f"[cyan]{one.name}[/]", one.question)
+        console.print(table)
+    console.print("\n[dim]`python -m explorer lab NAME` runs one; --set SWITCH=VALUE flips a switch.[/]")
+
+
+def _print(told: Story, outcome: LabOutcome) -> None:
+    console = answer_console()
+    width = min(WIDTH, console.width)
+    console.print(f"\n[bold]{told.title}[/]\n[italic]{told.question}[/]\n")
+    for paragraph in told.paragraphs:
+        console.print(escape(fill(paragraph, width)))
+        console.print()
+    for switch in told.switches:
+        value = outcome.switches[switch.name]
+        others = ", ".join(f"{switch.name}={other}" for other in switch.values if other != value)
+        console.print(f"  {switch.question} [bold]{escape(switch.label(value))}[/] [dim](--set {escape(others)})[/]")
+    console.print()
+    console.print(_table(outcome, console))
+    if outcome.printed:
+        console.print(escape(outcome.printed), style="dim")
+    console.print("[bold]What to take away[/]")
+    for finding in outcome.findings:
+        console.print(escape(fill(finding, width, initial_indent="• ", subsequent_indent="  ")))
+    console.print(f"\n[dim]A real run of {outcome.seconds:.1f} s on {outcome.device}.[/]")
+
+
+def _table(outcome: LabOutcome, console: Console) -> Table:
+    """Where a figure comes from stands in its heading; where that is too wide, below the table."""
+    wide = _drawn(outcome, {name: f"{name}\n({origin})" for name, origin in lab_origins(outcome).items()})
+    if console.measure(wide, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
+        return wide
+    narrow, origins = _drawn(outcome, {}), lab_origins(outcome)
+    narrow.caption = "; ".join(
+        f"{origin}: {', '.join(name for name in origins if origins[name] == origin)}"
+        for origin in dict.fromkeys(origins.values())
+    )
+    return narrow
+
+
+def _drawn(outcome: LabOutcome, headings: dict[str, str]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1 if headings else 0, 0, 1))
+    table.caption_justify, table.show_edge = "left", bool(headings)
+    rows, origins = lab_table(outcome), lab_origins(outcome)
+    for name in rows[0]:
+        justify: Literal["left", "right"] = "right" if name in origins else "left"
+        words = " ".join((name, *(row[name] for row in rows))).split()
+        table.add_column(
+            headings.get(name, name),
+            justify=justify,
+            vertical="top",
+            overflow="fold",
+            min_width=min(_LONGEST_WORD, max(map(len, words))),
+        )
+    for row in rows:
+        table.add_row(*map(escape, row.values()))
+    return table

@@ -1,0 +1,105 @@
+"""The worker as the command line uses it: progress on stderr, Ctrl-C cancels, a failure is raised."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
+
+from explorer.cli.command import RunFailed, say
+from explorer.errors import NotSaved
+from explorer.jobs import run_file
+from explorer.jobs.client import Job, Worker
+from explorer.jobs.protocol import Request
+from explorer.record.base import Record
+
+_POLL_S = 0.1
+
+
+@contextmanager
+def worker() -> Iterator[Worker]:
+    """A worker for this command; it starts loading torch at once and is gone at the end."""
+    worker = Worker()
+    try:
+        worker.warm()
+        yield worker
+    finally:
+        worker.close()
+
+
+def ask(worker: Worker, request: Request, *, keep: bool = False) -> Any:
+    """The result of a request. Raises RunFailed; Ctrl-C cancels the run and is raised again."""
+    job = worker.submit(request, keep=keep)
+    try:
+        _follow(job)
+    except KeyboardInterrupt:
+        job.cancel()
+        job.wait()
+        raise
+    if job.failure is not None:
+        raise RunFailed(job.failure)
+    if job.warning:
+        say(f"[yellow]Warning:[/] {escape(job.warning)}")
+    return job.result
+
+
+def save_run_file(record: Record, path: Path) -> None:
+    """The run as a file that the Runs page imports. Raises NotSaved."""
+    write_file(path, run_file.write(run_file.stored_record(record)))
+
+
+def check_writable(*paths: Path | None) -> None:
+    """Asked before a long run: raises NotSaved for a path whose folder is not there."""
+    for path in paths:
+        if path is not None and (path.is_dir() or not path.parent.is_dir()):
+            what = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is not a folder"
+            raise NotSaved(f"{path} cannot be written: it {what}.", hint="Give another path.")
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Whole or not at all: a full disk leaves the file that was there. Raises NotSaved with the system's reason."""
+    ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
+    part = path.with_name(f"{path.name}.part") if ordinary else path
+    try:
+        part.write_bytes(data)
+        if ordinary:
+            part.replace(path)
+    except OSError as error:
+        if ordinary:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+        raise NotSaved(f"{path} could not be written: {error.strerror}.", hint="Give another path.") from error
+
+
+def _follow(job: Job) -> None:
+    console = Console(stderr=True)
+    if console.is_terminal:
+        _draw(job, console)
+        return
+    said = ""
+    while not job.wait(_POLL_S):
+        if job.progress.what != said:
+            said = job.progress.what
+            print(said, file=console.file, flush=True)
+
+
+def _draw(job: Job, console: Console) -> None:
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(30),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Bar(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("starting", total=None)
+        while not job.wait(_POLL_S):
+            progress = job.progress
+            bar.update(task, description=progress.what, completed=progress.done, total=progress.total or None)

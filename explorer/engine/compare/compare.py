@@ -1,0 +1,195 @@
+"""Is it still the same step? Baseline and candidate from one state, measured in turns, then compared bit by bit.
+
+measure_pair ─▶ what it buys and costs
+baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate, watched
+            └ noise floor     └ rounding             └ masks, state
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from explorer.engine.compare.carried import carried, n_looked_at, names, unstable
+from explorer.engine.compare.diffs import differences
+from explorer.engine.compare.draws import DrawWatch
+from explorer.engine.compare.module_state import StateAudit
+from explorer.engine.compare.outcome import (
+    Outcome,
+    Yardsticks,
+    eval_difference,
+    not_reproducible_because,
+    parameter_differences,
+    rng_differences,
+    take,
+)
+from explorer.engine.compare.reference import coarsest_epsilon, reference
+from explorer.engine.device.limits import failure_of
+from explorer.engine.measure.measure import measure_pair
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.engine.world.determinism import deterministic_kernels
+from explorer.engine.world.remembered import StateKey
+from explorer.errors import BadInput, Cancelled
+from explorer.plan.why.gradients import causes
+from explorer.record.comparison import (
+    BufferDiff,
+    Comparison,
+    GradientDiff,
+    MaskDiff,
+    StateChange,
+)
+from explorer.record.measurement import Failure, Measurement
+from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+_N_STAGES = 5
+
+
+class Meter:
+    """Progress over measuring and judging as one count."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+        self._measured = 0
+        self._stage = 0
+
+    def __call__(self, progress: Progress) -> None:
+        self._measured = progress.total
+        self._report(msgspec.structs.replace(progress, total=progress.total + _N_STAGES))
+
+    def step(self, what: str) -> None:
+        done = self._measured + self._stage
+        self._stage += 1
+        self._report(Progress(what=what, done=done, total=self._measured + _N_STAGES))
+
+
+def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report: Report = silent) -> Comparison:
+    """Measures both and says whether gradients, buffers, parameters and generators are the same.
+
+    `full` False leaves out rerun, float64 reference, further steps, masks and state audit. A candidate that fails is a
+    result: `failure` says why, and the baseline's measurement is kept.
+    Raises BadInput where the two differ in more than policy and plan, and what loading the model raises.
+    """
+    _same_but_for_the_policy(baseline, candidate)
+    meter = Meter(report)
+    measured = measure_pair(baseline, candidate, meter)
+    failed = _first_failure(*measured)
+    comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failed)
+    if failed is not None:
+        return comparison
+    with left_as_found(), deterministic_kernels(strict=_runs_strictly(baseline)):
+        found = equivalence(baseline, candidate, full=full, meter=meter)
+    comparison = msgspec.structs.replace(comparison, **found)
+    return msgspec.structs.replace(comparison, causes=causes(comparison))
+
+
+def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | None:
+    """Its sentence says which run it was."""
+    for name, run in (("baseline", baseline), ("candidate", candidate)):
+        if run.failure is not None:
+            return msgspec.structs.replace(run.failure, sentence=f"In the {name}: {run.failure.sentence}")
+    return None
+
+
+def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
+    """The fields of a Comparison that judge: both specs run from copies of one loaded model."""
+    loaded = load(baseline.model, seed=baseline.seed)
+    meter.step("baseline, for its gradients")
+    base = take(prepare(baseline, loaded), full=full)
+    found: dict[str, Any] = {}
+    rerun = exact = None
+    own_changes: frozenset[StateKey] = frozenset()
+    unjudged: frozenset[StateKey] = frozenset()
+    if full:
+        meter.step("baseline again: does it equal itself?")
+        rerun, own_changes = _rerun(baseline, loaded)
+        because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
+        found |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
+        rerun = rerun if because else base  # one copy of what is equal is enough
+        meter.step("baseline in float64: how far is it from exact?")
+        exact, because = reference(baseline, loaded, base)
+        found |= {"reference": "float64" if exact else "none", "no_reference_because": because}
+    meter.step("candidate, for its gradients")
+    try:
+        cand = take(prepare(candidate, loaded), full=full, lead=base)
+        meter.step("candidate, watched: masks and module state")
+        if full and candidate.policy.units:
+            found["masks"], changes = _watched(candidate, loaded)
+            own = own_changes | unjudged
+            found["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
+            found["masks_watched"] = True
+    except Cancelled:
+        raise
+    except Exception as error:  # whatever a stranger's model raises when it runs again
+        return {**found, "failure": failure_of(error)}
+    sticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
+    found |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
+    return found | side_by_side(base, cand, sticks)
+
+
+def side_by_side(base: Outcome, cand: Outcome, sticks: Yardsticks) -> dict[str, Any]:
+    """Every difference between two outcomes, tensor by tensor, as fields of a Comparison."""
+    gradients, of_inputs, later = (
+        differences(GradientDiff, getattr(base, family), getattr(cand, family), sticks.of(family))
+        for family in ("gradients", "input_gradients", "later_gradients")
+    )
+    return {
+        "gradients": gradients,
+        "input_gradients": of_inputs,
+        "later_gradients": later,
+        "buffers": differences(BufferDiff, base.buffers, cand.buffers, sticks.of("buffers")),
+        "parameters": parameter_differences(base, cand, sticks, (*gradients, *later)),
+        "n_steps": base.n_steps,
+        "trains_in_backward": bool(base.trained & base.moved.keys()),
+        "rng": rng_differences(base, cand),
+        "eval_output": eval_difference(base, cand, sticks),
+        "loss_equal": base.loss == cand.loss,
+    }
+
+
+def _runs_strictly(baseline: RunSpec) -> bool:
+    """Whether the step runs with deterministic kernels alone. Tried on CUDA only: the CPU's answer changes nothing."""
+    if baseline.device == "cpu":
+        return False
+    try:
+        with left_as_found(), deterministic_kernels(strict=True):
+            trainee = prepare(baseline)
+            forward_backward(trainee)
+            trainee.handle.undo()
+    except RuntimeError:  # torch names the operator that has no such kernel; what the model itself raises comes again
+        return False
+    return True
+
+
+def _rerun(baseline: RunSpec, loaded: Loaded) -> tuple[Outcome, frozenset[StateKey]]:
+    """The baseline once more, and what its own backward changes in the model: no recompute did that."""
+    trainee = prepare(baseline, loaded)
+    audit = StateAudit(trainee.model)
+    return take(trainee, on_phase=audit.on_phase), frozenset(audit.changes)
+
+
+def _watched(candidate: RunSpec, loaded: Loaded) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:
+    """Random numbers drawn again and state moved again, from a step of the candidate that nobody judges."""
+    trainee = prepare(candidate, loaded)
+    audit = StateAudit(trainee.model)
+    watch = DrawWatch(trainee.model, candidate.policy)
+    with watch.watching():
+        forward_backward(trainee, audit.on_phase)
+    audit.close()
+    return watch.masks, tuple(audit.changes.values())
+
+
+def _same_but_for_the_policy(baseline: RunSpec, candidate: RunSpec) -> None:
+    free = {"policy", "plan"}
+    differing = [
+        name for name in RunSpec.__struct_fields__
+        if name not in free and getattr(baseline, name) != getattr(candidate, name)
+    ]  # fmt: skip
+    if differing:
+        said = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
+        raise BadInput(
+            f"Baseline and candidate differ in more than their policy ({said}).",
+            hint="Only runs of one model, batch, device and seed can be compared.",
+        )

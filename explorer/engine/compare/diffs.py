@@ -1,0 +1,205 @@
+"""Two tensors that should be the same: how far apart they are, told so that no usual blind spot hides it.
+
+Bits are compared as bits, so NaN equals only the same NaN. Every distance is taken in float64. Whether a distance is
+rounding is said by the record (`TensorDiff.verdict`) from a float64 reference, never by an absolute tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor
+
+from explorer.engine.world.bits import same_bits
+from explorer.record.comparison import Presence, TensorDiff
+
+Tensors = Mapping[str, Tensor | None]
+"""Tensors by name, detached and on the CPU; None: the run has none under this name (a gradient that never came)."""
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_MAX_INT64 = 2**63 - 1
+
+Kind = TypeVar("Kind", bound=TensorDiff)
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What a difference is held against: the baseline's own rerun and the same step in float64."""
+
+    rerun: Tensors = field(default_factory=dict)
+    reference: Tensors = field(default_factory=dict)
+    epsilon: float = torch.finfo(torch.float32).eps
+    """Of the coarsest floating type of the run (the autocast type, where there is one)."""
+
+    @cached_property
+    def median_norm(self) -> float:
+        """Of the reference's floating tensors: the scale of the run."""
+        norms = [_norm(tensor) for tensor in self.reference.values() if tensor is not None and is_floating(tensor)]
+        return statistics.median(norms) if norms else 0.0
+
+    def tiny(self, reference: Tensor) -> float:
+        """float32 epsilon (float64's for a float64 run) on the scale of the run, or of the tensor if that is more."""
+        epsilon = min(self.epsilon, torch.finfo(torch.float32).eps)
+        return epsilon * max(self.median_norm, _norm(reference))
+
+    def trusts(self, reference: Tensor, baseline_error: float) -> bool:
+        """Whether the float64 run followed the baseline at all.
+
+        Other random numbers or another branch in float64 make the baseline look far off, and a candidate may then be
+        anything. Half of the digits must agree (sqrt of epsilon), or the tensor must be zero on the run's scale; or in
+        exact arithmetic, as float64 says of a bias before a norm: then it may be larger, but not on the run's scale.
+        """
+        norm, half = _norm(reference), math.sqrt(self.epsilon)
+        floor = max(half * norm, 10 * self.tiny(reference))
+        if norm <= self.epsilon * baseline_error:
+            floor = max(floor, half * self.median_norm)
+        return math.isfinite(baseline_error) and baseline_error <= floor
+
+
+def differences(kind: type[Kind], baseline: Tensors, candidate: Tensors, yardstick: Yardstick) -> tuple[Kind, ...]:
+    """One record a name, in the baseline's order, then what only the candidate has."""
+    names = [*baseline, *(name for name in candidate if name not in baseline)]
+    return tuple(difference(kind, name, baseline.get(name), candidate.get(name), yardstick) for name in names)
+
+
+def difference(
+    kind: type[Kind], name: str, baseline: Tensor | None, candidate: Tensor | None, yardstick: Yardstick
+) -> Kind:
+    """How `candidate` differs from `baseline`: shapes are free, and None on either side is a difference."""
+    known = baseline if baseline is not None else candidate
+    found = kind(
+        name=name,
+        shape=tuple(known.shape) if known is not None else (),
+        dtype=str(known.dtype).removeprefix("torch.") if known is not None else "",
+        presence="both" if baseline is not None and candidate is not None else _presence(baseline, candidate),
+        bitwise=known is None,
+    )
+    if baseline is None or candidate is None:
+        return found
+    baseline, candidate = _dense(baseline), _dense(candidate)
+    if baseline.shape != candidate.shape or baseline.dtype != candidate.dtype:
+        return found
+    same = same_bits(baseline, candidate)
+    if not is_floating(baseline):
+        far = 0.0 if same else _largest_integer_distance(baseline, candidate)
+        return replace(found, bitwise=same, max_abs=far)
+    distances = _no_distances(baseline) if same else _distances(baseline, candidate)
+    return replace(found, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
+
+
+def is_floating(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def max_ulp(left: Tensor, right: Tensor) -> int | None:
+    """Most representable numbers that lie between two elements; None for complex numbers and where nothing is finite.
+
+    The bit pattern of a float, with the negative half mirrored, counts the floats from zero: distances are integers.
+    """
+    if left.is_complex():
+        return None
+    finite = left.isfinite() & right.isfinite()
+    ordered = [_ordered(side[finite]) for side in (left, right)]
+    if not ordered[0].numel():
+        return None
+    high, low = torch.maximum(*ordered), torch.minimum(*ordered)
+    distance = high - low
+    if bool((distance < 0).any()):  # only float64 of opposite signs can be further apart than int64 counts
+        return _MAX_INT64
+    return int(distance.max())
+
+
+def _distances(baseline: Tensor, candidate: Tensor) -> dict[str, float | int | None]:
+    n_mismatch = int((baseline.isfinite() != candidate.isfinite()).sum())
+    n_nonfinite = int((~candidate.isfinite()).sum())
+    both = baseline.isfinite() & candidate.isfinite()
+    left, right = in_double(baseline[both]), in_double(candidate[both])
+    norms = _norm(left), _norm(right)
+    return {
+        "n_nonfinite_mismatch": n_mismatch,
+        "n_nonfinite": n_nonfinite,
+        "max_abs": float((right - left).abs().max()) if left.numel() else None,
+        "relative_norm": _norm(right - left) / norms[0] if norms[0] else None,
+        "max_ulp": max_ulp(baseline, candidate),
+        "cosine": _cosine(left, right, norms),
+        "norm_ratio": norms[1] / norms[0] if norms[0] else None,
+    }
+
+
+def _cosine(left: Tensor, right: Tensor, norms: tuple[float, float]) -> float | None:
+    if not all(norms):
+        return None
+    inner = torch.dot((left / norms[0]).flatten(), (right / norms[1]).conj().flatten())
+    return max(-1.0, min(1.0, float(inner.real if inner.is_complex() else inner)))
+
+
+def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tensor) -> dict[str, float | None]:
+    said: dict[str, float | None] = {}
+    rerun = yardstick.rerun.get(name)
+    if rerun is not None and rerun.shape == baseline.shape:
+        noise = _norm(in_double(baseline) - in_double(rerun))
+        said["noise"] = noise if math.isfinite(noise) else None
+    reference = yardstick.reference.get(name)
+    if reference is None or reference.shape != baseline.shape:
+        return said
+    baseline_error = _norm(in_double(baseline) - in_double(reference))
+    candidate_error = _norm(in_double(candidate) - in_double(reference))
+    if not yardstick.trusts(reference, baseline_error) or not math.isfinite(candidate_error):
+        return said
+    return {
+        **said,
+        "baseline_error": baseline_error,
+        "candidate_error": candidate_error,
+        "tiny": yardstick.tiny(reference),
+    }
+
+
+def _no_distances(tensor: Tensor) -> dict[str, float | int | None]:
+    n_nonfinite = int((~tensor.isfinite()).sum())
+    zero = not bool(tensor.any())
+    return {
+        "n_nonfinite": n_nonfinite,
+        "max_abs": 0.0,
+        "relative_norm": None if zero else 0.0,
+        "max_ulp": None if tensor.is_complex() else 0,
+        "cosine": None if zero else 1.0,
+        "norm_ratio": None if zero else 1.0,
+    }
+
+
+def _largest_integer_distance(left: Tensor, right: Tensor) -> float | None:
+    if not left.numel():
+        return None
+    return float((left.to(torch.int64) - right.to(torch.int64)).abs().max())
+
+
+def _presence(baseline: Tensor | None, candidate: Tensor | None) -> Presence:
+    if baseline is None:
+        return "neither" if candidate is None else "candidate only"
+    return "baseline only"
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
+
+
+def _ordered(tensor: Tensor) -> Tensor:
+    bits = tensor.contiguous().view(_BITS[tensor.element_size()]).to(torch.int64)
+    lowest = -(2 ** (8 * tensor.element_size() - 1))
+    return torch.where(bits < 0, lowest - bits, bits)
+
+
+def in_double(tensor: Tensor) -> Tensor:
+    """float64, or complex128 for complex numbers."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(torch.linalg.vector_norm(in_double(tensor)))

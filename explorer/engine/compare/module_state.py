@@ -1,0 +1,45 @@
+"""What a recompute moves once more: all that a model remembers, read before and after backward.
+
+A forward that runs again moves such state once more: a counter counts twice, a cache grows, a running mean drifts. No
+gradient shows it. `StateAudit` reads the state at the borders of the phases and never touches the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from explorer.engine.world.remembered import State, StateKey, read_state, same_state, short
+from explorer.record.comparison import StateChange
+from explorer.record.measurement import Phase
+
+
+@dataclass
+class StateAudit:
+    """Collects what backward changed in `model`: give `on_phase` to the step, then read `changes`."""
+
+    model: nn.Module
+    changes: dict[StateKey, StateChange] = field(default_factory=dict)
+    _after_forward: State | None = None
+
+    def on_phase(self, phase: Phase | str) -> None:
+        """Called at the start of each phase; a backward that ends is compared with where it started."""
+        if phase == "backward" and self._after_forward is None:
+            self._after_forward = read_state(self.model)
+        elif phase != "backward":
+            self.close()
+
+    def close(self) -> None:
+        """Ends the backward under way, if there is one."""
+        if self._after_forward is None:
+            return
+        before, after = self._after_forward, read_state(self.model)
+        self._after_forward = None
+        for key in [*before, *(key for key in after if key not in before)]:
+            if key not in self.changes and not same_state(before.get(key), after.get(key)):
+                block, name, kind = key
+                self.changes[key] = StateChange(
+                    block=block, name=name, kind=kind,
+                    after_forward=short(before.get(key)), after_backward=short(after.get(key)),
+                )  # fmt: skip

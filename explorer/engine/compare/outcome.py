@@ -1,0 +1,260 @@
+"""What a step leaves behind, taken so that two runs can be held against each other bit by bit.
+
+    equal copies of parameters, buffers, optimizer; every generator seeded; gradients None
+      ─▶ forward, backward ─▶ gradients, buffers, positions of the generators
+      ─▶ optimizer, and more steps ─▶ parameters ─▶ output in eval mode
+
+The baseline is run twice: a model that does not equal itself cannot be compared. A third run in float64 says how far
+from exact the baseline itself is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+
+from explorer.engine.compare.diffs import Yardstick, differences, is_floating
+from explorer.engine.model.load import call
+from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore
+from explorer.engine.world.bits import same_bits
+from explorer.engine.world.remembered import State, frozen, read_state
+from explorer.engine.world.rng import RngState, seed_everything
+from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
+
+N_STEPS = 2
+"""Optimizer steps behind the comparison of parameters: the second one starts from moved weights and statistics."""
+
+EVAL_OUTPUT = "output in eval mode"
+
+Tensors = dict[str, Tensor | None]
+
+
+@dataclass
+class Outcome:
+    """What one run left behind: detached copies on the CPU, by full name."""
+
+    gradients: Tensors
+    input_gradients: Tensors
+    buffers: Tensors
+    rng: dict[str, bytes]
+    loss: float
+    states: list[State] = field(default_factory=list)
+    """All that the model remembers, after the first step's backward and after the last step."""
+    moved: Tensors = field(default_factory=dict)
+    """Parameters that forward or backward moved, before any optimizer."""
+    trained: frozenset[str] = frozenset()
+    """Names of the parameters that require a gradient."""
+    n_steps: int = 0
+    later_gradients: Tensors = field(default_factory=dict)
+    after: list[Tensors] = field(default_factory=list)
+    """All parameters after each step; of a run that follows another, after the last one."""
+    eval_output: Tensor | None = None
+
+    @property
+    def parameters(self) -> Tensors:
+        """After the last step."""
+        return self.after[-1] if self.after else {}
+
+
+def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore, lead: Outcome | None = None) -> Outcome:
+    """Runs a fresh trainee, uses it up, and keeps what is left: after one backward, and in `full` after N_STEPS.
+
+    Where rounding parts it from `lead`, each further step starts from the parameters of `lead`: AdamW makes a whole
+    step of a gradient that is zero but for rounding, and all that comes after would be judged by that.
+    What the model raises passes through.
+    """
+    model = trainee.model
+    start = {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
+    loss = forward_backward(trainee, on_phase)
+    on_phase("optimizer")
+    outcome = Outcome(
+        gradients=_gradients(model),
+        input_gradients=_input_gradients(trainee),
+        buffers={name: _copy(buffer) for name, buffer in model.named_buffers()},
+        rng=RngState.capture(model).positions(),
+        loss=loss,
+        states=[_remembered(trainee)],
+        moved={name: _copy(parameter) for name, parameter in model.named_parameters()
+               if start.get(name) != fingerprint(parameter)},
+        trained=frozenset(name for name, _ in _trained(model)),
+    )  # fmt: skip
+    if full:
+        _train_on(trainee, outcome, lead)
+        outcome.eval_output = eval_output(trainee)
+    trainee.handle.undo()  # a policed model is a cycle: on a GPU it would lie beside the next one
+    return outcome
+
+
+def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None) -> None:
+    """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
+    parted = lead is not None and not all(_same(lead.gradients.get(n), g) for n, g in outcome.gradients.items())
+    for i in range(N_STEPS):
+        if i:
+            forward_backward(trainee)
+            outcome.later_gradients = _gradients(trainee.model)
+        if trainee.optimizer is not None:
+            trainee.optimizer.step()
+        if lead is None or i == N_STEPS - 1:
+            outcome.after.append({name: _copy(parameter) for name, parameter in trainee.model.named_parameters()})
+        if lead is not None and parted:
+            _follow(trainee.model, lead.after[i])
+    outcome.n_steps = N_STEPS
+    outcome.states.append(_remembered(trainee))
+
+
+def _follow(model: nn.Module, parameters: Tensors) -> None:
+    with torch.no_grad():
+        for name, parameter in _trained(model):
+            known = parameters.get(name)
+            if known is not None:
+                parameter.copy_(known)
+
+
+def eval_output(trainee: Trainee) -> Tensor | None:
+    """Every floating tensor of the model's output in eval mode, in one row; None where the model has no such output
+    (some models want other inputs in eval mode)."""
+    trainee.model.eval()
+    seed_everything(trainee.spec.seed)
+    dtype = AUTOCAST.get(trainee.spec.autocast)
+    try:
+        with (
+            warnings.catch_warnings(action="ignore"),  # reentrant: "none of the inputs requires grad", which is meant
+            torch.no_grad(),
+            torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None),
+        ):
+            output = call(trainee.model, trainee.inputs)
+    except Exception:  # detection models and the like: nothing to compare, and no fault of the policy
+        return None
+    leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
+    tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
+    return torch.cat(tensors) if tensors else None
+
+
+@dataclass(frozen=True)
+class Yardsticks:
+    """What differences are held against: the baseline's own rerun, and the same steps in float64."""
+
+    epsilon: float
+    rerun: Outcome | None
+    exact: Outcome | None
+
+    def of(self, family: str) -> Yardstick:
+        """For a field of Outcome: each family has a scale of its own."""
+        return self.stick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
+
+    def stick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
+        """The same for any tensors of both."""
+        return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
+
+
+def rng_differences(baseline: Outcome, candidate: Outcome) -> tuple[RngDiff, ...]:
+    """Where every generator stands after one backward, those that both runs know (a late import may add numpy's)."""
+    both = [name for name in baseline.rng if name in candidate.rng]
+    return tuple(RngDiff(generator=name, equal=baseline.rng[name] == candidate.rng[name]) for name in both)
+
+
+def not_reproducible_because(first: Outcome, second: Outcome) -> str:
+    """Empty where two runs of one spec left the same bits behind; else which tensors did not, as one sentence."""
+    families = [
+        ("gradients", first.gradients, second.gradients),
+        ("gradients of the inputs", first.input_gradients, second.input_gradients),
+        ("gradients of the last step", first.later_gradients, second.later_gradients),
+        ("buffers", first.buffers, second.buffers),
+        ("parameters", first.parameters, second.parameters),
+    ]
+    said = []
+    for family, left, right in families:
+        moved = [name for name in left if not _same(left[name], right.get(name))]
+        if moved:
+            said.append(f"{len(moved)} of {len(left)} {family} ({_some(moved)})")
+    if not _same(first.eval_output, second.eval_output):
+        said.append(f"the {EVAL_OUTPUT}")
+    moved = [diff.generator for diff in rng_differences(first, second) if not diff.equal]
+    if moved:
+        said.append(f"the position of {_some(moved)}")
+    if not said:
+        return ""
+    return f"Two runs of the baseline from the same state and seed differ in {', '.join(said)}."
+
+
+def eval_difference(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -> TensorDiff | None:
+    """None where neither run has an output in eval mode."""
+    if baseline.eval_output is None and candidate.eval_output is None:
+        return None
+    runs = (baseline, candidate, sticks.rerun, sticks.exact)
+    sides = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in runs]
+    return differences(TensorDiff, sides[0], sides[1], sticks.stick(sides[2], sides[3]))[0]
+
+
+def parameter_differences(
+    baseline: Outcome, candidate: Outcome, sticks: Yardsticks, gradients: Iterable[GradientDiff]
+) -> tuple[ParameterDiff, ...]:
+    """Of all parameters after the last step. `gradients` are those of every step: they say what rounding is."""
+    rounding = {name: True for name in baseline.trained}
+    for diff in gradients:
+        rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
+    found = differences(ParameterDiff, baseline.parameters, candidate.parameters, sticks.of("parameters"))
+    return tuple(
+        msgspec.structs.replace(
+            diff,
+            trained=diff.name in baseline.trained,
+            gradients_round=rounding.get(diff.name, False) and diff.name not in baseline.moved,
+        )
+        for diff in found
+    )
+
+
+def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
+
+
+def _gradients(model: nn.Module) -> Tensors:
+    return {name: _copy(parameter.grad) for name, parameter in _trained(model)}
+
+
+def _remembered(trainee: Trainee) -> State:
+    """All that the model remembers, and the batch: a model may write into it."""
+    return {
+        **read_state(trainee.model, whole=True),
+        ("", "batch", "attribute"): frozen([trainee.inputs, trainee.targets]),
+    }
+
+
+def _input_gradients(trainee: Trainee) -> Tensors:
+    """Of the leaves of the batch that got a gradient, by their place in it."""
+    found: Tensors = {}
+    for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
+        for path, leaf in tree_flatten_with_path(batch)[0]:
+            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+                found[what + keystr(path)] = _copy(leaf.grad)
+    return found
+
+
+def fingerprint(tensor: Tensor) -> bytes:
+    """Tells two states of one tensor apart in 32 bytes."""
+    dense = _copy(tensor)
+    assert dense is not None
+    flat = dense.resolve_conj().contiguous().reshape(-1)
+    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=32).digest()
+
+
+def _copy(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
+    return dense.to("cpu", copy=True)
+
+
+def _same(left: Tensor | None, right: Tensor | None) -> bool:
+    return left is right if left is None or right is None else same_bits(left, right)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

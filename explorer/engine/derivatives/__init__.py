@@ -1,0 +1,1 @@
+"""Which derivatives survive which checkpointing, every cell a run in a process of its own."""

@@ -1,0 +1,18 @@
+"""The child's side of cell_process.py: runs the cells that it is asked for, one line a cell."""
+
+from __future__ import annotations
+
+import os
+
+from explorer.engine.derivatives.cell_process import CellRequest
+from explorer.engine.derivatives.matrix import Bench
+from explorer.engine.model.load import load
+from explorer.record.base import from_json, to_json
+
+
+def run_cells(request_json: bytes, answers: int) -> None:
+    """`answers` is the pipe to whoever asked."""
+    request = from_json(request_json, CellRequest)
+    bench = Bench(request.spec, load(request.spec.model, seed=request.spec.seed))
+    for derivative in request.derivatives:
+        os.write(answers, to_json(bench.cell(derivative, request.variant)) + b"\n")

@@ -1,0 +1,1 @@
+"""CPU and CUDA behind one interface: allocators, clocks, limits. Chosen once, at the edge."""

@@ -1,0 +1,175 @@
+"""CUDA's caching allocator, read through its own history: requested bytes to the byte, allocated and reserved beside.
+
+requested   what tensors asked for; falls when a free is completed       requested_bytes.all
+allocated   the blocks handed out: falls when a free is requested        allocated_bytes.all
+reserved    segments taken from the driver, cached blocks included       reserved_bytes.all
+
+1. The history says requests, not blocks. The allocated curve is derived: blocks alive at the end have the size that
+   the snapshot's segments give them, the others their request rounded up to 512 bytes. A block of a large segment may
+   be up to 1 MiB larger than that (what is left of it is not worth splitting off), so the curve is a lower bound of
+   what was handed out, and `allocated_peak_bytes` beside it is the allocator's own figure.
+2. The curves are hung up at their ends, where the allocator's counters stand after the last event. A history that
+   lost its beginning (it is a ring) is then still right for the events that it has; that it lost some is seen by the
+   sum of its events, which must lead from the counter before to the counter after.
+Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from explorer.engine.device.allocator import AllocatorLog, Refusal
+from explorer.errors import NotOnThisDevice
+
+MAX_ENTRIES = 4_000_000
+GRAIN_BYTES = 512
+EMPTY = np.zeros(0, dtype=np.int64)
+
+
+class CudaRecorder:
+    """Records between enter and exit; see `Recorder`. The history is switched off on exit whatever happened.
+
+    Entering raises NotOnThisDevice where torch runs without its caching allocator, which alone keeps a history.
+    """
+
+    def __init__(self, device: torch.device, *, stacks: bool = False) -> None:
+        """`stacks` keeps Python frames for PyTorch's memory viewer; a few KB an event."""
+        self.device = device
+        self.stacks = stacks
+        self.log = AllocatorLog(time_ns=EMPTY, pointer=EMPTY, n_bytes=EMPTY)
+        self.snapshot: dict[str, Any] = {}
+        self._before: dict[str, int] = {}
+
+    def __enter__(self) -> Self:
+        torch.cuda.synchronize(self.device)
+        _require_history(torch.cuda.memory_stats(self.device))
+        torch.cuda.reset_peak_memory_stats(self.device)
+        _record_history(context="all" if self.stacks else None)
+        self._before = torch.cuda.memory_stats(self.device)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            torch.cuda.synchronize(self.device)
+            after = torch.cuda.memory_stats(self.device)
+            self.snapshot = torch.cuda.memory._snapshot()
+        finally:
+            torch.cuda.memory._record_memory_history(None)
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        blocks = blocks_of(self.snapshot["segments"], index)
+        self.log = read_trace(self.snapshot["device_traces"][index], self._before, after, blocks)
+        if not self.stacks:
+            self.snapshot = {}
+
+
+@dataclass
+class _Curves:
+    """Events of requested bytes, and the other two curves as changes since the first event of the history."""
+
+    sizes: dict[int, int]
+    """Block bytes of the entries (by their place in the history) that allocate what is alive at the end."""
+    events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    """(time in ns, pointer, requested bytes, allocated so far, reserved so far)"""
+    handed_out: dict[int, int] = field(default_factory=dict)
+    """Block bytes by pointer."""
+    allocated: int = 0
+    reserved: int = 0
+    refusal: Refusal | None = None
+    n_entries: int = 0
+
+    def add(self, entry: dict[str, Any]) -> None:
+        action, size = entry["action"], int(entry.get("size", 0))
+        place, self.n_entries = self.n_entries, self.n_entries + 1
+        if action == "oom":
+            self.refusal = Refusal(size, entry.get("device_free"))
+        elif action in ("segment_alloc", "segment_map"):
+            self.reserved += size
+        elif action in ("segment_free", "segment_unmap"):
+            self.reserved -= size
+        elif action == "free_requested":
+            self.allocated -= self.handed_out.pop(entry["addr"], _rounded(size))
+        elif action == "alloc":
+            block = self.handed_out[entry["addr"]] = self.sizes.get(place, _rounded(size))
+            self.allocated += block
+            self._event(entry, size)
+        elif action == "free_completed":
+            self._event(entry, -size)
+
+    def _event(self, entry: dict[str, Any], n_bytes: int) -> None:
+        self.events.append((int(entry["time_us"]) * 1000, entry["addr"], n_bytes, self.allocated, self.reserved))
+
+
+def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]:
+    """Size in bytes of each block in use, by its address: what a snapshot's segments say of one device."""
+    return {
+        block["address"]: int(block["size"])
+        for segment in segments
+        if segment["device"] == device
+        for block in segment["blocks"]
+        if block["state"] == "active_allocated"
+    }
+
+
+def read_trace(
+    trace: Sequence[dict[str, Any]], before: dict[str, int], after: dict[str, int], blocks: dict[int, int]
+) -> AllocatorLog:
+    """The events of one device's trace; `before` and `after` are memory_stats around the recording, `blocks` are the
+    blocks in use after it."""
+    last = {entry["addr"]: place for place, entry in enumerate(trace) if entry["action"] == "alloc"}
+    curves = _Curves({place: blocks[pointer] for pointer, place in last.items() if pointer in blocks})
+    for entry in trace:
+        curves.add(entry)
+    columns = np.array(curves.events, dtype=np.int64).reshape(-1, 5)
+    n_bytes = columns[:, 2]
+    base_bytes = after["requested_bytes.all.current"] - int(n_bytes.sum())
+    first_allocated = after["allocated_bytes.all.current"] - curves.allocated
+    first_reserved = after["reserved_bytes.all.current"] - curves.reserved
+    return AllocatorLog(
+        # Several threads allocate, each on its core's counter: the history's order is right, its clock may step back.
+        time_ns=np.maximum.accumulate(columns[:, 0]),
+        pointer=columns[:, 1],
+        n_bytes=n_bytes,
+        base_bytes=base_bytes,
+        allocated=np.append(0, columns[:, 3]) + first_allocated,
+        reserved=np.append(0, columns[:, 4]) + first_reserved,
+        requested_peak_bytes=after["requested_bytes.all.peak"],
+        allocated_peak_bytes=after["allocated_bytes.all.peak"],
+        reserved_peak_bytes=after["reserved_bytes.all.peak"],
+        refusal=curves.refusal,
+        is_complete=base_bytes == before["requested_bytes.all.current"] and curves.n_entries < MAX_ENTRIES,
+    )
+
+
+def _require_history(stats: dict[str, int]) -> None:
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native" or "requested_bytes.all.peak" not in stats:
+        raise NotOnThisDevice(
+            f"torch allocates through {backend} here, which keeps no history of requested bytes.",
+            hint="Unset PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
+        )
+
+
+def _record_history(context: Literal["all"] | None) -> None:
+    """torch 2.11 to 2.13 take these by name; what a version does not know is left out."""
+    wanted: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
+    known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    if "max_entries" not in known:
+        raise NotOnThisDevice(
+            f"torch {torch.__version__} keeps no allocator history that can be bounded.", hint="Use torch 2.11 to 2.13."
+        )
+    torch.cuda.memory._record_memory_history(
+        "all", context=context, **{name: value for name, value in wanted.items() if name in known}
+    )
+
+
+def _rounded(size: int) -> int:
+    return -(-size // GRAIN_BYTES) * GRAIN_BYTES

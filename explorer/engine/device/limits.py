@@ -1,0 +1,166 @@
+"""Out of memory is a result: a limit that a run meets early, and the words and bytes of the refusal.
+
+A process's address space can be limited (CPU) or torch's share of a GPU; both are put back afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from explorer.engine.device.allocator import Refusal
+from explorer.engine.device.free_memory import available_bytes
+from explorer.errors import NotOnThisDevice, OutOfMemory
+from explorer.record import failure_table
+from explorer.record.measurement import Failure
+
+try:
+    import resource
+except ImportError:  # Windows has no such limits
+    resource = None  # type: ignore[assignment]
+
+_CPU_REFUSAL = re.compile(r"you tried to allocate (\d+) bytes")
+_CUDA_REFUSAL = re.compile(
+    r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*? of which ([\d.]+) (bytes|[KMGT]iB) is free", re.S
+)
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+
+
+@contextmanager
+def limited_process(limit_bytes: int | None) -> Iterator[None]:
+    """This process may take `limit_bytes` of address space more than it has now. Raises NotOnThisDevice off Linux."""
+    if limit_bytes is None:
+        yield
+        return
+    size_bytes = address_space_bytes()
+    if resource is None or size_bytes is None:
+        raise NotOnThisDevice(
+            "The run asks for a memory limit; this operating system cannot limit a process.",
+            hint="Leave the limit out, or run on Linux.",
+        )
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = size_bytes + limit_bytes
+    allowed = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise _refused(error) from error  # while the limit is in force: afterwards nobody knows what was free under it
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@contextmanager
+def limited_by_machine() -> Iterator[None]:
+    """This process may take what is available now, less a sixteenth: a run that wants more fails, nothing else does.
+
+    Not on a machine with a GPU, where CUDA maps far more address space than it uses.
+    """
+    free_bytes = available_bytes()
+    if resource is None or free_bytes is None or torch.cuda.is_available():
+        yield
+        return
+    with limited_process(free_bytes - free_bytes // 16):
+        yield
+
+
+@contextmanager
+def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
+    """torch may reserve `limit_bytes` of the GPU in all; the share it had before comes back."""
+    if limit_bytes is None:
+        yield
+        return
+    total_bytes = torch.cuda.get_device_properties(device).total_memory
+    before = torch.cuda.get_per_process_memory_fraction(device)
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total_bytes), device)
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # torch names what the whole GPU has free; the refusal came from the limit, and torch has emptied its cache.
+        asked, free = refusal_of(error).asked_bytes, max(0, limit_bytes - torch.cuda.memory_reserved(device))
+        raise OutOfMemory(str(error), asked_bytes=asked, free_bytes=free) from error
+    finally:
+        torch.cuda.set_per_process_memory_fraction(before, device)
+
+
+def address_space_bytes() -> int | None:
+    """Of this process now; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+    except (OSError, ValueError):
+        return None
+    return pages * resource.getpagesize()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """torch raises OutOfMemoryError on CUDA, a plain RuntimeError on CPU; Python and C++ raise MemoryError."""
+    if isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    return "std::bad_alloc" in str(error) or ("DefaultCPUAllocator" in str(error) and "memory" in str(error))
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """Bytes asked and free, as far as the error says."""
+    if isinstance(error, OutOfMemory):
+        return Refusal(error.asked_bytes, error.free_bytes)
+    if found := _CPU_REFUSAL.search(str(error)):
+        return Refusal(int(found[1]), _free_here())
+    if found := _CUDA_REFUSAL.search(str(error)):
+        return Refusal(int(float(found[1]) * _UNITS[found[2]]), int(float(found[3]) * _UNITS[found[4]]))
+    return Refusal(None, None)
+
+
+def failure_of(error: BaseException) -> Failure:
+    """An exception as a result."""
+    text = "".join(traceback.format_exception(error))
+    if is_out_of_memory(error):
+        return out_of_memory(refusal_of(error), text)
+    return failure_table.failure_of(error, in_step=True)
+
+
+def out_of_memory(refusal: Refusal, text: str) -> Failure:
+    """`text` is the traceback."""
+    return Failure(
+        kind="out of memory",
+        sentence=_in_words(refusal, "step"),
+        hint="Recompute more blocks, take a smaller batch, or split the batch into microbatches.",
+        traceback=text,
+        asked_bytes=refusal.asked_bytes,
+        free_bytes=refusal.free_bytes,
+    )
+
+
+def _refused(error: BaseException) -> OutOfMemory:
+    said = refusal_of(error)
+    return OutOfMemory(
+        _in_words(said, "run"),
+        hint="Take a smaller size or batch, or raise the memory limit where one was set.",
+        asked_bytes=said.asked_bytes,
+        free_bytes=said.free_bytes,
+    )
+
+
+def _in_words(refusal: Refusal, who: str) -> str:
+    asked = "more memory" if refusal.asked_bytes is None else f"{refusal.asked_bytes:,} bytes"
+    free = "" if refusal.free_bytes is None else f"; {refusal.free_bytes:,} bytes were free"
+    return f"The {who} asked for {asked} and was refused{free}."
+
+
+def _free_here() -> int | None:
+    """What the process could still have taken: under its limit, else what the machine has available."""
+    size_bytes = address_space_bytes()
+    if resource is not None and size_bytes is not None:
+        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if soft != resource.RLIM_INFINITY:
+            return max(0, soft - size_bytes)
+    return available_bytes()

@@ -1,1 +1,0 @@
-"""Experiments: each runs something real in seconds and computes what there is to learn. `run.run_lab` is the way in."""

@@ -1,0 +1,1 @@
+"""One measured step: every allocation with its role and block, FLOPs, times."""

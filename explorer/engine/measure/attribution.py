@@ -1,0 +1,281 @@
+"""Joins the two instruments: the allocator's blocks are the entries, the tracker's storages give them their names.
+
+    allocator   pointer p   |alloc ........................ free|      |alloc .. free|
+    tracker     storage s        ^ returned by mm, block 3                            (nobody: inside a kernel)
+    entry                   p: temporary, block 3, mm                  p: unattributed, block and phase by time
+
+Every entry is one of the allocator's, so the roles sum to the allocator's total at every tick by construction.
+Storages from before the step are entries born at tick 0; CUDA's allocator also knows what it held beyond them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.engine.device.allocator import AllocatorLog, Ints, Lifetimes, lifetimes
+from explorer.engine.measure.tracked import SAVED, Story, as_ints
+from explorer.engine.watch.storages import NONE
+from explorer.engine.watch.tracker import Tracker
+from explorer.record.base import Column
+from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
+
+UNATTRIBUTED = ROLES.index("unattributed")
+SLACK_NS = 1_000
+"""Two clocks of one machine agree to this, once their skew is known."""
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The attributed timeline, and how much of the tracker's story the allocator did not confirm."""
+
+    allocations: Allocations
+    phases: tuple[PhaseSpan, ...]
+    tracker_peak_bytes: int
+    allocated: Column | None
+    """CUDA's allocated bytes at each tick."""
+    reserved: Column | None
+    n_unmatched: int
+    """Storages that the tracker took for new and the allocator does not know: foreign, or older than the step."""
+
+
+@dataclass(frozen=True)
+class _Older:
+    """What was there before the step. `died` is an event of the log; its end: never; behind that: `extra_ns`."""
+
+    n_bytes: Ints
+    died: Ints
+    storage: Ints
+    extra_ns: Ints
+    """Deaths that the allocator does not report, on its clock."""
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """Columns of the timeline under construction; `born` and `died` are ticks."""
+
+    n_bytes: Ints
+    born: Ints
+    died: Ints
+    storage: Ints
+    """The tracker's number, or NONE."""
+    time_ns: Ints
+    """When it was allocated, on the tracker's clock."""
+    events: Ints
+    """The log's events that have a tick, in order of ticks."""
+
+
+def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
+    """`skew_ns` is the allocator's clock minus the tracker's."""
+    log = _window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)
+    story = Story(tracker)
+    lived = lifetimes(log)
+    entries, tick_ns = _entries(log, lived, story, skew_ns)
+    operator = _operators(entries, story)
+    known = entries.storage != NONE
+    roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
+    roles[known] = story.roles()[entries.storage[known]]
+    phases = _spans(story, tick_ns)
+    roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
+    blocks = _blocks(entries, story, operator)
+    named = operator != NONE
+    ops = np.zeros(len(known), dtype=np.int64)
+    ops[named] = story.op_name[operator[named]]
+    begin_ns = tracker.begin_ns
+    entry_of = np.full(len(story.n_bytes), NONE, dtype=np.int64)
+    entry_of[entries.storage[known]] = np.flatnonzero(known)
+    allocations = Allocations(
+        n_ticks=len(tick_ns),
+        n_bytes=_column(entries.n_bytes),
+        born=_column(entries.born),
+        died=_column(entries.died),
+        role=_column(roles),
+        block=_column(blocks),
+        op=_column(ops),
+        blocks=tracker.fqns,
+        ops=tuple(tracker.op_names),
+        time_ns=_column(np.maximum(0, np.concatenate(([begin_ns], tick_ns)) - begin_ns)),
+        calls=tracker.calls.record(tick_ns, entry_of),
+        weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & known)),
+    )
+    confirmed = np.zeros(len(story.n_bytes), dtype=bool)
+    confirmed[entries.storage[known]] = True
+    return Attribution(
+        allocations=allocations,
+        phases=phases,
+        tracker_peak_bytes=story.peak_bytes(confirmed),
+        n_unmatched=int((~confirmed).sum()),
+        allocated=_curve(log.allocated, entries),
+        reserved=_curve(log.reserved, entries),
+    )
+
+
+def _window(log: AllocatorLog, first_ns: int, last_ns: int) -> AllocatorLog:
+    """The events of the step; what happened between the start of the recording and the step goes into the base."""
+    first, end = (int(i) for i in np.searchsorted(log.time_ns, (first_ns, last_ns)))
+    before = int(log.n_bytes[:first].sum())
+    return replace(
+        log,
+        time_ns=log.time_ns[first:end],
+        pointer=log.pointer[first:end],
+        n_bytes=log.n_bytes[first:end],
+        base_bytes=None if log.base_bytes is None else log.base_bytes + before,
+        allocated=None if log.allocated is None else log.allocated[first : end + 1],
+        reserved=None if log.reserved is None else log.reserved[first : end + 1],
+    )
+
+
+def _join(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> Ints:
+    """For each allocated block the storage that lived in it, or NONE.
+
+    Of the blocks with the storage's pointer and size it is the last one allocated before the storage was seen. Both
+    sides come in order of time, so each pointer's two lists are merged once.
+    """
+    storage_of_block = np.full(len(lived.born), NONE, dtype=np.int64)
+    places = zip(log.pointer[lived.born].tolist(), log.n_bytes[lived.born].tolist())
+    candidates: dict[tuple[int, int], deque[int]] = defaultdict(deque)
+    for i, place in enumerate(places):
+        candidates[place].append(i)
+    ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)
+    born_ns, died_ns = log.time_ns[lived.born].tolist(), ends_ns[lived.died].tolist()
+    seen = zip(story.pointer.tolist(), story.n_bytes.tolist(), (story.seen_ns + skew_ns).tolist())
+    for number, (pointer, n_bytes, seen_ns) in enumerate(seen):
+        waiting = candidates.get((pointer, n_bytes))
+        if number < story.n_existing or not waiting:
+            continue
+        chosen = NONE
+        while waiting and born_ns[waiting[0]] <= seen_ns + SLACK_NS:
+            chosen = waiting.popleft()
+        if chosen != NONE and died_ns[chosen] >= seen_ns - SLACK_NS:
+            storage_of_block[chosen] = number
+    return storage_of_block
+
+
+def _older(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> _Older:
+    """Entries that were there before the step, and the events that end them.
+
+    CUDA reports their frees; the CPU's profiler does not, there the tracker saw the storages die.
+    """
+    known = slice(0, story.n_existing)
+    end = len(log.time_ns)
+    n_bytes, died = story.n_bytes[known].tolist(), [end] * story.n_existing
+    storage = list(range(story.n_existing))
+    if log.base_bytes is None:
+        gone = np.flatnonzero(story.died_ns[known] != NONE)
+        for i, number in enumerate(gone.tolist()):
+            died[number] = end + 1 + i
+        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), story.died_ns[known][gone] + skew_ns)
+    number_at = {pointer: i for i, pointer in enumerate(story.pointer[known].tolist())}
+    frees = lived.older_frees
+    for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
+        number = number_at.pop(pointer, NONE)
+        if number != NONE and n_bytes[number] == size:
+            died[number] = event
+        else:
+            n_bytes.append(size)
+            died.append(event)
+            storage.append(NONE)
+    rest = log.base_bytes - sum(n_bytes)
+    if rest > 0:
+        n_bytes.append(rest)
+        died.append(end)
+        storage.append(NONE)
+    return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), np.zeros(0, dtype=np.int64))
+
+
+def _entries(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> tuple[_Entries, Ints]:
+    """The columns, and the time of each tick from 1 on, on the tracker's clock.
+
+    Events of the log are numbered 0..n-1, n is "never", deaths that only the tracker saw are numbered from n + 1.
+    """
+    n_events = len(log.time_ns)
+    older = _older(log, lived, story, skew_ns)
+    counts = np.zeros(n_events + 1 + len(older.extra_ns), dtype=bool)
+    counts[lived.born] = counts[lived.died] = counts[older.died] = True
+    counts[n_events] = False
+    event_ns = np.concatenate((log.time_ns, [0], older.extra_ns)).astype(np.int64)
+    events = np.flatnonzero(counts)
+    in_time = events[np.argsort(event_ns[events], kind="stable")]
+    tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
+    tick[in_time] = np.arange(1, len(in_time) + 1)
+    entries = _Entries(
+        n_bytes=np.concatenate((older.n_bytes, log.n_bytes[lived.born])),
+        born=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), tick[lived.born])),
+        died=np.concatenate((tick[older.died], tick[lived.died])),
+        storage=np.concatenate((older.storage, _join(log, lived, story, skew_ns))),
+        time_ns=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), log.time_ns[lived.born] - skew_ns)),
+        events=in_time,
+    )
+    return entries, event_ns[in_time] - skew_ns
+
+
+def _operators(entries: _Entries, story: Story) -> Ints:
+    """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator."""
+    if not story.n_ops:
+        return np.full(len(entries.storage), NONE, dtype=np.int64)
+    running = np.searchsorted(story.op_first_ns, entries.time_ns, side="right") - 1
+    inside = (running >= 0) & (entries.time_ns <= story.op_last_ns[np.maximum(running, 0)])
+    known = entries.storage != NONE
+    found = np.where(inside, running, NONE)
+    found[known] = story.made_by[entries.storage[known]]
+    return found
+
+
+def _blocks(entries: _Entries, story: Story, operator: Ints) -> Ints:
+    """Owner where one is tagged, else the operator's block, else what ran at that moment, else the model itself."""
+    blocks = np.zeros(len(entries.storage), dtype=np.int64)
+    if len(story.scene_ns):
+        scene = np.searchsorted(story.scene_ns, entries.time_ns, side="right") - 1
+        blocks = np.where(scene >= 0, story.scene_block[np.maximum(scene, 0)], 0)
+    ran = operator != NONE
+    blocks[ran] = story.op_block[operator[ran]]
+    known = np.flatnonzero(entries.storage != NONE)
+    owner = story.owner[entries.storage[known]]
+    blocks[known[owner != NONE]] = owner[owner != NONE]
+    return blocks
+
+
+def _kept_for_backward(entries: _Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
+    """Born in a forward, alive at its end and freed before the step ends.
+
+    Of what no operator returned that is the state of the generators, which each checkpoint keeps for its recompute.
+    """
+    kept = np.zeros(len(entries.born), dtype=bool)
+    for span in phases:
+        if span.phase == "forward":
+            first = max(span.first_tick, 1)
+            kept |= (entries.born >= first) & (entries.born < span.end_tick) & (entries.died >= span.end_tick)
+    return kept & (entries.died <= n_ticks)
+
+
+def _spans(story: Story, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
+    """Phases in ticks, without gaps; a span in which the allocator did nothing is left out."""
+    if not len(story.scene_ns):
+        return ()
+    scenes = np.stack((story.scene_phase, story.scene_rerun))
+    changed = np.append(True, (scenes[:, 1:] != scenes[:, :-1]).any(axis=0))
+    first = np.searchsorted(tick_ns, story.scene_ns[changed]) + 1
+    first[0] = 0
+    ends = np.append(first[1:], len(tick_ns) + 1)
+    spans: list[PhaseSpan] = []
+    for phase, rerun, begin, end in zip(*scenes[:, changed].tolist(), first.tolist(), ends.tolist()):
+        if begin >= end:
+            continue
+        block = "" if rerun == NONE else story.fqns[rerun]
+        if spans and (spans[-1].phase, spans[-1].block) == (PHASES[phase], block):
+            begin = spans.pop().first_tick
+        spans.append(PhaseSpan(phase=PHASES[phase], block=block, first_tick=begin, end_tick=end))
+    return tuple(spans)
+
+
+def _curve(values: Ints | None, entries: _Entries) -> Column | None:
+    """A curve of the log, read at each tick; its first value is from before the first event."""
+    return None if values is None else _column(values[np.append(0, entries.events + 1)])
+
+
+def _column(values: Ints) -> Column:
+    return Column("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())

@@ -1,0 +1,116 @@
+"""One block's autograd graph as a picture: what backward will walk through, and what it holds on to meanwhile."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+import torchviz
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from explorer.engine.model.load import Loaded, load, place
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.step import set_mode, torch_device, torch_dtype
+from explorer.engine.world.rng import RngState, seed_everything
+from explorer.errors import BadInput, nearest
+from explorer.record.autograd import AutogradPicture, AutogradPictures
+from explorer.record.policy import Policy
+from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+
+def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> AutogradPictures:
+    """The graph of `block` alone on the input that it gets in a real forward, kept and recomputed.
+
+    Recompute is drawn under the options of `spec.policy`. Non-reentrant checkpointing keeps the nodes and empties
+    them; reentrant checkpointing replaces them by one node. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
+    Raises BadInput for a block that does not exist or is never called.
+    """
+    rng = RngState.capture()
+    try:
+        report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
+        loaded = place(load(spec.model, seed=spec.seed), torch_device(spec), torch_dtype(spec))
+        set_mode(loaded.model, spec.mode)
+        args, kwargs = _inputs_of(loaded, block)
+        report(Progress(what="drawing the block kept", done=1, total=3))
+        kept = _picture(loaded.model, block, args, kwargs, show_saved=True)
+        report(Progress(what="drawing the block recomputed", done=2, total=3))
+        with apply_policy(loaded.model, replace_units(spec.policy, block)):
+            recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
+        return AutogradPictures(block=block, kept=kept, recomputed=recomputed)
+    finally:
+        rng.restore()
+
+
+def replace_units(policy: Policy, block: str) -> Policy:
+    """The options of `policy` on one block alone."""
+    options = {name: getattr(policy, name) for name in Policy.__struct_fields__ if name != "units"}
+    return Policy.recompute([block], **options)
+
+
+def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
+    modules = dict(loaded.model.named_modules())
+    if block not in modules:
+        raise BadInput(f"The model has no block {block!r}.", hint=nearest(block, modules))
+    caught: list[Any] = []
+
+    def catch(module: nn.Module, args: Any, kwargs: Any) -> None:
+        caught.append((args, kwargs))
+
+    hook = modules[block].register_forward_pre_hook(catch, with_kwargs=True)
+    try:
+        with torch.no_grad():
+            loaded.output()
+    finally:
+        hook.remove()
+    if not caught:
+        raise BadInput(f"The block {block!r} is never called.", hint="Choose one of the blocks inside it.")
+    return tree_map(_leaf, caught[0])
+
+
+def _leaf(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return value.detach().clone().requires_grad_(value.is_floating_point())
+
+
+def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved: bool) -> AutogradPicture:
+    module = model.get_submodule(block)
+    own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    seed_everything(0)
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = module(*args, **kwargs)
+    outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
+    if not outputs:
+        raise BadInput(f"The block {block!r} makes nothing that backward could pass through.")
+    names: dict[str, Tensor] = {
+        f"{block}.{name}".lstrip("."): parameter for name, parameter in module.named_parameters()
+    }
+    names |= {f"input {i}": leaf for i, leaf in enumerate(tree_leaves((args, kwargs))) if isinstance(leaf, Tensor)}
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # torchviz 0.0.3 asks distutils
+        dot = torchviz.make_dot(outputs, params=names, show_saved=show_saved)
+    return AutogradPicture(
+        dot=dot.source, n_nodes=_n_nodes(outputs), n_saved_tensors=len(saved), saved_bytes=sum(saved.values())
+    )
+
+
+def _n_nodes(outputs: tuple[Tensor, ...]) -> int:
+    """Nodes that backward passes through, accumulation into parameters included."""
+    seen, waiting = set(), [output.grad_fn for output in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        waiting.extend(following for following, _ in node.next_functions)
+    return len(seen)

@@ -1,0 +1,58 @@
+"""What lies in memory before a step begins: the floor of every timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.step import Trainee
+from explorer.engine.watch.storages import Existing, parts
+
+
+def existing_tensors(trainee: Trainee) -> list[Existing]:
+    """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, batch."""
+    model = trainee.model
+    found = []
+    for name, parameter in model.named_parameters():
+        found.append(Existing(parameter, "parameter", owner(name)))
+        if parameter.grad is not None:
+            found += [Existing(part, "gradient", owner(name)) for part in parts(parameter.grad)]
+    found += [Existing(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
+    for fqn, module in model.named_modules():
+        plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
+        found += [Existing(value, "buffer", fqn) for value in plain]
+    found += optimizer_tensors(trainee)
+    batch = tree_leaves((trainee.inputs, trainee.targets))
+    found += [Existing(leaf, "input", "") for leaf in batch if isinstance(leaf, torch.Tensor)]
+    return found
+
+
+def optimizer_tensors(trainee: Trainee) -> list[Existing]:
+    """The optimizer's state, each tensor with the block of its parameter."""
+    if trainee.optimizer is None:
+        return []
+    owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in trainee.model.named_parameters()}
+    return [
+        Existing(value, "optimizer state", owners.get(parameter, ""))
+        for parameter, state in trainee.optimizer.state.items()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    ]
+
+
+def storage_bytes(things: Iterable[Existing], device: torch.device) -> int:
+    """Bytes of their storages on `device`, each storage once."""
+    return sum({storage._cdata: storage.nbytes() for storage in _storages(things, device)}.values())
+
+
+def owner(name: str) -> str:
+    """fqn of the block that holds the parameter or buffer `name`."""
+    return name.rpartition(".")[0]
+
+
+def _storages(things: Iterable[Existing], device: torch.device) -> Iterator[torch.UntypedStorage]:
+    for thing in things:
+        if thing.tensor.device.type == device.type and thing.tensor.layout == torch.strided:
+            yield thing.tensor.untyped_storage()

@@ -1,0 +1,192 @@
+"""One measured step, from two instruments and a clock that never run at the same time.
+
+warm up        a checkpoint (its first call imports torch._dynamo), then two steps, one of them under the tracker
+record         one step, allocator and tracker together      timeline, phases, FLOPs, bill per block
+record alone   one step, allocator only                      does watching change the step?
+time           n steps with nothing attached                 by phase, in turns where two runs are compared
+time blocks    n steps with light hooks                      by block
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from explorer.engine.device.clocks import ClockName
+from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.limits import failure_of, is_out_of_memory
+from explorer.engine.measure.block_costs import bills, uncounted
+from explorer.engine.measure.recording import Recorded, record
+from explorer.engine.measure.stopwatch import BlockSamples, block_ms, step_ms
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.step import Trainee, left_as_found, prepare, run_step, torch_device
+from explorer.errors import BadInput, ExplorerError
+from explorer.record.measurement import BlockBill, Environment, Failure, Measurement, Samples, Times
+from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+Meter = Callable[[str], None]
+
+
+def measure(spec: RunSpec, report: Report = silent) -> Measurement:
+    """One run. Out of memory and a model that raises are results with a `failure`; what load and prepare raise passes.
+
+    Bytes are the allocator's, FLOPs and calls are counted, times are taken in steps without any recording.
+    """
+    return _measure((spec,), report)[0]
+
+
+def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
+    """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if more than that differs."""
+    differing = [
+        name
+        for name in RunSpec.__struct_fields__
+        if name not in ("policy", "plan") and getattr(baseline, name) != getattr(candidate, name)
+    ]
+    if differing:
+        raise BadInput(
+            f"Baseline and candidate differ in {', '.join(differing)}; a pair differs in policy and plan alone.",
+            hint="Measure them one by one, or give both the same settings.",
+        )
+    first, second = _measure((baseline, candidate), report)
+    return first, second
+
+
+def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...]:
+    device = device_of(torch_device(specs[0]))
+    names = ("baseline: ", "candidate: ") if len(specs) > 1 else ("",)
+    meter = _Meter(report, 1 + len(specs) * (4 + 1 + 2 * specs[0].n_repeats))
+    with left_as_found():
+        meter("loading the model")
+        loaded = load(specs[0].model, seed=specs[0].seed)
+        _warm_checkpoint(device.torch)
+        recorded = [record(spec, loaded, device, meter.of(name)) for spec, name in zip(specs, names)]
+        timed = [_Timed() for _ in specs]
+        ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
+        _time(ready, loaded, device, meter)
+        environment = device.environment(specs[0].n_threads)
+    return tuple(_measurement(*parts, device, environment) for parts in zip(specs, recorded, timed))
+
+
+@dataclass
+class _Timed:
+    """Readings of one run, one a repeated step."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
+    failure: Failure | None = None
+
+    def times(self, clock: ClockName) -> Times | None:
+        if not self.steps:
+            return None
+        by_phase: dict[str, list[float]] = defaultdict(list)
+        for step in self.steps:
+            for phase, ms in step.items():
+                by_phase[phase].append(ms)
+        return Times(
+            clock=clock,
+            **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
+        )
+
+    def block_samples(self) -> dict[str, BlockSamples]:
+        found: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        for step in self.blocks:
+            for key, ms in step.items():
+                found[key].append(ms)
+        return {
+            fqn: BlockSamples(
+                forward=Samples(ms=tuple(found.get((fqn, False), ()))),
+                recompute=Samples(ms=tuple(found.get((fqn, True), ()))),
+            )
+            for fqn in {fqn for fqn, _ in found}
+        }
+
+
+def _time(ready: Sequence[tuple[RunSpec, _Timed]], loaded: Loaded, device: Device, meter: _Meter) -> None:
+    """All runs take their steps on one model, in turns: memory holds one, and a slow minute hits all alike."""
+    if not ready:
+        return
+    first = ready[0][0]
+    trainee = prepare(first, loaded)
+    trainee.handle.undo()
+    clock = device.clock()
+    for round_ in range(-1, first.n_repeats):
+        for spec, timed in ready:
+            meter("warming up the clock" if round_ < 0 else f"timing step {round_ + 1} of {first.n_repeats}")
+            with _ready(timed, trainee, spec, device) as go:
+                if not go:
+                    continue
+                if round_ < 0:
+                    run_step(trainee)
+                else:
+                    timed.steps.append(step_ms(trainee, clock))
+    for i in range(first.n_repeats):
+        for spec, timed in ready:
+            meter(f"timing blocks, step {i + 1} of {first.n_repeats}")
+            with _ready(timed, trainee, spec, device) as go:
+                if go:
+                    timed.blocks.append(block_ms(trainee, spec.policy, clock))
+
+
+@contextmanager
+def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Iterator[bool]:
+    """The policy in force for one step; False for a run that has failed. A failure here is the run's result."""
+    if timed.failure is not None:
+        yield False
+        return
+    try:
+        with apply_policy(trainee.model, spec.policy), device.limited(spec.memory_limit_bytes):
+            yield True
+    except Exception as error:
+        if isinstance(error, ExplorerError) and not is_out_of_memory(error):
+            raise
+        timed.failure = failure_of(error)
+
+
+def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
+    found, tracker = run.attribution, run.tracker
+    bill: tuple[BlockBill, ...] = ()
+    if found is not None and tracker is not None:
+        bill = bills(tracker, found.allocations, found.phases, spec.policy, timed.block_samples())
+    return Measurement(
+        spec=spec,
+        environment=environment,
+        allocations=found.allocations if found else None,
+        phases=found.phases if found else (),
+        peaks=run.peaks,
+        blocks=bill,
+        times=timed.times(device.clock().name),
+        uncounted_ops=uncounted(tracker) if tracker is not None else {},
+        dtype=run.dtype,
+        loss=run.loss,
+        warnings=tuple(run.said),
+        failure=run.failure or timed.failure,
+    )
+
+
+class _Meter:
+    """Counts the steps of a measurement for whoever waits for it."""
+
+    def __init__(self, report: Report, total: int) -> None:
+        self._report = report
+        self._done = 0
+        self._total = total
+
+    def __call__(self, what: str) -> None:
+        self._report(Progress(what=what, done=min(self._done, self._total), total=self._total))
+        self._done += 1
+
+    def of(self, name: str) -> Meter:
+        return lambda what: self(name + what)
+
+
+def _warm_checkpoint(device: torch.device) -> None:
+    """The first call of torch.utils.checkpoint imports torch._dynamo (seconds): not to be charged to any policy."""
+    value = torch.ones(1, device=device, requires_grad=True)
+    checkpoint(torch.exp, value, use_reentrant=False).sum().backward()

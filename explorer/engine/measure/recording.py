@@ -1,0 +1,179 @@
+"""Records one step of one run with both instruments, then once more with the allocator alone.
+
+Nobody who watches is free: fused paths may step aside for a dispatch mode (nn.MultiheadAttention does), so the step
+is repeated unwatched with the same random numbers, and a difference between the two peaks is said in words.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
+from explorer.engine.device.device import Device
+from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_memory
+from explorer.engine.measure.attribution import Attribution, attribute
+from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors, storage_bytes
+from explorer.engine.model.load import Loaded, types_of
+from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.watch.tracker import Tracker
+from explorer.engine.world.rng import RngState
+from explorer.errors import ExplorerError
+from explorer.record.measurement import AllocatorPeaks, Failure
+from explorer.record.run import RunSpec
+
+CHANGES_THE_STEP = 0.005
+"""Above this share of the peak the tracker is said to change the step it watches."""
+
+
+@dataclass
+class Recorded:
+    """What the recording of one run gave; what was not reached is missing."""
+
+    tracker: Tracker | None = None
+    attribution: Attribution | None = None
+    log: AllocatorLog | None = None
+    alone_peak_bytes: int | None = None
+    dtype: str = ""
+    loss: float | None = None
+    """Of the first step, from the initial weights."""
+    said: list[str] = field(default_factory=list)
+    failure: Failure | None = None
+
+    @property
+    def peaks(self) -> AllocatorPeaks:
+        if self.log is None or self.attribution is None:
+            return AllocatorPeaks()
+        return AllocatorPeaks(
+            alone_peak_bytes=self.alone_peak_bytes,
+            tracker_peak_bytes=self.attribution.tracker_peak_bytes,
+            requested_peak_bytes=self.log.requested_peak_bytes,
+            allocated_peak_bytes=self.log.allocated_peak_bytes,
+            reserved_peak_bytes=self.log.reserved_peak_bytes,
+            allocated=self.attribution.allocated,
+            reserved=self.attribution.reserved,
+        )
+
+
+def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
+    """Warm-up, the step under both instruments, the step under the allocator alone."""
+    run = Recorded()
+    device.release()
+    with _heard(run), _failures_kept(run):
+        trainee = prepare(spec, loaded)
+        run.dtype = types_of(trainee.model)
+        # Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's doing.
+        drawn = RngState.capture(trainee.model)
+        with _failures_kept(run):
+            meter("warming up")
+            with device.limited(spec.memory_limit_bytes):
+                run.loss = run_step(trainee)
+            meter("warming up under the tracker")
+            drawn.restore()
+            with tracker_of(trainee), device.limited(spec.memory_limit_bytes):
+                run_step(trainee)
+        device.release()
+        meter("recording the step")
+        drawn.restore()
+        watched_step(run, trainee, device)
+        if run.failure is None:
+            meter("recording the step without the tracker")
+            drawn.restore()
+            _step_alone(run, trainee, device)
+    return run
+
+
+def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradients: bool = False) -> None:
+    """One step under both instruments; what was recorded until a failure is kept.
+
+    `keep_gradients` starts with the gradients of the step before, as a loop does that clears them late.
+    """
+    if not keep_gradients:
+        trainee.model.zero_grad(set_to_none=True)
+    recorder, tracker = device.recorder(), tracker_of(trainee)
+    probes: list[Probe] = []
+    with _failures_kept(run), recorder:
+        probes.append(take_probe(device.torch))
+        try:
+            with tracker:
+                try:
+                    with device.limited(trainee.spec.memory_limit_bytes):
+                        run_step(trainee, tracker.on_phase)
+                finally:
+                    tracker.storages.tag(optimizer_tensors(trainee))
+        finally:
+            with suppress(Exception):  # a device without memory has none for a probe either
+                probes.append(take_probe(device.torch, number=1))
+    log = recorder.log
+    if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
+        run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)
+    found = attribute(log, tracker, clock_skew_ns(log, probes))
+    run.tracker, run.attribution = tracker, found
+    run.log = log
+    run.said += doubts(log, max(found.allocations.held_bytes))
+
+
+def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
+    """Where the allocator's own counters contradict the timeline, whose peak is `drawn_bytes`, in words."""
+    own_bytes = log.requested_peak_bytes
+    if not log.is_complete:
+        own = "" if own_bytes is None else f" (the allocator's own requested peak is {own_bytes:,} bytes)"
+        return [
+            "The allocator's history was full before the step ended: the timeline lacks its beginning, and a peak "
+            f"that lay there{own}."
+        ]
+    if own_bytes is not None and own_bytes != drawn_bytes:
+        return [f"The drawn peak is {drawn_bytes:,} bytes; the allocator's own requested peak is {own_bytes:,} bytes."]
+    return []
+
+
+def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
+    """The history knows the bytes asked exactly; free is the least that anybody said, a limit's rest included."""
+    known = [n_bytes for n_bytes in (exact.free_bytes, free_bytes) if n_bytes is not None]
+    return Refusal(exact.asked_bytes, min(known, default=None))
+
+
+def tracker_of(trainee: Trainee) -> Tracker:
+    """A tracker that knows what lies in memory before the step."""
+    segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
+    return Tracker(trainee.model, trainee.device, existing_tensors(trainee), segments=segments)
+
+
+def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
+    trainee.model.zero_grad(set_to_none=True)
+    base_bytes = storage_bytes(existing_tensors(trainee), trainee.device)
+    recorder = device.recorder()
+    with recorder, device.limited(trainee.spec.memory_limit_bytes):
+        run_step(trainee)
+    log = recorder.log
+    alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
+    run.alone_peak_bytes = alone
+    assert run.attribution is not None
+    watched = max(run.attribution.allocations.held_bytes)
+    if abs(watched - alone) > CHANGES_THE_STEP * alone:
+        run.said.append(
+            f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
+            f"{alone:,} bytes without. The timeline shows the watched step."
+        )
+
+
+@contextmanager
+def _failures_kept(run: Recorded) -> Iterator[None]:
+    """Out of memory and what the model raises become the run's failure; the caller's mistakes pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, ExplorerError) and not is_out_of_memory(error):
+            raise
+        run.failure = failure_of(error)
+
+
+@contextmanager
+def _heard(run: Recorded) -> Iterator[None]:
+    """What torch and the model warn about, each sentence once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    run.said = list(dict.fromkeys([*(str(warning.message) for warning in caught), *run.said]))

@@ -1,0 +1,1 @@
+"""From a reference to a model with a batch and a loss, and to its block graph."""

@@ -1,0 +1,103 @@
+"""The consecutive blocks that together are the model, which of them repeat, and where it could be cut."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from torch import nn
+
+from explorer.engine.watch.data_flow import INPUT, Datum
+from explorer.engine.watch.observe import Seen
+from explorer.record.graph import CutPoint
+
+CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+
+
+def repeated_as(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> dict[str, str]:
+    """fqn -> first of its run, for consecutive children of one container that are equal and did the same."""
+    first: dict[str, str] = {}
+    for fqn, module in modules.items():
+        if not isinstance(module, CONTAINERS):
+            continue
+        previous: str | None = None
+        for name, child in module.named_children():
+            this = f"{fqn}.{name}".lstrip(".")
+            if this not in seen:
+                continue
+            if previous is not None and _alike(modules[previous], child, seen[previous], seen[this]):
+                first[this] = first.get(previous, previous)
+            previous = this
+    return first
+
+
+def _alike(one: nn.Module, other: nn.Module, seen: Seen, seen_other: Seen) -> bool:
+    """Built the same (class, settings, parameter shapes) and ran the same operators as often."""
+    return (
+        seen.n_calls > 0
+        and (seen.n_calls, seen.signature) == (seen_other.n_calls, seen_other.signature)
+        and repr(one) == repr(other)
+        and _parameters(one) == _parameters(other) != []
+    )
+
+
+def _parameters(module: nn.Module) -> list[tuple[str, tuple[int, ...], object]]:
+    return [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters()]
+
+
+def spine_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tuple[str, ...]:
+    """Blocks in order of their first call. A block is opened where a container inside it holds several of one kind,
+    and those are not opened again; containers that are never called are always opened."""
+    members = {fqn for container in modules for fqn in _kin(container, modules, seen)}
+    opened = {""}
+    for member in members:
+        parts = member.split(".")[:-1]
+        prefixes = [".".join(parts[:n]) for n in range(1, len(parts) + 1)]
+        if not members.intersection(prefixes):
+            opened.update(prefixes)
+
+    def walk(fqn: str) -> list[str]:
+        found: list[str] = []
+        for name, child in modules[fqn].named_children():
+            this = f"{fqn}.{name}".lstrip(".")
+            if this not in seen:
+                continue
+            never_called = not seen[this].n_calls
+            if this in opened or (never_called and isinstance(child, CONTAINERS)):
+                found.extend(walk(this))
+            elif not never_called:
+                found.append(this)
+        return found
+
+    units = walk("")
+    return tuple(sorted(units, key=lambda fqn: (seen[fqn].first_call, units.index(fqn)))) or ("",)
+
+
+def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> list[str]:
+    """Called children of a container that share their class with another."""
+    if not isinstance(modules[container], CONTAINERS):
+        return []
+    called = {f"{container}.{name}".lstrip("."): child for name, child in modules[container].named_children()}
+    kinds = {fqn: type(child) for fqn, child in called.items() if fqn in seen and seen[fqn].n_calls}
+    count = Counter(kinds.values())
+    return [fqn for fqn, kind in kinds.items() if count[kind] > 1]
+
+
+def cut_points(spine: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
+    """One between each two consecutive units, with what crosses it; a refusal where a unit runs on both sides."""
+    cuts = []
+    for place, (after, before) in enumerate(zip(spine, spine[1:], strict=False)):
+        border = seen[before].first_call
+        crossing = [d for d in data if d.writer != INPUT and d.born < border <= d.last_read]
+        both = [fqn for fqn in spine[: place + 1] if seen[fqn].last_exit > border]
+        refusal = f"{', '.join(both)} is called again behind this cut" if both else None
+        cuts.append(
+            CutPoint(
+                after=after,
+                before=before,
+                n_bytes=sum(datum.n_bytes for datum in crossing),
+                n_tensors=len(crossing),
+                refusal=refusal,
+            )
+        )
+    return tuple(cuts)

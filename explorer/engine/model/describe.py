@@ -1,0 +1,181 @@
+"""The block graph of a model from one observed forward: no tracing, no export, so whatever runs can be described.
+
+1. The unwrapped model is described; a policy is drawn on top of it.
+2. A model is splittable where its forward is a walk over consecutive blocks: what crosses a border is then exactly the
+   data written before and read behind it. Several tensors may cross (a U-Net's open skips); a block that is called on
+   both sides cannot be cut.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.model.block_chain import cut_points, repeated_as, spine_of
+from explorer.engine.model.load import Loaded, blaming, load, place
+from explorer.engine.model.openable import copied, refuse_unopenable
+from explorer.engine.watch.joins import edges_and_joins
+from explorer.engine.watch.moved_state import moved_traits, state_of
+from explorer.engine.watch.observe import Observation
+from explorer.engine.watch.second_run import SecondRun
+from explorer.engine.world.rng import RngState
+from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
+from explorer.record.progress import Progress, Report, silent
+
+
+def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelGraph:
+    """The block graph of `ref` in train mode; bytes and FLOPs are those of one forward of its example batch.
+
+    Raises ModelNotLoaded and ModelFailed. The generators stand afterwards where they stood before.
+    """
+    rng = RngState.capture()
+    try:
+        report(Progress(what=f"loading {ref.target}", done=0, total=2))
+        loaded = load(ref, seed=seed)
+        report(Progress(what="watching one forward", done=1, total=2))
+        return _described(loaded)
+    finally:
+        rng.restore()
+
+
+def describe_loaded(loaded: Loaded) -> ModelGraph:
+    """The same for a model in hand, which is not touched: a copy of it is watched."""
+    refuse_unopenable(loaded.model, loaded.ref.target)
+    return _described(replace(loaded, model=copied(loaded.model)))
+
+
+def _described(own: Loaded) -> ModelGraph:
+    """Of a model that nobody else has, and that is in another state afterwards."""
+    rng = RngState.capture(own.model)
+    if torch.cuda.is_available():
+        own = place(own, "cuda", None)
+    try:
+        observation = _observe(own)
+    finally:
+        rng.restore()
+    return _graph(own, observation)
+
+
+@dataclass(frozen=True)
+class _Observed:
+    ops: Observation
+    again: SecondRun
+    moved: dict[str, set[Trait]]
+
+
+def _observe(loaded: Loaded) -> _Observed:
+    model = loaded.model
+    before = state_of(model)
+    observation, again = Observation(model), SecondRun(model)
+    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation:
+        output = loaded.output()
+    with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), observation.of_loss():
+        loaded.loss(output)
+    moved = moved_traits(model, before)
+    again.settle(_another(loaded, again) if again.streams else None)
+    return _Observed(observation, again, moved)
+
+
+def _another(loaded: Loaded, first: SecondRun) -> SecondRun | None:
+    """One more forward, from where the first one left the generators."""
+    another = SecondRun(loaded.model, streams=first.streams)
+    try:
+        with torch.no_grad(), another:
+            loaded.output()
+    except Exception:  # the model ran once, which is all that was asked of it
+        return None
+    return another
+
+
+def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
+    model, ops = loaded.model, observed.ops
+    traits = _traits(ops, observed)
+    repeats = repeated_as(ops.modules, ops.seen)
+    shared = _sharing(ops.modules)
+    blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
+    spine = spine_of(ops.modules, ops.seen)
+    edges, joins = edges_and_joins(ops.flow)
+    shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
+    return ModelGraph(
+        model=loaded.ref,
+        blocks=blocks,
+        edges=edges,
+        joins=joins,
+        cuts=cut_points(spine, ops.seen, ops.flow.data),
+        spine=spine,
+        input_shapes=shapes,
+        dtype=str(_dtype(model)).removeprefix("torch."),
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
+    module, seen = ops.modules[fqn], ops.seen[fqn]
+    return Block(
+        fqn=fqn,
+        kind=type(module).__name__,
+        n_calls=seen.n_calls,
+        parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
+        buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+        output_bytes=seen.output_bytes,
+        saved_bytes=sum(seen.saved.values()),
+        forward_flops=seen.flops,
+        rerun_flops=seen.rerun_flops,
+        last_saved_in=seen.last_saved_in,
+        outputs_saved_outside=ops.saved_outside(fqn),
+        traits=tuple(sorted(traits)),
+        shares_parameters_with=shares,
+        repeat_of=repeat_of,
+        own_parameters=tuple(
+            f"{fqn}.{name}".lstrip(".") for name in module._parameters if module._parameters[name] is not None
+        ),
+    )
+
+
+def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
+    """What the operators showed, what the modules are, and what was found moved; ancestors inherit the last two."""
+    traits = {fqn: seen.traits | observed.again.traits[fqn] for fqn, seen in ops.seen.items()}
+    for fqn, module in ops.modules.items():
+        own = set(observed.moved.get(fqn, ()))
+        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
+            own.add("running_statistics")
+        for ancestor in _with_ancestors(fqn):
+            traits[ancestor] |= own
+    return traits
+
+
+def _with_ancestors(fqn: str) -> list[str]:
+    parts = fqn.split(".") if fqn else []
+    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
+    """For each block the owners, outside of it, of parameters that it holds too."""
+    owners: dict[int, list[str]] = defaultdict(list)
+    for fqn, module in modules.items():
+        for parameter in module._parameters.values():
+            if parameter is not None:
+                owners[id(parameter)].append(fqn)
+    shared: dict[str, dict[str, None]] = defaultdict(dict)
+    for group in owners.values():
+        for owner in group:
+            for other in group:
+                for block in _with_ancestors(owner):
+                    if other != owner and block not in _with_ancestors(other):
+                        shared[block][other] = None
+    return {fqn: tuple(others) for fqn, others in shared.items()}
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+
+def graph_of(model: nn.Module, inputs: Any, ref: ModelRef | None = None) -> ModelGraph:
+    """The block graph of any model in hand with its inputs (see load.call for their form)."""
+    return describe_loaded(Loaded(ref or ModelRef(target="<in memory>"), model, inputs, None, None))

@@ -1,0 +1,105 @@
+"""Models of the transformers library from a configuration: random weights, offline, with a batch made to fit."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from explorer.engine.device.free_memory import available_bytes
+from explorer.errors import ModelNotLoaded, nearest
+
+AUTO = (
+    "AutoModelForCausalLM",
+    "AutoModelForSeq2SeqLM",
+    "AutoModelForMaskedLM",
+    "AutoModelForImageClassification",
+    "AutoModel",
+)
+"""Heads in the order tried: the first that knows the configuration."""
+
+BATCH_ARGUMENTS = {"batch": 2, "length": 64}
+"""Arguments that shape the example batch; all others go to the configuration."""
+
+
+def factory(config: str) -> Callable[..., Any]:
+    """A factory for a configuration class (`GPT2Config`) or a local config.json. Raises ModelNotLoaded."""
+    try:
+        transformers = importlib.import_module("transformers")
+    except ImportError as error:
+        raise ModelNotLoaded(
+            f"hf:{config} needs the library transformers, which is not installed.", hint="pip install transformers"
+        ) from error
+
+    def build(**arguments: Any) -> Any:
+        shape = {name: int(arguments.pop(name, default)) for name, default in BATCH_ARGUMENTS.items()}
+        settings = _settings(transformers, config, arguments)
+        settings.use_cache = False
+        if getattr(settings, "is_encoder_decoder", False) and getattr(settings, "decoder_start_token_id", None) is None:
+            settings.decoder_start_token_id = 0
+        _refuse_too_big(transformers, config, settings)
+        model = _model(transformers, settings)
+        model.train()
+        return model, _batch(model, settings, **shape)
+
+    return build
+
+
+def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
+    path = Path(config)
+    if path.suffix == ".json" or path.is_dir():
+        folder = path if path.is_dir() else path.parent
+        if not (folder / "config.json").is_file() and not path.is_file():
+            raise ModelNotLoaded(f"There is no configuration {config}.")
+        return transformers.AutoConfig.from_pretrained(str(path), local_files_only=True, **arguments)
+    kind = getattr(transformers, config, None)
+    if kind is None or not hasattr(kind, "model_type"):
+        known = [name for name in dir(transformers) if name.endswith("Config")]
+        raise ModelNotLoaded(f"transformers has no configuration {config!r}.", hint=nearest(config, known))
+    return kind(**arguments)
+
+
+def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
+    """A class's own defaults can mean seven billion parameters: built without memory first, then compared with it."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+            empty = _model(transformers, settings)
+    except ModelNotLoaded:
+        raise
+    except Exception:
+        return  # some models compute in their constructor: those have to be tried
+    free_bytes = available_bytes()
+    n_bytes = sum(parameter.nbytes for parameter in empty.parameters())
+    if free_bytes is not None and n_bytes > free_bytes:
+        raise ModelNotLoaded(
+            f"hf:{config} has {n_bytes / 2**30:.1f} GiB of parameters; {free_bytes / 2**30:.1f} GiB are free.",
+            hint="Make it smaller by arguments of the configuration, such as num_hidden_layers=2 hidden_size=256.",
+        )
+
+
+def _model(transformers: Any, settings: Any) -> Any:
+    for name in AUTO:
+        auto = getattr(transformers, name)
+        if type(settings) in auto._model_mapping:
+            return auto.from_config(settings)
+    raise ModelNotLoaded(f"transformers has no model for {type(settings).__name__}.")
+
+
+def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, torch.Tensor]:
+    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
+        side = getattr(settings, "image_size", None) or 64
+        height, width = side if isinstance(side, (tuple, list)) else (side, side)
+        n_channels = getattr(settings, "num_channels", 3)
+        labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
+        inputs = {"pixel_values": torch.randn(batch, n_channels, height, width)}
+    else:
+        longest = getattr(settings, "max_position_embeddings", None) or length
+        labels = torch.randint(0, settings.vocab_size, (batch, min(length, longest)))
+        inputs = {"input_ids": labels}
+    takes_labels = "labels" in inspect.signature(model.forward).parameters
+    return {**inputs, "labels": labels.clone()} if takes_labels else inputs

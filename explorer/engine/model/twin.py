@@ -1,0 +1,79 @@
+"""The same model once more, with nothing shared: what a policy runs on has to be the model that was given.
+
+A deep copy is not. It loses hooks on tensors (clipping, an optimizer in backward), and what functions carry along
+(closures, bound methods) stays that of the original. So the factory builds the model again from the same seed, and the
+result is held against the first one. Only a factory that does not build the same twice has to be copied.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
+
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.world.bits import same_bits
+from explorer.engine.world.remembered import read_state, same_state
+
+
+def twin(loaded: Loaded, *, seed: int) -> Loaded:
+    """`loaded` in its first state with a model and a batch of its own. `loaded` must not have been run."""
+    with warnings.catch_warnings(action="ignore"):  # they were said when `loaded` was built
+        built = load(loaded.ref, seed=seed)
+    if is_same_start(loaded, built):
+        return replace(built, inputs=own_batch(built.inputs), targets=own_batch(built.targets))
+    parts = (loaded.model, loaded.inputs, loaded.targets, loaded.loss_function)
+    model, inputs, targets, loss_function = copy.deepcopy(parts)
+    return replace(loaded, model=model, inputs=inputs, targets=targets, loss_function=loss_function)
+
+
+def is_same_start(one: Loaded, other: Loaded) -> bool:
+    """Whether both start from the same bits, in memory of their own."""
+    modules = [[(fqn, module.training) for fqn, module in loaded.model.named_modules()] for loaded in (one, other)]
+    tensors = [dict(_named(loaded.model)) for loaded in (one, other)]
+    if modules[0] != modules[1] or tensors[0].keys() != tensors[1].keys():
+        return False
+    if not all(_equal_and_apart(tensor, tensors[1][name]) for name, tensor in tensors[0].items()):
+        return False
+    batches = [tree_leaves((loaded.inputs, loaded.targets)) for loaded in (one, other)]
+    if len(batches[0]) != len(batches[1]) or not all(map(_equal, *batches)):
+        return False
+    return same_state(_remembered(one.model), _remembered(other.model))
+
+
+def own_batch(batch: Any) -> Any:
+    """Copies of every tensor: leaves that want a gradient get one of their own."""
+    return tree_map(lambda leaf: _own(leaf) if isinstance(leaf, Tensor) else leaf, batch)
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _remembered(model: nn.Module) -> Any:
+    """What the two have each for themselves: a class or a file is common to both, and may have moved in between."""
+    return [value for key, value in read_state(model).items() if key[0] or key[1] in vars(model)]
+
+
+def _equal_and_apart(one: Tensor, other: Tensor) -> bool:
+    if one is other or (one.numel() and one.device.type != "meta" and one.data_ptr() == other.data_ptr()):
+        return False
+    return _equal(one, other)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        left, right = (t.detach().to_dense() if t.layout is not torch.strided else t.detach() for t in (one, other))
+        return one.requires_grad == other.requires_grad and same_bits(left, right)
+    return type(one) is type(other)

@@ -1,0 +1,1 @@
+"""A model's forward written down once and cut into stages."""

@@ -1,0 +1,243 @@
+"""From a RunSpec with a plan to stages that can run: the model's own blocks, cut along its tape.
+
+Every process that builds the same spec gets the same stages: weights, boundaries and seeds depend on the spec alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.model.load import Loaded, load
+from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
+from explorer.engine.pipeline.cut.segments import divided, segment_of
+from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape, rebuild_output
+from explorer.engine.pipeline.cut.tape import Tape, record
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.step import AUTOCAST, Trainee, prepare, split
+from explorer.errors import BadInput, InvalidPlan
+from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
+from explorer.plan.pipeline.clock import is_checkpointed
+from explorer.plan.pipeline.schedules import rows_of
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import Stage
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+
+
+@dataclass
+class Pipeline:
+    """A model cut into stages, with its batch cut into microbatches."""
+
+    spec: RunSpec
+    plan: PipelinePlan
+    rows: Rows
+    trainee: Trainee
+    tape: Tape
+    parts: tuple[StagePart, ...]
+    modules: tuple[StageModule, ...]
+    batches: list[tuple[tuple[Tensor, ...], Any]]
+    """By microbatch: the tensors of the inputs, and the targets."""
+    owners: dict[str, list[tuple[int, nn.Parameter]]]
+    """By full name: the stages that hold the parameter and what each of them holds; several are tied."""
+    rng: KeyedRng
+    policy: Policy
+    """What lies on the whole model; segments over several blocks lie on their stages."""
+    initial: dict[str, Tensor]
+    """Buffers before the first pass, by full name."""
+    under_way: Action | None = None
+    """The action that runs, or in which a pass ended by an exception."""
+    _handle: Any = field(default=None, repr=False)
+
+    @property
+    def n_microbatches(self) -> int:
+        return self.plan.n_microbatches
+
+    @property
+    def rank_of(self) -> dict[int, int]:
+        return stage_ranks(self.rows)
+
+    def loss(self, sent: tuple[Tensor, ...], targets: Any) -> Tensor:
+        """Of one microbatch, from what the last stage sends."""
+        return self.trainee.loss_function(rebuild_output(self.tape, sent), targets)
+
+    @contextmanager
+    def forward_of(self, microbatch: int) -> Iterator[None]:
+        """Around one stage's forward: the policy is on for microbatches that are checkpointed, off for the others."""
+        checkpointing = is_checkpointed(self.plan.checkpoint, microbatch, self.n_microbatches)
+        for module in self.modules:
+            module.checkpointing = checkpointing
+        if checkpointing and self._handle is None and self.policy.units:
+            self._handle = apply_policy(self.trainee.model, self.policy)
+        elif not checkpointing and self._handle is not None:
+            self._handle.undo()
+            self._handle = None
+        dtype = AUTOCAST.get(self.spec.autocast)
+        with torch.autocast(self.trainee.device.type, dtype=dtype, enabled=dtype is not None):
+            yield
+
+    def reset(self, stages: set[int]) -> None:
+        """Before a pass over `stages`: no gradients, and buffers as they were at first."""
+        for held in self.owners.values():
+            for stage, parameter in held:
+                if stage in stages:
+                    parameter.grad = None
+        with torch.no_grad():
+            for name, buffer in self.buffers(stages).items():
+                buffer.copy_(self.initial[name])
+
+    def buffers(self, stages: set[int]) -> dict[str, Tensor]:
+        """Of the modules that run in `stages`, by full name."""
+        tops = {step.target for part in self.parts if part.stage in stages for step in part.steps}
+        tops |= {path for part in self.parts if part.stage in stages for step in part.steps for path in step.paths}
+        return {
+            name: buffer
+            for name, buffer in self.trainee.model.named_buffers()
+            if any(isinstance(top, str) and (name == top or name.startswith(f"{top}.")) for top in tops)
+        }
+
+    def gradients(self) -> dict[str, Tensor | None]:
+        """By full name, the mean over microbatches: partial gradients of tied weights are summed in order of stages."""
+        return self.summed(
+            {
+                (name, stage): None if parameter.grad is None else parameter.grad.detach().cpu()
+                for name, held in self.owners.items()
+                for stage, parameter in held
+            }
+        )
+
+    def summed(self, partial: dict[tuple[str, int], Tensor | None]) -> dict[str, Tensor | None]:
+        """Sums over microbatches by (full name, stage) -> the gradients of the step."""
+        found: dict[str, Tensor | None] = {}
+        for name, held in self.owners.items():
+            parts = [part for stage, _ in held if (part := partial.get((name, stage))) is not None]
+            found[name] = sum(parts[1:], parts[0].clone()).div_(self.n_microbatches) if parts else None
+        return found
+
+    def stages(self) -> tuple[Stage, ...]:
+        """What the record says about each stage."""
+        return tuple(
+            Stage(
+                stage=part.stage,
+                rank=self.rank_of[part.stage],
+                blocks=part.blocks,
+                parameter_bytes=static_bytes(module),
+                receives=tuple(str(meta) for meta in part.metas_in) if part.stage else (),
+                receive_bytes=sum(meta.n_bytes for meta in part.metas_in) if part.stage else 0,
+            )
+            for part, module in zip(self.parts, self.modules, strict=True)
+        )
+
+
+def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...] | None = None) -> Pipeline:
+    """Stages of `spec.plan` over a model of their own. Raises InvalidPlan, and what load and prepare raise.
+
+    `spine` names the blocks that random numbers are keyed by (default: the blocks of the stages, in order).
+    """
+    plan = spec.plan
+    if plan is None:
+        raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
+    rows = rows_of(plan)
+    loaded = loaded or load(spec.model, seed=spec.seed)
+    trainee = prepare(
+        msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded
+    )
+    batches = microbatches(trainee, plan.n_microbatches)
+    spine = spine or tuple(fqn for blocks in plan.stages for fqn in blocks)
+    _check_blocks(trainee.model, plan)
+    tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), spine)
+    parts = cut_tape(tape, plan.stages)
+    policy, segments = divided(policy_of(spec), plan)
+    rng = KeyedRng(spec.seed, spine, plan.keyed_rng)
+    modules = tuple(StageModule(trainee.model, part, rng) for part in parts)
+    for unit in segments:
+        module = next(module for module in modules if unit.blocks[0] in module.part.blocks)
+        segment = segment_of(trainee.model, unit, spec.policy, module.part.steps)
+        module.segments[segment.place] = segment
+    leaves = [(tuple(leaf for leaf in tree_leaves(x) if isinstance(leaf, Tensor)), y) for x, y in batches]
+    owners = _untie(trainee.model, modules)
+    initial = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
+    return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
+
+
+def policy_of(spec: RunSpec) -> Policy:
+    """The policy that runs: none where the plan checkpoints no microbatch."""
+    return KEEP_ALL if spec.plan is not None and spec.plan.checkpoint == "never" else spec.policy
+
+
+def microbatches(trainee: Trainee, n_microbatches: int) -> list[tuple[Any, Any]]:
+    """(inputs, targets) by microbatch. Raises InvalidPlan where the batch does not divide, with counts that do."""
+    try:
+        return split(trainee.inputs, trainee.targets, n_microbatches)
+    except BadInput as error:
+        tensors = [leaf for leaf in tree_leaves(trainee.inputs) if isinstance(leaf, Tensor) and leaf.dim()]
+        n_rows = tensors[0].shape[0] if tensors else 0
+        fits = [str(n) for n in range(1, n_rows + 1) if n_rows % n == 0]
+        raise InvalidPlan(
+            f"A batch of {n_rows} rows does not divide into {n_microbatches} microbatches: a smaller last one would "
+            "weigh as much as the others, and stages need one shape.",
+            hint=f"Use {', '.join(fits)} microbatches, or pad the batch." if fits else "Give the model a batch.",
+        ) from error
+
+
+def static_bytes(module: nn.Module) -> int:
+    """Parameters and buffers, each storage once."""
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+        for tensor in (*module.parameters(), *module.buffers())
+    }
+    return sum(storages.values())
+
+
+def torch_loss(pipeline: Pipeline) -> Callable[[Any, Any], Tensor]:
+    """The loss in the form that torch's schedules call: output of the last stage, target of the microbatch."""
+
+    def loss(output: Any, targets: Any) -> Tensor:
+        return pipeline.loss(output if isinstance(output, tuple) else (output,), targets)
+
+    return loss
+
+
+def row_texts(pipeline: Pipeline) -> tuple[tuple[str, ...], ...]:
+    return format_rows(pipeline.rows)
+
+
+def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
+    known = {name for name, _ in model.named_modules()}
+    named = [fqn for blocks in plan.stages for fqn in blocks]
+    faults = [f"{fqn!r} is not in the model" for fqn in named if fqn not in known]
+    faults += [f"{fqn!r} is named twice" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
+    faults += [f"{a!r} lies inside {b!r}" for a in named for b in named if a.startswith(f"{b}.")]
+    if faults:
+        raise InvalidPlan(
+            f"The stages do not fit the model: {'; '.join(faults)}.", hint="Name blocks of the spine once."
+        )
+
+
+def _untie(model: nn.Module, modules: tuple[StageModule, ...]) -> dict[str, list[tuple[int, nn.Parameter]]]:
+    """Every stage but the first gets its own handle on a tied parameter (same bytes, gradient apart), as ranks have."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    owners: dict[str, list[tuple[int, nn.Parameter]]] = {name: [] for name in names.values()}
+    for stage, module in enumerate(modules):
+        aliases: dict[int, nn.Parameter] = {}
+        for part in module.modules():
+            for key, parameter in list(part._parameters.items()):
+                if parameter is None or (name := names.get(id(parameter))) is None:
+                    continue
+                if any(other != stage for other, _ in owners[name]) and id(parameter) not in aliases:
+                    alias = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+                    aliases[id(parameter)] = alias
+                    owners[name].append((stage, alias))
+                elif not owners[name]:
+                    owners[name].append((stage, parameter))
+                if id(parameter) in aliases:
+                    part._parameters[key] = aliases[id(parameter)]
+    return owners

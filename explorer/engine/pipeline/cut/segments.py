@@ -1,0 +1,104 @@
+"""Blocks of one stage that the policy recomputes together, as one checkpoint.
+
+`apply_policy` puts a segment onto the Sequential that holds its blocks, and a stage never calls that Sequential: it
+calls the blocks. So the stage gets a small Sequential of its own, at the same path, with the policy on it.
+
+    model.layers (Sequential)   0  1 [2  3] 4  5        stage 1: 2 ─▶ 3 becomes one call of layers(2, 3), checkpointed
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import msgspec
+from torch import Tensor, nn
+
+from explorer.engine.pipeline.cut.tape import Step, Value
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.world.generators import own_generators
+from explorer.errors import InvalidPlan
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import Policy, Unit
+
+
+@dataclass(frozen=True)
+class Segment:
+    """`n_steps` steps from `place` on, run by one call."""
+
+    place: int
+    n_steps: int
+    run: nn.Sequential
+    reads: int
+    """Number of the value that goes in."""
+    writes: int
+
+
+def divided(policy: Policy, plan: PipelinePlan) -> tuple[Policy, tuple[Unit, ...]]:
+    """What `apply_policy` does on the whole model, and the segments that stages do themselves.
+
+    Raises InvalidPlan for a segment that a cut runs through, and for a unit that holds whole stage blocks inside.
+    """
+    stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
+    wide = tuple(unit for unit in policy.units if len(unit.blocks) > 1 and set(unit.blocks) & set(stage_of))
+    faults = []
+    for unit in wide:
+        homes = {stage_of.get(fqn) for fqn in unit.blocks}
+        if len(homes) > 1:
+            faults.append(f"{'+'.join(unit.blocks)} is cut")
+    for unit in policy.units:
+        inside = [fqn for fqn in stage_of if any(_holds(top, fqn) for top in unit.blocks)]
+        if inside:
+            faults.append(f"{'+'.join(unit.blocks) or 'the model'} holds {len(inside)} blocks of the stages")
+    if faults:
+        raise InvalidPlan(
+            f"The policy and the stages do not fit together: {'; '.join(faults)}.",
+            hint="Cut between recomputed segments, or recompute each block on its own.",
+        )
+    narrow = tuple(unit for unit in policy.units if unit not in wide)
+    return msgspec.structs.replace(policy, units=narrow), wide
+
+
+def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, ...]) -> Segment:
+    """`unit` made ready to run within `steps`. Raises InvalidPlan where its blocks do not simply follow each other."""
+    places = [k for k, step in enumerate(steps) if step.target in unit.blocks]
+    members = [steps[k] for k in places]
+    chained = [step.target for step in members] == list(unit.blocks) and places == list(
+        range(places[0], places[-1] + 1)
+    )
+    if not chained or not all(_follows(before, after) for before, after in zip(members, members[1:])):
+        raise InvalidPlan(
+            f"{'+'.join(unit.blocks)} cannot run as one segment: something happens between its blocks.",
+            hint="Recompute each block on its own.",
+        )
+    root = nn.Module()
+    *path, _ = unit.blocks[0].split(".")
+    run = nn.Sequential(OrderedDict((fqn.rpartition(".")[2], model.get_submodule(fqn)) for fqn in unit.blocks))
+    run.train(model.get_submodule(".".join(path)).training)
+    holder: nn.Module = run
+    for name in reversed(path):
+        outer = nn.Module()
+        outer.add_module(name, holder)
+        holder = outer
+    root = holder
+    named = own_generators(model)
+    kept = [named[path] for path in policy.restore_rng if path in named]
+    own = tuple(name for name in policy.restore_rng if name not in named)
+    apply_policy(root, msgspec.structs.replace(policy, units=(unit,), restore_rng=own), generators=kept)
+    (reads,), (writes,) = members[0].reads, members[-1].writes
+    return Segment(places[0], len(places), run, reads, writes)
+
+
+def _holds(top: str, fqn: str) -> bool:
+    return fqn.startswith(f"{top}.") if top else True
+
+
+def _follows(before: Step, after: Step) -> bool:
+    """Whether `after` takes what `before` returns, and nothing else."""
+    return isinstance(before.output, Value) and after.args == (before.output,) and not after.kwargs
+
+
+def run_segment(segment: Segment, values: dict[int, Tensor]) -> None:
+    """One checkpointed call; the value that goes in is let go, as it is between blocks."""
+    value = values.pop(segment.reads)
+    values[segment.writes] = segment.run(value)

@@ -1,0 +1,1 @@
+"""Schedules played: in one process, rank by rank, in real processes."""

@@ -1,0 +1,83 @@
+"""How often each block really ran: forward calls, runs for backward, and the time those took."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from explorer.engine.device.clocks import Ticks
+from explorer.engine.device.device import device_of
+from explorer.engine.policy.recompute import is_recomputing, observe_recompute
+from explorer.record.pipeline_run import BlockCalls
+
+if TYPE_CHECKING:
+    from explorer.engine.pipeline.cut.build import Pipeline
+
+
+@dataclass
+class CallCount:
+    """Calls by fqn. Time is that of the recomputing thread."""
+
+    forward: Counter[str] = field(default_factory=Counter)
+    recompute: Counter[str] = field(default_factory=Counter)
+    recompute_ms: float = 0.0
+
+    def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
+        """One record a block of the stages, in order. A unit inside a block counts for the block when it runs again."""
+        said = []
+        for part in pipeline.parts:
+            for fqn in part.blocks:
+                mine = {fqn, *(unit.blocks[0] for unit in pipeline.spec.policy.units if fqn in unit.blocks)}
+                inner = [n for unit, n in self.recompute.items() if unit in mine or unit.startswith(f"{fqn}.")]
+                said.append(
+                    BlockCalls(
+                        fqn=fqn,
+                        stage=part.stage,
+                        n_forward=self.forward[fqn],
+                        n_recompute=max(inner, default=0),
+                        n_microbatches=pipeline.n_microbatches,
+                    )
+                )
+        return tuple(said)
+
+
+def _called(count: CallCount, fqn: str, *_: Any) -> None:
+    if not is_recomputing():
+        count.forward[fqn] += 1
+
+
+@contextmanager
+def counting_calls(pipeline: Pipeline, count: CallCount, clock: Ticks | None = None) -> Iterator[None]:
+    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders.
+
+    `clock` is the one that the actions are read by (default: the device's).
+    """
+    opened: dict[int, list[Any]] = {}
+    clock = clock or device_of(pipeline.trainee.device).clock()
+
+    def scope(fqn: str, entering: bool) -> None:
+        stack = opened.setdefault(threading.get_ident(), [])
+        if entering:
+            count.recompute[fqn] += 1
+            clock.settle()
+            stack.append(clock.mark())
+        elif stack:
+            begun = stack.pop()
+            if not stack:
+                end = clock.mark()
+                clock.settle()
+                count.recompute_ms += clock.between_ms(begun, end)
+
+    with ExitStack() as hooks:
+        for part in pipeline.parts:
+            for fqn in part.blocks:
+                module = pipeline.trainee.model.get_submodule(fqn)
+                hook = module.register_forward_pre_hook(partial(_called, count, fqn))
+                hooks.callback(hook.remove)
+        hooks.enter_context(observe_recompute(scope))
+        yield

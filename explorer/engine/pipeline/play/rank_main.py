@@ -1,0 +1,272 @@
+"""One rank of a real pipelined run: torch.distributed.pipelining over gloo (CPU) or NCCL (one GPU a rank).
+
+Started by the worker's fork server, or by torchrun on one or many machines:
+
+    torchrun --nproc-per-node 4 -m explorer.engine.pipeline.play.torchrun_rank run_spec.json --out results/
+
+Every rank builds the same stages from the run spec, keeps its own, and leaves `rank-<r>.msgpack` (a RankReport) and
+`rank-<r>.pt` (gradients and buffers of its stages) in the output folder.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+
+from explorer.engine.device.clocks import WallClock
+from explorer.engine.device.device import device_of
+from explorer.engine.device.limits import failure_of
+from explorer.engine.pipeline.cut.build import Pipeline, build, static_bytes
+from explorer.engine.pipeline.cut.split import StageModule, StagePart
+from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
+from explorer.engine.pipeline.play.block_calls import CallCount, counting_calls
+from explorer.engine.pipeline.play.inproc import receive_bytes
+from explorer.engine.pipeline.play.rank_memory import MemoryWatch
+from explorer.engine.pipeline.play.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
+from explorer.engine.world.rng import seed_everything
+from explorer.errors import NotOnThisDevice
+from explorer.plan.export.torchrun import run_key
+from explorer.record.base import to_msgpack
+from explorer.record.pipeline_run import ActionTime, RankMemory, RankReport
+from explorer.record.run import RunSpec
+
+OUTSIDE = "outside actions"
+
+Announce = Callable[[str], None]
+"""Told the action that begins, and the empty string when the rank waits again."""
+
+
+@dataclass
+class Marks:
+    """Begin and end of each action, in Unix nanoseconds: one clock for all ranks of a machine."""
+
+    rank: int
+    announce: Announce
+    watch: MemoryWatch | None
+    group: dist.ProcessGroup | None = None
+    """Of the ranks that have a stage: torch takes no others. None: all."""
+    spans: list[tuple[int, str, int, int, int, float]] = field(default_factory=list)
+    calls: CallCount = field(default_factory=CallCount)
+
+    def times(self, zero_ns: int) -> tuple[ActionTime, ...]:
+        return tuple(
+            ActionTime(
+                rank=self.rank,
+                stage=stage,
+                kind=kind,  # type: ignore[arg-type]
+                microbatch=i,
+                start_ms=(start - zero_ns) / 1e6,
+                end_ms=(end - zero_ns) / 1e6,
+                recompute_ms=again,
+            )
+            for stage, kind, i, start, end, again in self.spans
+        )
+
+
+class TorchStage(nn.Module):
+    """A stage in the form torch drives: the first one is handed a microbatch's number and fetches the batch itself."""
+
+    def __init__(self, pipeline: Pipeline, module: StageModule) -> None:
+        super().__init__()
+        self.stage = module
+        self._batches = pipeline.batches
+
+    def forward(self, *received: Tensor) -> tuple[Tensor, ...]:
+        first = self.stage.part.stage == 0
+        return self.stage(*(self._batches[self.stage.microbatch][0] if first else received))  # type: ignore[no-any-return]
+
+
+class MarkedStage(PipelineStage):
+    """torch's stage, which also says what it does, and tells its module which microbatch is coming."""
+
+    marks: Marks
+    pipeline: Pipeline
+    submod: TorchStage
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        with self.pipeline.forward_of(fwd_chunk_id):
+            return self._marked("F", fwd_chunk_id, super().forward_one_chunk, *args, **kwargs)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        kind = "B" if kwargs.get("full_backward", True) else "I"
+        return self._marked(kind, bwd_chunk_id, super().backward_one_chunk, *args, **kwargs)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
+        return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, *args, **kwargs)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        """Where a V puts two neighbours on one rank, torch 2.11 lets that rank greet itself, which gloo refuses."""
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
+
+    def _marked(self, kind: str, i: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        marks, name = self.marks, f"{self.stage_index}{kind}{i}"
+        self.submod.stage.microbatch = i
+        marks.announce(name)
+        settle = device_of(self.device).clock().settle
+        settle()  # NCCL lets the GPU wait for what is received, not Python: that wait is no part of the action
+        before, start = marks.calls.recompute_ms, time.time_ns()
+        with marks.watch.doing(marks.rank, name) if marks.watch else nullcontext():
+            result = function(i, *args, **kwargs)
+            settle()
+        marks.spans.append((self.stage_index, kind, i, start, time.time_ns(), marks.calls.recompute_ms - before))
+        marks.announce("")
+        return result
+
+
+def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -> RankReport:
+    """This process's rank, its process group already standing. Writes its report and tensors into `out`."""
+    rank = dist.get_rank()
+    pipeline = build(spec)
+    device = device_of(pipeline.trainee.device)
+    group = _busy_ranks(pipeline)
+    with device.limited(spec.memory_limit_bytes):
+        _one_pass(pipeline, rank, Marks(rank, announce, None, group))
+        timed = Marks(rank, announce, None, group)
+        zero_ns, losses = _one_pass(pipeline, rank, timed)
+        _save_tensors(pipeline, rank, out)
+        watched = Marks(rank, announce, MemoryWatch(device), group)
+        _one_pass(pipeline, rank, watched)
+    times = timed.times(zero_ns)
+    report = RankReport(
+        rank=rank,
+        actions=times,
+        memory=_memory(pipeline, rank, watched, times),
+        blocks=tuple(block for block in timed.calls.blocks(pipeline) if pipeline.rank_of[block.stage] == rank),
+        losses=losses,
+        device_name=device.environment(spec.n_threads).device_name,
+        run_key=run_key(spec),
+    )
+    write_report(report, out)
+    dist.barrier()  # a rank that left while a neighbour still reads from it would be taken for one that died
+    return report
+
+
+def failed(spec: RunSpec, rank: int, error: BaseException) -> RankReport:
+    """The last word of a rank that ends early."""
+    return RankReport(rank=rank, failure=failure_of(cause_of(error)), run_key=run_key(spec))
+
+
+def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
+    """Takes this process's device and its place in the process group; returns when all ranks are there."""
+    torch.set_num_threads(spec.n_threads)
+    if spec.device == "cuda":
+        if local_rank >= torch.cuda.device_count():
+            raise NotOnThisDevice(
+                f"Rank {local_rank} of this machine needs a GPU of its own; it has {torch.cuda.device_count()}.",
+                hint="Start as many ranks a machine as it has GPUs.",
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device, **rendezvous)
+    else:
+        dist.init_process_group("gloo", **rendezvous)
+    dist.barrier()
+
+
+def write_report(report: RankReport, out: Path) -> None:
+    (out / f"rank-{report.rank}.msgpack").write_bytes(to_msgpack(report))
+
+
+def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[float, ...]]:
+    """One step of torch's schedule; returns its zero on the clock and the losses (of the rank with the last stage)."""
+    own = _own(pipeline, rank)
+    pipeline.reset(set(own))
+    if not pipeline.plan.keyed_rng:
+        seed_everything(pipeline.spec.seed + rank)
+    losses: list[Tensor] = []
+    numbers = torch.arange(pipeline.n_microbatches, device=pipeline.trainee.device)
+    with ExitStack() as stack:
+        stack.enter_context(marks.watch or nullcontext())
+        if marks.watch:
+            stack.enter_context(marks.watch.doing(rank, OUTSIDE))
+        stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
+        wall = WallClock(device_of(pipeline.trainee.device).clock())
+        stack.enter_context(counting_calls(pipeline, marks.calls, wall))
+        stages = [_torch_stage(pipeline, pipeline.parts[stage], marks) for stage in own]
+        own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
+        name, loss = pipeline.plan.schedule, _loss(pipeline, marks)
+        # A rank without a stage has nothing to drive, and waits where all wait.
+        schedule = schedule_for(name, own_rows, stages, pipeline.n_microbatches, loss) if stages else None
+        dist.barrier()
+        zero_ns = time.time_ns()
+        if schedule is not None:
+            step_schedule(schedule, (numbers,) if 0 in own else (), numbers, losses)
+    return zero_ns, tuple(float(loss.detach()) for loss in losses)
+
+
+def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedStage:
+    """Static metadata both ways: torch's own inference would run the model once more, on uninitialised memory.
+
+    Without bytes, because torch 2.11 keeps the very tensors.
+    """
+    device = pipeline.trainee.device
+    check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])
+
+    def examples(metas: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return tuple(torch.empty(m.shape, dtype=m.dtype, device="meta").requires_grad_(m.requires_grad) for m in metas)
+
+    number = (torch.empty(1, dtype=torch.int64, device="meta"),)
+    stage = MarkedStage(
+        TorchStage(pipeline, pipeline.modules[part.stage]),
+        part.stage,
+        len(pipeline.parts),
+        device,
+        input_args=examples(part.metas_in) if part.stage else number,
+        output_args=examples(part.metas_out),
+        group=marks.group,
+    )
+    stage.marks, stage.pipeline = marks, pipeline
+    return stage
+
+
+def _loss(pipeline: Pipeline, marks: Marks) -> Callable[[Any, Tensor], Tensor]:
+    """torch computes the loss after the last stage's forward; its time is counted with that forward."""
+
+    def loss(output: Any, number: Tensor) -> Tensor:
+        i = int(number)
+        with pipeline.forward_of(i):
+            value = pipeline.loss(output if isinstance(output, tuple) else (output,), pipeline.batches[i][1])
+        stage, kind, at, start, _, again = marks.spans[-1]
+        marks.spans[-1] = (stage, kind, at, start, time.time_ns(), again)
+        return value
+
+    return loss
+
+
+def _busy_ranks(pipeline: Pipeline) -> dist.ProcessGroup | None:
+    """Called by every rank, the idle ones too: a group is made by all."""
+    busy = [rank for rank, row in enumerate(pipeline.rows) if row]
+    return dist.new_group(busy) if len(busy) < len(pipeline.rows) else None
+
+
+def _own(pipeline: Pipeline, rank: int) -> list[int]:
+    """Stages of this rank, first one first."""
+    return [stage for stage, home in pipeline.rank_of.items() if home == rank]
+
+
+def _save_tensors(pipeline: Pipeline, rank: int, out: Path) -> None:
+    own = _own(pipeline, rank)
+    gradients = {
+        (name, stage): None if parameter.grad is None else parameter.grad.detach().cpu()
+        for name, held in pipeline.owners.items()
+        for stage, parameter in held
+        if stage in own
+    }
+    buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(set(own)).items()}
+    torch.save({"gradients": gradients, "buffers": buffers}, out / f"rank-{rank}.pt")
+
+
+def _memory(pipeline: Pipeline, rank: int, marks: Marks, clock: tuple[ActionTime, ...]) -> RankMemory | None:
+    if marks.watch is None:
+        return None
+    static = sum(static_bytes(pipeline.modules[stage]) for stage in _own(pipeline, rank))
+    return marks.watch.ranks({rank: static}, {rank: receive_bytes(pipeline, rank)}, clock)[0]

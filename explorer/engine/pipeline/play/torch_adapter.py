@@ -1,0 +1,99 @@
+"""The one place that touches private names of torch.distributed.pipelining, looked up when they are needed.
+
+The package is alpha: it grew by half from torch 2.11 to 2.15, and names come and go. What a version lacks raises
+NotOnThisDevice here, in a sentence, and nowhere else as an AttributeError.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.errors import NotOnThisDevice
+from explorer.plan.pipeline.actions import Rows
+
+SCHEDULES = "torch.distributed.pipelining.schedules"
+BACKWARD = "torch.distributed.pipelining._backward"
+
+
+def backward_input(
+    roots: list[Tensor], gradients: list[Tensor] | None, inputs: list[Tensor], module: nn.Module
+) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
+    """The I action as torch does it: gradients of `inputs`, and what W needs later, one entry a parameter group."""
+    return private(BACKWARD, "stage_backward_input")(roots, gradients, inputs, module.parameters())  # type: ignore[no-any-return]
+
+
+def backward_weight(module: nn.Module, groups: list[dict[str, Any]]) -> None:
+    """The W action as torch does it: adds to the parameters' gradients."""
+    private(BACKWARD, "stage_backward_weight")(module.parameters(), groups)
+
+
+def schedule_for(
+    name: str, rows: Rows | None, stages: list[Any], n_microbatches: int, loss_function: Callable[[Any, Any], Tensor]
+) -> Any:
+    """A schedule object that is ready to step. `rows` asks for torch's runtime on an action list of our own."""
+    settings: dict[str, Any] = {"n_microbatches": n_microbatches, "loss_fn": loss_function, "scale_grads": False}
+    if rows is not None:
+        runtime = private(SCHEDULES, "_PipelineScheduleRuntime")(stages, **settings)
+        action = private(SCHEDULES, "_Action").from_str
+        order = {rank: [action(str(cell)) for cell in row] for rank, row in enumerate(rows)}
+        method(runtime, "_prepare_schedule_with_comms")(order)
+        return runtime
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+
+    kind = get_schedule_class(name)
+    return kind(stages[0] if issubclass(kind, PipelineScheduleSingle) else stages, **settings)
+
+
+def check_boundary(without_gradient: Sequence[str]) -> None:
+    """Raises NotOnThisDevice where this torch sends a gradient for every boundary tensor, and some have none.
+
+    Told by a method that came with boundary tensors without gradients (torch 2.13 has it, older torch has not).
+    """
+    from torch.distributed.pipelining import PipelineStage
+
+    if without_gradient and not hasattr(PipelineStage, "_get_grad_send_meta"):
+        raise NotOnThisDevice(
+            f"torch {torch.__version__} cannot send {', '.join(without_gradient)} to another rank: it has no gradient.",
+            hint="Cut elsewhere, use the engine inproc or replay, or use torch 2.13.",
+        )
+
+
+def step_schedule(schedule: Any, args: tuple[Any, ...], target: Any, losses: list[Tensor]) -> None:
+    """One step; outputs are not gathered where this torch can leave that out."""
+    step = schedule.step
+    options = {"return_outputs": False} if "return_outputs" in inspect.signature(step).parameters else {}
+    step(*args, target=target, losses=losses, **options)
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """What the model raised: torch's pipelining wraps it in a RuntimeError of its own, or in several."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def private(module: str, name: str) -> Any:
+    """A private name of torch. Raises NotOnThisDevice where this version has none."""
+    found = getattr(import_module(module), name, None)
+    if found is None:
+        raise NotOnThisDevice(
+            f"torch {torch.__version__} has no {module}.{name}.",
+            hint="Use GPipe or 1F1B, which torch runs by public names, or torch 2.11 to 2.13.",
+        )
+    return found
+
+
+def method(owner: Any, name: str) -> Any:
+    """A private method of a torch object. Raises NotOnThisDevice where this version has none."""
+    found = getattr(owner, name, None)
+    if found is None:
+        raise NotOnThisDevice(
+            f"torch {torch.__version__} has no {type(owner).__name__}.{name}.", hint="Use torch 2.11 to 2.13."
+        )
+    return found

@@ -1,0 +1,1 @@
+"""A policy put onto a model in place, and what is different while a block runs again."""

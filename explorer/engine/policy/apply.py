@@ -1,0 +1,248 @@
+"""Puts a policy onto a model in place, and takes it off again without a trace.
+
+1. A unit's `forward` becomes a functools.partial around the original: no wrapper module, no closure. So names,
+   state_dict, isinstance and pickle stay as they were, and a deep copy runs its own weights.
+2. A segment (consecutive children of a Sequential) is wrapped on that Sequential.
+3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
+4. Everything is checked before anything is changed, and all faults are told at once.
+5. Reentrant checkpointing refuses keyword arguments: they are handed over by position, and bound again inside.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.policy.actions import offload_saved, operators, selective_contexts
+from explorer.engine.policy.check import checked
+from explorer.engine.policy.recompute import RunningAgain
+from explorer.engine.world.generators import own_generators
+from explorer.engine.world.rng import OutsideRng
+from explorer.record.policy import Policy, Unit
+
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Wrap:
+    """How one unit is carried out. Goes along when the model is copied or pickled."""
+
+    unit: Unit
+    policy: Policy
+    outside: OutsideRng | None = None
+
+    @property
+    def fqn(self) -> str:
+        """The unit's name: that of its first block."""
+        return self.unit.blocks[0]
+
+
+@dataclass
+class PolicyHandle:
+    """A policy that is in force. `undo()` takes it off; as a context manager it does so at the end."""
+
+    policy: Policy
+    _before: list[tuple[nn.Module, Any]] = field(default_factory=list)
+
+    def undo(self) -> None:
+        """The model is exactly as it was. A second call does nothing."""
+        while self._before:
+            module, forward = self._before.pop()
+            if forward is _MISSING:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.undo()
+
+
+def apply_policy(
+    model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = (), part: bool = False
+) -> PolicyHandle:
+    """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
+
+    `part` says that the model is one stage of a split one, with the names of the whole: units that lie elsewhere are
+    left to the other stages.
+    `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
+    recomputed as well; without gradients nothing is. A policed module holds itself in a cycle: after `del model`
+    memory returns with the next gc.collect(), after `undo()` at once.
+    Raises InvalidPolicy with every fault: an unknown block, a segment that is none, a block named twice, an unknown
+    operator, a model that already carries another policy. After an error the model is unchanged. The same policy a
+    second time changes nothing, and neither does the `undo()` of that second handle: the first one is in charge.
+    Source: https://docs.pytorch.org/docs/stable/checkpoint.html
+    """
+    if part:
+        here = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
+        policy = msgspec.structs.replace(policy, units=tuple(u for u in policy.units if here & set(u.blocks)))
+    outside = _outside(model, policy, generators)
+    wraps = [Wrap(unit, policy, outside) for unit in policy.units]
+    handle = PolicyHandle(policy)
+    if wraps and _carried(model) == frozenset(wraps):
+        return handle
+    checked(model, policy, is_wrapped=is_wrapped)
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for parent, segments in _segments_by_parent(wraps).items():
+        _replace(handle, modules[parent], _in_segments, segments)
+    for wrap in wraps:
+        if len(wrap.unit.blocks) == 1:
+            _replace(handle, modules[wrap.fqn], _as_unit, wrap)
+    return handle
+
+
+def is_wrapped(module: nn.Module) -> bool:
+    """Whether a policy sits on this very module."""
+    forward = module.__dict__.get("forward")
+    return isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments)
+
+
+def _carried(model: nn.Module) -> frozenset[Wrap]:
+    """Everything that a policy on this model does."""
+    hows = [module.__dict__["forward"].args[2] for module in model.modules() if is_wrapped(module)]
+    return frozenset(wrap for how in hows for wrap in (how if isinstance(how, tuple) else (how,)))
+
+
+def _outside(model: nn.Module, policy: Policy, generators: Sequence[torch.Generator]) -> OutsideRng | None:
+    """What torch does not stash. The model's own generators are copied with the model, all others are shared."""
+    own = own_generators(model)
+    held = {id(generator) for generator in own.values()}
+    kept = {id(own[name]): own[name] for name in policy.restore_rng if name in own}
+    kept.update((id(generator), generator) for generator in generators if id(generator) in held)
+    outside = OutsideRng(
+        names=tuple(name for name in policy.restore_rng if name not in own),
+        own=tuple(kept.values()),
+        shared=tuple(generator for generator in generators if id(generator) not in held),
+    )
+    return outside if outside.names or outside.own or outside.shared else None
+
+
+def _segments_by_parent(wraps: Sequence[Wrap]) -> Mapping[str, tuple[Wrap, ...]]:
+    found: dict[str, tuple[Wrap, ...]] = {}
+    for wrap in wraps:
+        if len(wrap.unit.blocks) > 1:
+            parent = wrap.fqn.rpartition(".")[0]
+            found[parent] = (*found.get(parent, ()), wrap)
+    return found
+
+
+def _replace(handle: PolicyHandle, module: nn.Module, function: Callable[..., Any], how: Any) -> None:
+    handle._before.append((module, module.__dict__.get("forward", _MISSING)))
+    module.__dict__["forward"] = functools.partial(function, module, module.forward, how)
+
+
+def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: Any, **kwargs: Any) -> Any:
+    return _run(wrap, forward, (module,), args, kwargs)
+
+
+def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any) -> Any:
+    """A Sequential's forward with some of its children taken together. One module may be a child several times."""
+    starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
+    children = list(sequential._modules.items())
+    i = 0
+    while i < len(children):
+        name, child = children[i]
+        wrap = starts.get(name)
+        n_children = len(wrap.unit.blocks) if wrap else 1
+        if wrap is None:
+            value = child(value)  # type: ignore[misc]
+        else:
+            members = tuple(module for _, module in children[i : i + n_children] if module is not None)
+            value = _run(wrap, functools.partial(_chain, members), members, (value,), {})
+        i += n_children
+    return value
+
+
+def _chain(members: Sequence[nn.Module], value: Any) -> Any:
+    for member in members:
+        value = member(value)
+    return value
+
+
+def _run(
+    wrap: Wrap,
+    function: Callable[..., Any],
+    modules: Sequence[nn.Module],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    if wrap.unit.action == "offload":
+        with offload_saved(modules):
+            return function(*args, **kwargs)
+    policy = wrap.policy
+    again = functools.partial(RunningAgain, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside)
+    if policy.use_reentrant:
+        return torch.utils.checkpoint.checkpoint(
+            _FirstThenAgain(_BoundAgain(function, tuple(kwargs)) if kwargs else function, again),
+            *args,
+            *kwargs.values(),
+            use_reentrant=True,
+            preserve_rng_state=policy.preserve_rng_state,
+        )
+    if unseen := witnesses(args, kwargs, modules):
+        function, args = functools.partial(_without_witnesses, function), (unseen, *args)
+    return torch.utils.checkpoint.checkpoint(
+        function,
+        *args,
+        use_reentrant=False,
+        preserve_rng_state=policy.preserve_rng_state,
+        determinism_check=policy.determinism_check,
+        early_stop=policy.early_stop,
+        context_fn=functools.partial(selective_contexts, operators(wrap.unit.save_ops), again),
+        **kwargs,
+    )
+
+
+def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+def witnesses(args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+    """One tensor of each device that `kwargs` or `modules` are on and no tensor of `args` is; the CPU needs none.
+
+    torch stashes the generators of those devices alone that it meets among the positional arguments of `checkpoint`
+    (get_device_states). A unit whose tensors all come by keyword, or that moves its input to its own device, would
+    draw its dropout anew. Given as one tuple, witnesses are seen there, and autograd saves none of them.
+    """
+    own = (next(module.parameters(), None) for module in modules)
+    tensors = [leaf for leaf in (*tree_leaves(kwargs), *own) if isinstance(leaf, torch.Tensor)]
+    known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
+    unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
+    return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
+
+
+class _BoundAgain:
+    """Takes the values of keyword arguments last by position: as such reentrant checkpointing sees their gradients."""
+
+    def __init__(self, function: Callable[..., Any], names: tuple[str, ...]) -> None:
+        self._function = function
+        self._names = names
+
+    def __call__(self, *args: Any) -> Any:
+        first = len(args) - len(self._names)
+        return self._function(*args[:first], **dict(zip(self._names, args[first:], strict=True)))
+
+
+class _FirstThenAgain:
+    """Reentrant checkpointing takes no context_fn, but calls the same function first for forward and then again."""
+
+    def __init__(self, function: Callable[..., Any], again: Callable[[], RunningAgain]) -> None:
+        self._function = function
+        self._again = again()
+        self._first = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._first:
+            self._first = False
+            return self._function(*args, **kwargs)
+        with self._again:
+            return self._function(*args, **kwargs)

@@ -1,0 +1,121 @@
+"""Whether a policy can be put onto this model: every fault is collected before anything is changed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import get_args
+
+import torch
+from torch import nn
+
+from explorer.engine.policy.actions import known_operators, operator
+from explorer.engine.world.generators import own_generators
+from explorer.errors import InvalidPolicy, nearest
+from explorer.record.policy import Action, DeterminismCheck, Policy, RunningStats, Unit
+
+_CHOICES = {
+    "preserve_rng_state": (True, False),
+    "use_reentrant": (True, False),
+    "early_stop": (True, False),
+    "determinism_check": get_args(DeterminismCheck),
+    "running_stats": get_args(RunningStats),
+}
+
+
+def checked(model: nn.Module, policy: Policy, *, is_wrapped: Callable[[nn.Module], bool]) -> None:
+    """Raises InvalidPolicy that tells every fault in one message."""
+    if any(is_wrapped(module) for module in model.modules()):
+        raise InvalidPolicy(
+            "A policy was to be applied to a model that already carries one.",
+            hint="Undo the first one with `handle.undo()`, or name all units in one policy.",
+        )
+    modules = dict(model.named_modules(remove_duplicate=False))
+    faults = [*_strangers(policy, modules), *_repeats(policy, modules), *_options(model, policy)]
+    for unit in policy.units:
+        if all(fqn in modules for fqn in unit.blocks):
+            faults.extend(_unit(unit, modules))
+    if faults:
+        count = f"The policy has {len(faults)} faults: " if len(faults) > 1 else "The policy cannot be applied: "
+        raise InvalidPolicy(count + "; ".join(faults) + ".", hint="The model is unchanged.")
+
+
+def _strangers(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
+    for fqn in policy.blocks:
+        if fqn not in modules:
+            close = nearest(fqn, modules).removeprefix("Did you mean ").rstrip("?")
+            yield f"the model has no block {fqn!r}" + (f" (did you mean {close}?)" if close else "")
+
+
+def _repeats(policy: Policy, modules: dict[str, nn.Module]) -> Iterator[str]:
+    for fqn, times in Counter(policy.blocks).items():
+        if times > 1:
+            yield f"{fqn or 'the model itself'!r} is named {times} times"
+    first: dict[nn.Module, tuple[Unit, str]] = {}
+    for unit in policy.units:
+        for fqn in unit.blocks:
+            module = modules.get(fqn)
+            if module is None:
+                continue
+            owner, name = first.setdefault(module, (unit, fqn))
+            if owner is not unit and name != fqn:
+                yield f"{name!r} and {fqn!r} are the same block: name it once"
+
+
+def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
+    if not unit.blocks:
+        yield "a unit names no block"
+        return
+    if unit.action not in get_args(Action):
+        yield f"{unit.blocks[0]!r} has the action {unit.action!r}; there are {', '.join(get_args(Action))}"
+    for fqn in unit.blocks:
+        if isinstance(modules[fqn], torch.jit.ScriptModule):
+            yield f"{fqn!r} is compiled by torch.jit: its forward cannot be replaced"
+        if not _has_forward(modules[fqn]):
+            yield f"{fqn!r} is a {type(modules[fqn]).__name__}, which is never called: name the blocks inside it"
+    if unit.action == "save_ops" and not unit.save_ops:
+        yield f"{unit.blocks[0]!r} has the action save_ops but names no operator"
+    if unit.action != "save_ops" and unit.save_ops:
+        yield f"{unit.blocks[0]!r} names operators to save, but its action is {unit.action}"
+    for name in unit.save_ops:
+        try:
+            operator(name)
+        except (AttributeError, RuntimeError):
+            close = nearest(name, known_operators()).removeprefix("Did you mean ").rstrip("?")
+            yield f"torch has no operator {name!r}" + (f" (did you mean {close}?)" if close else "")
+    if len(unit.blocks) > 1:
+        yield from _segment(unit, modules)
+
+
+def _has_forward(module: nn.Module) -> bool:
+    """Lists and dictionaries of modules have none, unless somebody gave their own class one."""
+    return type(module).forward is not nn.Module.forward or "forward" in vars(module)
+
+
+def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
+    said = " + ".join(unit.blocks)
+    parents = {fqn.rpartition(".")[0] for fqn in unit.blocks}
+    parent = modules.get(next(iter(parents)))
+    if len(parents) != 1 or "" in unit.blocks:
+        yield f"{said} cannot be one segment: its blocks have different parents"
+        return
+    if not isinstance(parent, nn.Sequential) or type(parent).forward is not nn.Sequential.forward:
+        yield f"{said} cannot be one segment: {type(parent).__name__} is not a Sequential, name the blocks one by one"
+        return
+    order = list(parent._modules)
+    places = [order.index(fqn.rpartition(".")[2]) for fqn in unit.blocks]
+    if places != list(range(places[0], places[0] + len(unit.blocks))):
+        yield f"{said} cannot be one segment: its blocks do not follow each other"
+
+
+def _options(model: nn.Module, policy: Policy) -> Iterator[str]:
+    for option, allowed in _CHOICES.items():
+        if (said := getattr(policy, option)) not in allowed:
+            yield f"{option} is {said!r}; it can be {' or '.join(map(repr, allowed))}"
+    if policy.use_reentrant and any(unit.action == "save_ops" for unit in policy.units):
+        yield "use_reentrant=True cannot save the results of operators: torch offers that for use_reentrant=False alone"
+    own = own_generators(model)
+    for name in policy.restore_rng:
+        if name not in ("python", "numpy") and name not in own:
+            known = ", ".join(own) or "no generator of its own"
+            yield f"restore_rng names {name!r}; known are python, numpy, and in this model {known}"

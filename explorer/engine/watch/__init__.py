@@ -1,0 +1,1 @@
+"""Observers of a running step: operators, storages, calls, FLOPs, what moves."""

@@ -1,0 +1,219 @@
+"""One forward of an unwrapped model, watched operator by operator: the raw facts behind the block graph.
+
+    module hooks    who is running (a stack of blocks)        operators belong to the innermost
+    dispatch mode   which operator ran, on which storages     data flows from a storage's writer to its readers
+    saved tensors   what autograd keeps for backward          each storage once, parameters and buffers apart
+
+What a C++ autograd node keeps outside of saved tensors is not seen by torch's hooks (pytorch, saved_tensors_hooks).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.watch.data_flow import DataFlow, Place, dense
+from explorer.engine.watch.flops import formula
+from explorer.record.graph import Trait
+
+Identity = tuple[int, int]
+"""Address of a storage, and when it was made."""
+PLAIN_OUTPUTS = (Tensor, type(None), bool, int, float, str)
+
+
+@dataclass
+class Seen:
+    """What one module did; bytes and FLOPs with everything below it."""
+
+    n_calls: int = 0
+    output_bytes: int = 0
+    flops: int = 0
+    first_call: int = 0
+    """Number of the operator before which it was first called."""
+    last_exit: int = 0
+    signature: int = 0
+    """Hash of its operators in order."""
+    rerun_flops: int = 0
+    """Of each call, what ran until its last tensor was saved: there recompute stops early."""
+    last_saved_in: str = ""
+    """The innermost block in which its last call saved last."""
+    returned: list[tuple[Identity, ...]] = field(default_factory=list)
+    """Storages that each call gave back."""
+    saved: dict[Identity, int] = field(default_factory=dict)
+    """Bytes by storage, of those made here that anything saves for backward."""
+    traits: set[Trait] = field(default_factory=set)
+
+
+class Observation(TorchDispatchMode):
+    """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.modules = dict(model.named_modules())
+        self.seen = {fqn: Seen() for fqn in self.modules}
+        self.flow = DataFlow((*model.parameters(), *model.buffers()))
+        self._model = model
+        self._stack: list[str] = []
+        self._entered: list[dict[str, Any]] = []
+        self._open = ExitStack()
+        self._formulas: dict[Any, Callable[..., int] | None] = {}
+        self._born: dict[int, int] = {}
+        """When the storage that now lies at an address was made: addresses are handed out again."""
+        self._made_in: dict[Identity, tuple[str, ...]] = {}
+        """Of each storage, the stack of blocks that ran when it was made."""
+        self._saved_in: dict[Identity, list[set[tuple[str, int]]]] = defaultdict(list)
+        """Of each storage, the stacks of calls (block, number) whose operations saved it."""
+
+    def __enter__(self) -> Observation:
+        for fqn, module in self.modules.items():
+            before = module.register_forward_pre_hook(self._before(fqn), prepend=True, with_kwargs=True)
+            after = module.register_forward_hook(self._after(fqn), with_kwargs=True, always_call=True)
+            self._open.callback(before.remove)
+            self._open.callback(after.remove)
+        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._open.close()
+
+    @contextmanager
+    def of_loss(self) -> Iterator[None]:
+        """Watches what the loss saves of what the model made; nothing it does is any block's. Call it once, at last."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
+            super().__enter__()
+            try:
+                yield
+            finally:
+                super().__exit__(None, None, None)
+        self._add_up_containers()
+
+    def saved_outside(self, fqn: str) -> tuple[bool, ...]:
+        """Of each storage that a call of the block returned, whether others save it; empty where its calls differ."""
+        calls = self.seen[fqn].returned
+        if len({len(call) for call in calls}) != 1:
+            return ()
+        held = [
+            [any((fqn, number) not in stack for stack in self._saved_in[one]) for one in call]
+            for number, call in enumerate(calls)
+        ]
+        return tuple(any(column) for column in zip(*held))
+
+    def _add_up_containers(self) -> None:
+        """A container is never called itself (ModuleList): what its children did is its own."""
+        for fqn, seen in reversed(self.seen.items()):
+            if seen.n_calls:
+                continue
+            for name, _ in self.modules[fqn].named_children():
+                child = self.seen.get(f"{fqn}.{name}".lstrip("."), Seen())
+                seen.saved |= child.saved
+                seen.flops += child.flops
+                seen.rerun_flops += child.rerun_flops
+
+    def _identity(self, address: int) -> Identity:
+        return address, self._born.get(address, -1)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        block = self._stack[-1] if self._stack else None
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
+        place = self._place(block, func.overloadpacket.__name__) if block is not None else None
+        if place is not None:
+            shape_only = func.overloadpacket.__name__.endswith("_like") or "new_" in func.overloadpacket.__name__
+            for tensor in read:
+                self.flow.reads(place, tensor, shape_only=shape_only)
+        out = func(*args, **kwargs)
+        self._flowed(place, func, read, out)
+        if place is not None:
+            self._saw(func, args, kwargs, out)
+        self.flow.now += 1
+        return out
+
+    def _place(self, block: str, op: str) -> Place:
+        if not self.modules[block]._modules:
+            return Place(block)
+        ran: Counter[str] = self._entered[-1]["ops"]
+        ran[op] += 1
+        return Place(block, op, ran[op])
+
+    def _flowed(self, place: Place | None, func: Any, read: list[Tensor], out: Any) -> None:
+        """What the loss makes, when no block runs, is the model's own."""
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
+        given = {t.untyped_storage()._cdata for t in read}
+        made = {t.untyped_storage()._cdata for t in written} - given
+        self._born.update(dict.fromkeys(made, self.flow.now))
+        self._made_in.update(dict.fromkeys(map(self._identity, made), tuple(self._stack) or ("",)))
+        if place is not None:
+            self.flow.writes(place, written, given, mutable=func._schema.is_mutable)
+
+    def _saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        self._count(func, args, kwargs, out)
+        for fqn in self._stack:
+            self.seen[fqn].signature = hash((self.seen[fqn].signature, str(func)))
+
+    def _count(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        if func not in self._formulas:
+            self._formulas[func] = formula(func)
+        count = self._formulas[func]
+        if count is not None:
+            flops = int(count(*args, **kwargs, out_val=out))
+            for fqn in self._stack:
+                self.seen[fqn].flops += flops
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        for fqn, entered in zip(self._stack, self._entered):
+            entered["until"] = self.seen[fqn].flops - entered["flops"]
+            self.seen[fqn].last_saved_in = self._stack[-1]
+        if dense(tensor):
+            storage = tensor.untyped_storage()
+            identity = self._identity(storage._cdata)
+            self._saved_in[identity].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
+            for fqn in self._made_in.get(identity, ()):
+                self.seen[fqn].saved[identity] = storage.nbytes()
+        return tensor
+
+    def _before(self, fqn: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            seen = self.seen[fqn]
+            if not seen.n_calls:
+                seen.first_call = self.flow.now
+            seen.n_calls += 1
+            self._stack.append(fqn)
+            self._entered.append({"flops": seen.flops, "until": 0, "ops": Counter()})
+
+        return hook
+
+    def _after(self, fqn: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            seen = self.seen[fqn]
+            self._stack.pop()
+            seen.rerun_flops += self._entered.pop()["until"]
+            seen.last_exit = self.flow.now
+            tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and dense(leaf)]
+            if self._stack and not module._modules:
+                self.flow.handed_on(fqn, tensors)
+            unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
+            seen.output_bytes += sum(unique.values())
+            seen.returned.append(tuple(map(self._identity, unique)))
+            if not _is_flat(output):
+                seen.traits.add("nested_outputs")
+
+        return hook
+
+
+def _is_flat(output: Any) -> bool:
+    parts = output if type(output) in (tuple, list) else (output,)
+    return all(isinstance(part, PLAIN_OUTPUTS) for part in parts)
+
+
+def _leaves(output: Any) -> list[Any]:
+    return tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)

@@ -1,0 +1,132 @@
+"""Which block is running, in which thread, and whether it runs again for backward.
+
+Forward hooks alone misfile a recomputed block's own operations: a policy sits inside the block's `forward`, below its
+hooks, so the block itself is silent when it runs again. The recompute scope that the policy opens closes that gap.
+Hooks are registered with always_call: early stop leaves a forward by an exception.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from torch import nn
+
+from explorer.engine.policy.recompute import observe_recompute
+
+
+class Listener(Protocol):
+    """Told in the thread where it happens, after the frame has changed. Values are None where nobody knows them."""
+
+    def entered(self, block: int, frame: Frame, inputs: Any) -> None: ...
+
+    def left(self, block: int, frame: Frame, output: Any) -> None: ...
+
+    def rerun_changed(self, frame: Frame) -> None:
+        """A segment starts or ends running again; its blocks are entered and left one by one."""
+        ...
+
+
+class Frame:
+    """What one thread is doing. Blocks are indices into `BlockScopes.fqns`; 0 is the model itself."""
+
+    def __init__(self) -> None:
+        self.stack: list[int] = [0]
+        """Innermost last; the first entry stands for "outside every block"."""
+        self.reruns: list[int] = []
+        """Open recompute scopes, innermost last."""
+
+
+class BlockScopes:
+    """Hooks on every module of `model` between enter and exit; the model is left as found.
+
+    A module under several names goes by its first. `segments` are the first blocks of a policy's longer units.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        listener: Listener,
+        *,
+        segments: Collection[str] = (),
+        new_frame: Callable[[], Frame] = Frame,
+    ) -> None:
+        self.modules = dict(model.named_modules())
+        self.fqns = tuple(self.modules)
+        number = {module: i for i, module in enumerate(self.modules.values())}
+        self.index = {fqn: number[module] for fqn, module in model.named_modules(remove_duplicate=False)}
+        self._segments = frozenset(segments)
+        self._listener = listener
+        self._new_frame = new_frame
+        self._local = threading.local()
+        self._open = ExitStack()
+
+    @property
+    def frame(self) -> Frame:
+        """Of the calling thread."""
+        try:
+            return self._local.frame  # type: ignore[no-any-return]
+        except AttributeError:
+            frame = self._local.frame = self._new_frame()
+            return frame
+
+    def __enter__(self) -> Self:
+        with ExitStack() as opened:
+            for i, module in enumerate(self.modules.values()):
+                before = module.register_forward_pre_hook(self._before(i), prepend=True, with_kwargs=True)
+                opened.callback(before.remove)
+                after = module.register_forward_hook(self._after(i), always_call=True)
+                opened.callback(after.remove)
+            opened.enter_context(observe_recompute(self._rerun))
+            self._open = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._open.close()
+
+    def _before(self, block: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self._enter(block, (args, kwargs))
+
+        return hook
+
+    def _after(self, block: int) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._leave(block, output)
+
+        return hook
+
+    def _rerun(self, fqn: str, entering: bool) -> None:
+        """A policy's unit starts or ends running again."""
+        frame, block = self.frame, self.index.get(fqn, 0)
+        if entering:
+            frame.reruns.append(block)
+        else:
+            frame.reruns.pop()
+        if fqn in self._segments:
+            self._listener.rerun_changed(frame)
+        elif entering:
+            self._enter(block)
+        else:
+            self._leave(block)
+
+    def _enter(self, block: int, inputs: Any = None) -> None:
+        frame = self.frame
+        frame.stack.append(block)
+        self._listener.entered(block, frame, inputs)
+
+    def _leave(self, block: int, output: Any = None) -> None:
+        """Also leaves what an exception kept from leaving."""
+        frame = self.frame
+        if block not in frame.stack[1:]:
+            return
+        while True:
+            last = frame.stack.pop()
+            self._listener.left(last, frame, output if last == block else None)
+            if last == block:
+                return

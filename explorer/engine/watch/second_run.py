@@ -1,0 +1,259 @@
+"""What would make a block's second run another run: watched operator by operator during the one observed forward.
+
+random numbers    which generator, and whether the block goes on from where it found it (one that seeds itself anew
+                  draws the same again)
+arguments         whether what it is handed stays as it was, see handed.py
+statistics        whether a norm computes with the running statistics that it moves, see statistics_use.py
+hidden modules    modules that nobody registered, whose state no policy can set back
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
+
+from explorer.engine.watch.data_flow import dense
+from explorer.engine.watch.handed import Handed
+from explorer.engine.watch.moved_state import moved_traits, state_of
+from explorer.engine.watch.statistics_use import StatisticsUse
+from explorer.engine.world.generators import generators_in_reach, get_position, identity, image, imported_numpy
+from explorer.record.graph import Trait
+
+Outside = tuple[Any, ...]
+"""Where Python's and numpy's generators stand."""
+
+
+@dataclass
+class _Call:
+    """One call of a block that is under way."""
+
+    fqn: str
+    handed: Handed
+    outside: Outside
+    objects: Outside
+    """Where the generator objects of Python and numpy stand that the model holds."""
+    entry: dict[int, tuple[int, bytes]]
+    """Seed and position of torch's default generators and of the model's own."""
+    strange: dict[int, bytes] = field(default_factory=dict)
+    """Where it first drew from any other: one that it made itself, or one that nobody reaches through the model."""
+    seeded: set[Any] = field(default_factory=set)
+    """Generators that were set to a seed within the call."""
+
+    def goes_on(self, generator: torch.Generator, before: bytes) -> bool:
+        """Whether a draw at `before` continues where the call found the generator, not from a seed of its own."""
+        key = identity(generator)
+        seed, at_entry = self.entry[key]
+        if generator.initial_seed() != seed:
+            return False
+        if before != at_entry and before == get_position(torch.Generator(generator.device).manual_seed(seed)):
+            self.seeded.add(key)
+        return key not in self.seeded
+
+
+class SecondRun(TorchDispatchMode):
+    """Between enter and exit every call of a block of `model` is watched; afterwards `traits` has what was found.
+
+    `streams`: those that are noted whether they moved or not.
+    """
+
+    def __init__(self, model: nn.Module, *, streams: Collection[tuple[str, str]] = ()) -> None:
+        super().__init__()
+        self.traits: dict[str, set[Trait]] = {fqn: set() for fqn, _ in model.named_modules()}
+        self.streams: dict[tuple[str, str], list[tuple[Outside, Outside]]] = {}
+        """Where generators stood before and after each call of a block that moved them and may have seeded them."""
+        self._fqns = {module: fqn for fqn, module in model.named_modules()}
+        within = generators_in_reach(model)
+        self._noted = frozenset(streams)
+        self._own = [g for g in within if isinstance(g, torch.Generator)]
+        self._objects = [g for g in within if not isinstance(g, torch.Generator)]
+        self._statistics = StatisticsUse(model)
+        self._calls: list[_Call] = []
+        self._done: list[_Call] = []
+        self._given: dict[tuple[int, int], set[str]] = defaultdict(set)
+        """Blocks that were handed a storage, by its name."""
+        self._hidden: list[tuple[nn.Module, Any]] = []
+        self._born: dict[int, int] = {}
+        self._now = 0
+        self._open = ExitStack()
+
+    def __enter__(self) -> SecondRun:
+        for module in self._fqns:
+            # The last before the block and the first behind it: what other hooks hand over is what a policy keeps.
+            before = module.register_forward_pre_hook(self._before, with_kwargs=True)
+            after = module.register_forward_hook(self._after, always_call=True)
+            self._open.callback(before.remove)
+            self._open.callback(after.remove)
+        self._open.callback(register_module_forward_pre_hook(self._before_hidden).remove)
+        self._open.callback(register_module_forward_hook(self._after_hidden, always_call=True).remove)
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        super().__exit__(*exc)
+        self._open.close()
+        for call in self._done:
+            call.handed.look()
+            self.traits[call.fqn] |= call.handed.traits
+        for module in self._statistics.used():
+            for ancestor in _with_ancestors(self._fqns[module]):
+                self.traits[ancestor].add("reads_statistics")
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
+        for call in self._calls:
+            if call.handed.read is not None:
+                call.handed.read.update(map(self._name, read))
+        drawing = _generator_of(args, kwargs) if torch.Tag.nondeterministic_seeded in func.tags else None
+        before = get_position(drawing) if drawing is not None else b""
+        out = func(*args, **kwargs)
+        if drawing is not None:
+            self._drew(func, drawing, before)
+        elif not torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+            for call in self._calls:
+                self.traits[call.fqn].discard("rng_last")
+        written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
+        known = {tensor.untyped_storage()._cdata for tensor in read}
+        made = {t.untyped_storage()._cdata for t in written} - known
+        self._now += 1
+        self._born.update(dict.fromkeys(made, self._now))
+        if func._schema.is_mutable:
+            for tensor in _written_into(func, args, kwargs):
+                for fqn in self._given.get(self._name(tensor), ()):
+                    self.traits[fqn].add("changes_inputs")
+        self._statistics.ran(func, args, read, written, made)
+        return out
+
+    def _name(self, tensor: Tensor) -> tuple[int, int]:
+        """Addresses are handed out again."""
+        address = tensor.untyped_storage()._cdata
+        return address, self._born.get(address, -1)
+
+    def _drew(self, func: Any, generator: torch.Generator, before: bytes) -> None:
+        if get_position(generator) == before:  # dropout in eval mode, or of nothing
+            return
+        default = identity(generator) in map(identity, _defaults())
+        for call in self._calls:
+            if identity(generator) not in call.entry:
+                call.strange.setdefault(identity(generator), before)
+            elif call.goes_on(generator, before):
+                self.traits[call.fqn].add("uses_rng" if default else "own_generator")
+            # RReLU stores the noise it drew; where it comes last, early stop leaves it half done (pytorch #193671).
+            (self.traits[call.fqn].add if "rrelu" in str(func) else self.traits[call.fqn].discard)("rng_last")
+
+    def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        with _disable_current_modes():  # whoever else watches sees the model's operators alone
+            self._calls.append(self._begun(module, args, kwargs))
+
+    def _begun(self, module: nn.Module, args: Any, kwargs: Any) -> _Call:
+        for tensor in tree_leaves((args, kwargs)):
+            if isinstance(tensor, Tensor) and dense(tensor):
+                self._given[self._name(tensor)].add(self._fqns[module])
+        return _Call(
+            fqn=self._fqns[module],
+            handed=Handed(args, kwargs, self._name),
+            outside=outside_position(),
+            objects=tuple(map(get_position, self._objects)),
+            entry={identity(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
+        )
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        call = self._calls.pop()
+        with _disable_current_modes():
+            self._ended(call)
+        self._done.append(call)
+
+    def _ended(self, call: _Call) -> None:
+        python, numpy = outside_position()
+        self._moved(call, "python", call.outside[:1], (python,))
+        if call.outside[1] is not None:  # or somebody imported numpy meanwhile
+            self._moved(call, "numpy", call.outside[1:], (numpy,))
+        self._moved(call, "objects", call.objects, tuple(map(get_position, self._objects)))
+        self._moved(call, "strange", (), tuple(call.strange.values()))
+        call.handed.look()
+
+    def _moved(self, call: _Call, stream: str, then: Outside, now: Outside) -> None:
+        if then != now or (call.fqn, stream) in self._noted:
+            self.streams.setdefault((call.fqn, stream), []).append((then, now))
+
+    def settle(self, another: SecondRun | None) -> None:
+        """Adds the traits of `streams`, but for blocks that in another forward ended where they ended in this one.
+
+        Those seed themselves, and draw the same when they run again. None: there is no other forward to ask.
+        """
+        for (fqn, stream), calls in self.streams.items():
+            others = another.streams.get((fqn, stream), []) if another is not None else []
+            pairs = zip(calls, others)
+            seeded = all(
+                end == other_end and (not begin or begin != other) for (begin, end), (other, other_end) in pairs
+            )
+            if len(calls) != len(others) or not seeded:
+                self.traits[fqn].add(_TRAIT[stream])
+
+    def _before_hidden(self, module: nn.Module, args: Any) -> None:
+        if module not in self._fqns and not any(module in outer.modules() for outer, _ in self._hidden):
+            self._hidden.append((module, state_of(module)))
+
+    def _after_hidden(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._hidden or self._hidden[-1][0] is not module:
+            return
+        _, before = self._hidden.pop()
+        moved = set().union(*moved_traits(module, before, statistics=True).values())
+        for call in self._calls:
+            self.traits[call.fqn] |= {"hidden_state" if trait == "moves_buffers" else trait for trait in moved}
+
+
+def _written_into(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """Arguments that an operator writes, by its schema; `detach_` changes what autograd knows and no value."""
+    if "detach_" in str(func):
+        return
+    for i, said in enumerate(func._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(said.name)
+        if said.alias_info is not None and said.alias_info.is_write:
+            yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and dense(leaf))
+
+
+def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
+    """The one that an operator draws from: named, or the default of its device."""
+    named = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
+    if named:
+        return named[0]
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
+    if device.type != "cuda":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
+
+
+def _defaults() -> tuple[torch.Generator, ...]:
+    return (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
+
+
+def _with_ancestors(fqn: str) -> list[str]:
+    parts = fqn.split(".") if fqn else []
+    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
+
+
+_TRAIT: dict[str, Trait] = {
+    "python": "python_rng",
+    "numpy": "numpy_rng",
+    "objects": "own_generator",
+    "strange": "own_generator",
+}
+
+
+def outside_position() -> Outside:
+    """Where Python's and numpy's own generators stand; None for numpy where nobody imported it."""
+    numpy = imported_numpy()
+    return random.getstate(), image(numpy.random.get_state()) if numpy is not None else None

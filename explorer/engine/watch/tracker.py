@@ -1,0 +1,238 @@
+"""Who asked for it: tags storages with block, operator, phase and role while a step runs.
+
+A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. For each it notes when
+it ran, in which block and phase, which storages it returned, and its FLOPs. Nothing is summed here: totals are the
+allocator's, see attribution.py.
+
+A backward operator belongs to the block whose forward made its autograd node. Nodes carry the number that autograd
+counted when they were made, so it is enough to note that counter whenever a block is entered or left:
+
+    counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
+    block       embedding  │ block 1     │ head
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Collection, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.watch.calls import CallLog
+from explorer.engine.watch.flops import formula
+from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, sum_of_gradients
+from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.watch.storages import NONE, Existing, Storages, parts
+from explorer.engine.watch.uncounted import is_uncounted
+from explorer.record.measurement import PHASES, Phase
+
+FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
+OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
+VIEW: tuple[int, Any] = (NONE, None)
+"""An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
+LIFT = torch.ops.aten.lift_fresh.default
+"""A view by its schema, and the first that is seen of a tensor made from Python's numbers."""
+CAST = torch.ops.aten._to_copy.default
+NO_NUMBER = 2**62
+"""Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
+QUIET_NS = 5_000
+"""Nothing is allocated this long on both sides of a phase border, so that two clocks cannot disagree about the side."""
+
+
+class _Numbered(Frame):
+    """A thread's frame that also knows which block made the autograd nodes of which numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_node: list[int] = [0]
+        self.block: list[int] = [0]
+        self.calls: list[int] = []
+        """Numbers in the CallLog of the blocks on the stack, NONE outside of forward."""
+
+
+class Tracker(TorchDispatchMode):
+    """Watches between enter and exit; the columns stand afterwards, also after an exception.
+
+    Operators are numbered in order; `ops` holds OP_COLUMNS of each, one after another: kernels empty the processor's
+    caches between two operators, and five columns would be five places to fetch.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        existing: Iterable[Existing] = (),
+        *,
+        segments: Collection[str] = (),
+    ) -> None:
+        super().__init__()
+        self.scopes = BlockScopes(model, self, segments=segments, new_frame=_Numbered)
+        self.fqns = self.scopes.fqns
+        self.op_names: list[str] = [""]
+        self.uncounted: list[int] = []
+        """Those of `op_names` whose FLOPs nobody has a formula for."""
+        self.ops = array("q")
+        self.casts: list[int] = []
+        """Operators that made a copy of a parameter in another format: autocast keeps those until its context ends."""
+        self.storages = Storages(device, self.scopes.index)
+        self.scene_ns, self.scene_phase = array("q"), array("q")
+        self.scene_rerun, self.scene_block = array("q"), array("q")
+        self.borders: list[tuple[int, int]] = []
+        """(phase, number of turns so far) at each announced border."""
+        self.calls = CallLog()
+        self.n_forward = [0] * len(self.fqns)
+        self.n_recompute = [0] * len(self.fqns)
+        self.flops: dict[tuple[int, int], int] = defaultdict(int)
+        """By (phase, block), the block's own operators only."""
+        self.begin_ns = self.end_ns = 0
+        self._phase = FORWARD
+        self._known_ops: dict[Any, tuple[int, Any]] = {}
+        self._model = model
+        self._existing = list(existing)
+        self._hooks: list[Any] = []
+        self._main: Any = None
+        self._outer_task: int | None = None
+
+    def __enter__(self) -> Self:
+        references_of_the_last_holder()
+        self.storages.tag(self._existing)
+        self.storages.n_existing = len(self.storages.n_bytes)
+        self._existing.clear()  # or nothing that was there could ever die
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                self._hooks.append(
+                    parameter.register_post_accumulate_grad_hook(self._gradient(name.rpartition(".")[0]))
+                )
+        self._main = self.scopes.frame
+        self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
+        self.scopes.__enter__()
+        self.begin_ns = time.time_ns()
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        self.end_ns = time.time_ns()
+        self.scopes.__exit__(kind, error, traceback)
+        for hook in self._hooks:
+            hook.remove()
+        self.storages.forget()
+        # Whoever keeps the columns must not keep the model: on CUDA it would lie in the next run's total.
+        del self._model
+        self.scopes.modules.clear()
+
+    def on_phase(self, phase: Phase) -> None:
+        """The step crosses a border; see `step.OnPhase`."""
+        _wait()
+        self._phase = PHASES.index(phase)
+        self._outer_task = None
+        self.borders.append((self._phase, len(self.storages.turns)))
+        self._scene(self.scopes.frame)
+        _wait()
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        phase = self._phase_of(frame)
+        counts = self.n_recompute if phase == RECOMPUTE else self.n_forward
+        counts[block] += 1
+        frame.calls.append(self.calls.begin(block, self.storages.of(inputs)) if phase == FORWARD else NONE)
+        self._scene(frame)
+
+    def left(self, block: int, frame: Any, output: Any) -> None:
+        call = frame.calls.pop()
+        if call != NONE:
+            self.calls.end(call, self.storages.of(output))
+        self._scene(frame)
+
+    def rerun_changed(self, frame: Frame) -> None:
+        self._scene(frame)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = self._known_ops.get(func) or self._learn(func)
+        if known is VIEW:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        kwargs = kwargs or {}
+        frame: Any = self.scopes.frame
+        phase = self._phase_of(frame)
+        first_ns = time.time_ns()
+        out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
+        if out is None:
+            out = func(*args, **kwargs)
+        last_ns = time.time_ns()
+        block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
+        name, count = known
+        if count is not None:
+            self.flops[phase, block] += count(*args, **kwargs, out_val=out)
+        if func is CAST and args[0].is_leaf and args[0].requires_grad:
+            self.casts.append(len(self.ops) // len(OP_COLUMNS))
+        self.ops.extend((name, block, phase, first_ns, last_ns))
+        self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+        return out
+
+    def _learn(self, func: Any) -> tuple[int, Any]:
+        """Number and formula of an operator met for the first time, or VIEW."""
+        if getattr(func, "is_view", False) and func is not LIFT:
+            known = VIEW
+        else:
+            known = (len(self.op_names), formula(func))
+            if is_uncounted(func):
+                self.uncounted.append(known[0])
+            self.op_names.append(str(func))
+        self._known_ops[func] = known
+        return known
+
+    def _phase_of(self, frame: Frame) -> int:
+        """A forward inside backward is a recompute, also where a model checkpoints on its own and opens no scope."""
+        if frame.reruns or (self._phase == BACKWARD and len(frame.stack) > 1):
+            return RECOMPUTE
+        return self._phase
+
+    def _block_of_node(self, frame: _Numbered) -> int:
+        """Block whose forward made the autograd node that runs now; 0 where there is none or nobody can say."""
+        node = torch._C._current_autograd_node()
+        number = node._sequence_nr() if node is not None else NO_NUMBER
+        if number >= NO_NUMBER:
+            return 0
+        task = torch._C._current_graph_task_id()
+        if self._outer_task is None:
+            self._outer_task = task
+        # On CUDA a recompute numbers its nodes in the autograd thread. Only reentrant checkpointing runs backward
+        # through such nodes, in a graph task of its own.
+        source: Any = frame if task != self._outer_task else self._main
+        return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
+
+    def _gradient(self, owner: str) -> Any:
+        def hook(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None:
+                self.storages.tag(Existing(part, "gradient", owner) for part in parts(parameter.grad))
+
+        return hook
+
+    def _scene(self, frame: Any) -> None:
+        """Notes what runs from now on: phase, block that runs again, innermost block, autograd's counter."""
+        phase = self._phase_of(frame)
+        rerun = NONE
+        if phase == RECOMPUTE:
+            rerun = frame.reruns[-1] if frame.reruns else frame.stack[1]
+        self.scene_ns.append(time.time_ns())
+        self.scene_phase.append(phase)
+        self.scene_rerun.append(rerun)
+        self.scene_block.append(frame.stack[-1])
+        frame.first_node.append(torch._C._autograd._get_sequence_nr())
+        frame.block.append(frame.stack[-1])
+
+
+def _wait() -> None:
+    end_ns = time.time_ns() + QUIET_NS
+    while time.time_ns() < end_ns:
+        pass

@@ -1,0 +1,1 @@
+"""What a run has to leave as found: generators, settings, what models remember."""

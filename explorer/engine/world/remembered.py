@@ -1,0 +1,281 @@
+"""Everything a model remembers: a picture of all that can be reached from it, in copies that no later change can reach.
+
+    buffers ─ plain attributes ─┬─ lists, dicts, deques, sets, arrays, objects with or without slots
+                                ├─ modules that nobody registered, with their parameters and gradients
+                                ├─ closures, partials and bound methods (hooks too, where asked for)
+                                └─ attributes of the model's own classes, data of the files they stand in
+
+What torch and the standard library keep for themselves is left out: it says nothing about the model.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import numbers
+import operator
+import sys
+import types
+from array import array
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from explorer.engine.world.bits import same_bits
+from explorer.engine.world.kept_inside import captured, is_own_function, state_of_itself
+
+StateKey = tuple[str, str, Literal["buffer", "attribute"]]
+State = dict[StateKey, Any]
+
+_OWN = frozenset(vars(nn.Module())) | {"forward"}
+"""What torch keeps in a module's __dict__, and the forward that a policy puts there."""
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_FOREIGN = frozenset({"torch", "numpy"})
+_OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
+                      "itertools", "__main__"})  # fmt: skip
+"""Modules of the standard library whose things hold a user's data."""
+_MAX_THINGS = 200_000
+_MAX_TEXT = 40
+_NOT_WALKED = "not walked"
+
+
+def read_state(model: nn.Module, *, whole: bool = False) -> State:
+    """Copies of all that `model` remembers, by block and name.
+
+    `whole`: what an observer may have on the model as well: hooks, modes, attributes of parameters.
+    """
+    walk = _Walk(model)
+    state: State = {}
+    for fqn, module in model.named_modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                state[fqn, name, "buffer"] = _tensor(buffer)
+        for name, value in vars(module).items():
+            if name not in _OWN and not isinstance(value, torch.Generator):  # the RNG report has those
+                state[fqn, name, "attribute"] = walk.frozen(value)
+        walk.meet(type(module))
+        if whole:
+            state[fqn, "mode", "attribute"] = [type(module).__qualname__, module.training]
+            state[fqn, "hooks", "attribute"] = [walk.frozen(list(getattr(module, name).values())) for name in _HOOKS]
+            for name, parameter in module.named_parameters(recurse=False):
+                state[fqn, f"{name} itself", "attribute"] = walk.of_parameter(parameter)
+    state.update({("", name, "attribute"): value for name, value in walk.of_classes()})
+    return state
+
+
+class _Walk:
+    """One look at everything: each thing once, however many ways lead to it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._images: dict[int, Any] = {}
+        self._held: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
+        self._classes: dict[type, None] = {}
+        self._files: dict[int, dict[str, Any]] = {}
+        self._images.update((id(thing), f"{type(thing).__qualname__} of the model") for thing in self._held)
+
+    def frozen(self, value: Any) -> Any:
+        """`value` as plain data that later changes cannot reach: tensors copied, containers and objects walked.
+
+        A thing that several ways lead to has one image: which of two equal tensors a module holds is no difference.
+        """
+        if value is None or isinstance(value, (bool, str, bytes, numbers.Number)):
+            return _number(value)
+        if id(value) in self._images:
+            return self._images[id(value)]
+        if len(self._held) > _MAX_THINGS:
+            return _NOT_WALKED
+        self._held.append(value)  # so that no other thing gets its id
+        self._images[id(value)] = _NOT_WALKED  # until it is: a thing may hold itself
+        self._images[id(value)] = image = self._image(value)
+        return image
+
+    def _image(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return _tensor(value)
+        if (held := self._contents(value)) is not None:
+            beside = getattr(value, "__dict__", None)
+            return {"contents": held, "attributes": self.frozen(dict(beside))} if beside else held
+        if (state := state_of_itself(value)) is not None:
+            return self.frozen(state)
+        if (inside := captured(value)) is not None:
+            return [type(value).__qualname__, *map(self.frozen, inside)]
+        return self._object(value)
+
+    def _contents(self, value: Any) -> Any:
+        """Of a container; None for what is none."""
+        if isinstance(value, Mapping):
+            return {_label(key, i): self.frozen(item) for i, (key, item) in enumerate(list(value.items()))}
+        if isinstance(value, (set, frozenset)):
+            return [len(value), *sorted((self.frozen(item) for item in value), key=repr)]
+        if isinstance(value, (list, tuple, deque, array)):
+            return [len(value), *map(self.frozen, value)]
+        return None
+
+    def of_parameter(self, parameter: nn.Parameter) -> Any:
+        """Whether it is trained, what somebody wrote on it, and what its hooks hold: clipping, an optimizer."""
+        held = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+        hooks = [self.frozen(list(hooks.values())) for hooks in held if hooks]
+        return [parameter.requires_grad, self.frozen(dict(vars(parameter))), hooks]
+
+    def meet(self, kind: type) -> None:
+        """Remembers the classes of the model's own behind `kind`, and the files that they stand in."""
+        for base in kind.__mro__:
+            if base in self._classes or not _is_own(base.__module__):
+                continue
+            self._classes[base] = None
+            for function in vars(base).values():
+                if is_own_function(function):
+                    self._files[id(function.__globals__)] = function.__globals__
+
+    def of_classes(self) -> Iterator[tuple[str, Any]]:
+        """Data on the classes and in the files that were met, by `Class.name` and by plain name.
+
+        What functions carry counts as well: defaults that are changed in place, attributes, closures of decorators.
+        """
+        for file in list(self._files.values()):
+            for name, value in list(file.items()):
+                if _is_data(name, value):
+                    yield name, self.frozen(value)
+        done: set[type] = set()
+        while left := [kind for kind in self._classes if kind not in done]:
+            for kind in left:
+                done.add(kind)
+                for name, value in list(vars(kind).items()):
+                    if _is_data(name, value):
+                        yield f"{kind.__qualname__}.{name}", self.frozen(value)
+
+    def _object(self, value: Any) -> Any:
+        kind = type(value)
+        if kind.__module__ == "numpy":
+            return _array(value, self.frozen)
+        if kind.__module__ == "itertools" or isinstance(value, (enum.Enum, bytearray, torch.dtype, torch.device)):
+            return repr(value)
+        if isinstance(value, Iterator):
+            return [kind.__qualname__, operator.length_hint(value, -1)]
+        if isinstance(value, (type, types.ModuleType, RemovableHandle)) or _is_plumbing(kind):
+            return kind.__qualname__
+        self.meet(kind)
+        own = _OWN - {"_parameters", "_buffers", "_modules"} if isinstance(value, nn.Module) else ()
+        inside = {name: held for name, held in getattr(value, "__dict__", {}).items() if name not in own}
+        for base in kind.__mro__:
+            slots = vars(base).get("__slots__", ())
+            for name in (slots,) if isinstance(slots, str) else slots:
+                if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                    inside[name] = getattr(value, name)
+        return [kind.__qualname__, self.frozen(inside)] if inside else kind.__qualname__
+
+
+def frozen(value: Any) -> Any:
+    """One value as plain data that later changes cannot reach."""
+    return _Walk(nn.Module()).frozen(value)
+
+
+def same_state(left: Any, right: Any) -> bool:
+    """Whether two frozen values are equal, tensors bit by bit; NaN equals NaN."""
+    return _same(left, right, {})
+
+
+def _same(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
+    """`known`: pairs that were compared before; one image may stand in many places."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (Tensor, dict, list)):
+        pair = id(left), id(right)
+        if pair not in known:
+            known[pair] = same_bits(left, right) if isinstance(left, Tensor) else _same_parts(left, right, known)
+        return known[pair]
+    if isinstance(left, float) and math.isnan(left):
+        return math.isnan(right)
+    return bool(left == right)
+
+
+def _same_parts(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key], known) for key in left)
+    return len(left) == len(right) and all(_same(one, other, known) for one, other in zip(left, right))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain parts of a frozen value with the way to each."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def short(value: Any) -> str:
+    """A frozen value in a few words."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return _cut(f"{value.item():.6g}" if value.is_floating_point() else str(value.item()))
+        first = ", ".join(f"{number:.5g}" for number in value.flatten()[:3].tolist())
+        return f"{first}, … ({' x '.join(map(str, value.shape))})"
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return f"{value[0]} items"
+    if isinstance(value, list):
+        return str(value[0]) if value else "empty"
+    if isinstance(value, dict):
+        return f"{len(value)} items"
+    return "absent" if value is None else _cut(repr(value))
+
+
+def _number(value: Any) -> Any:
+    return value.item() if type(value).__module__ == "numpy" else value
+
+
+def _tensor(value: Tensor) -> Any:
+    if value.device.type == "meta":
+        return f"meta {tuple(value.shape)}"
+    detached = value.detach()
+    dense = detached.to_dense() if value.layout is not torch.strided else detached
+    copy = dense.to("cpu", copy=True)
+    if value.is_leaf and value.grad is not None:
+        return {"value": copy, "grad": _tensor(value.grad)}
+    return copy
+
+
+def _array(value: Any, walk: Any) -> Any:
+    if not hasattr(value, "tobytes"):
+        return type(value).__qualname__
+    if value.dtype.hasobject:
+        return walk(value.tolist())
+    try:
+        return torch.from_numpy(value.copy())
+    except TypeError:  # text, dates: types that torch has not
+        return [str(value.dtype), str(value.shape), value.tobytes()]
+
+
+def _is_own(module: str) -> bool:
+    top = module.partition(".")[0]
+    return top == "__main__" or (top not in _FOREIGN and top not in sys.stdlib_module_names)
+
+
+def _is_plumbing(kind: type) -> bool:
+    """Loggers, locks, files and the like: walking them would lead all over the process."""
+    top = kind.__module__.partition(".")[0]
+    return top in sys.stdlib_module_names and top not in _OF_DATA
+
+
+def _is_data(name: str, value: Any) -> bool:
+    if is_own_function(value):
+        return True
+    if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
+        return False
+    return not isinstance(value, (type, types.ModuleType)) and not _is_plumbing(type(value))
+
+
+def _label(key: Any, i: int) -> str:
+    plain = key is None or isinstance(key, (bool, int, float, str, bytes, tuple)) and "0x" not in repr(key)
+    return str(key) if isinstance(key, str) else repr(key) if plain else f"#{i}"
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -1,0 +1,1 @@
+"""The lab: experiments that run something real in seconds and compute what there is to learn."""

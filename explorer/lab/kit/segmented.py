@@ -1,0 +1,184 @@
+"""Checkpointing without a graph that spans the net: run segment by segment, then backward segment by segment.
+
+    forward    x ──▶ segment 0 ──▶ b1 ──▶ segment 1 ──▶ b2 ──▶ loss      only x, b1, b2 and the RNG states stay
+    backward   store ◀── segment 0 again ◀── g1 ◀── segment 1 again ◀── g2
+
+It is what a framework does whose autograd has no hooks (candle), and it shows what a checkpoint is made of.
+
+1. A segment's graph lives only while that segment is worked on, forward and backward alike.
+2. A segment that runs again draws the same random numbers and does not move running statistics a second time.
+3. There is one store of gradients and it grows by addition. A weight that several segments share gets the sum of what
+   they say, in the very order of one long backward: the store enters each segment's backward as the first
+   summand (see `_Start`), so the result is that of the plain run in every bit, not just up to rounding.
+   (a + b) + (c + d), which adding up per segment would give, is another number than ((a + b) + c) + d.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.policy.recompute import running_again
+from explorer.engine.world.rng import RngState
+from explorer.errors import InvalidPolicy
+
+Merge = Literal["add", "overwrite", "per_segment"]
+"""add: one store, summed (the right way). overwrite: one store, the last segment to write a name wins (wrong as soon
+as a weight is shared). per_segment: one store a segment, nothing merged (holds shared weights once a segment)."""
+
+Store = dict[str, Tensor]
+"""Gradients by parameter name."""
+
+Step = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A net as a chain of steps, one tensor in and one out. `model` owns the parameters that the steps use."""
+
+    model: nn.Module
+    steps: tuple[Step, ...]
+    loss: Step
+
+    @classmethod
+    def of(cls, model: nn.Sequential, loss: Step) -> Chain:
+        """The children of a Sequential, one step each."""
+        return cls(model, tuple(model), loss)
+
+    def plain(self, x: Tensor) -> Tensor:
+        """The loss of one ordinary run that keeps its whole graph."""
+        return self.loss(_run(self.steps, x))
+
+    @property
+    def trainable(self) -> Store:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+@dataclass(frozen=True)
+class SegmentedStep:
+    """What one segmented forward and backward gave. `stores` holds one store, or one a segment (last segment first)."""
+
+    loss: Tensor
+    stores: tuple[Store, ...]
+    input_gradient: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """All that is kept of a segment between its forward and its backward."""
+
+    steps: Sequence[Step]
+    input: Tensor
+    rng: RngState
+
+
+def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add") -> SegmentedStep:
+    """Forward and backward of `chain` in `n_segments` segments of nearly equal length; no `.grad` is touched.
+
+    With `merge="add"` gradients are bitwise those of `chain.plain(x).backward()`. The forward of a segment runs with
+    grad mode on and its graph is dropped at once: under no_grad torch may choose other kernels, which round
+    differently, and one segment's graph is held in backward anyway.
+    Raises InvalidPolicy where there are fewer steps than segments.
+    """
+    entries: list[_Entry] = []
+    state = x
+    for steps in cut(chain.steps, n_segments):
+        entries.append(_Entry(steps, state, RngState.capture(chain.model)))
+        state = _run(steps, _leaf(state, x)).detach()
+    loss, gradients = _loss(chain, state)
+    del state
+    after = RngState.capture(chain.model)
+
+    stores: list[Store] = [] if merge == "per_segment" else [{}]
+    while entries:
+        entry = entries.pop()
+        entry.rng.restore()
+        known = _Known(gradients, stores[0] if merge == "add" else {})
+        with running_again(chain.model):
+            gradients, found = _pull_back(chain, entry.steps, _leaf(entry.input, x), known)
+        if merge == "per_segment":
+            stores.append(found)
+        else:
+            stores[0].update(found)
+        del found  # a second owner would keep backward from adding in place
+    after.restore()
+    return SegmentedStep(loss, tuple(stores), gradients[0] if gradients else None)
+
+
+def cut(steps: Sequence[Step], n_segments: int) -> list[Sequence[Step]]:
+    """`n_segments` consecutive runs of steps whose lengths differ by one at most; the first ones are the longer."""
+    if not 1 <= n_segments <= len(steps):
+        raise InvalidPolicy(
+            f"{n_segments} segments were asked of a chain of {len(steps)} steps.",
+            hint="Every segment holds at least one step.",
+        )
+    length, longer = divmod(len(steps), n_segments)
+    ends = [length * (i + 1) + min(i + 1, longer) for i in range(n_segments)]
+    return [steps[end - length - (i < longer) : end] for i, end in enumerate(ends)]
+
+
+def install(store: Store, model: nn.Module) -> None:
+    """Makes `store` the gradients that an optimizer sees; parameters without an entry get None."""
+    for name, parameter in model.named_parameters():
+        parameter.grad = store.get(name)
+
+
+def _run(steps: Sequence[Step], x: Tensor) -> Tensor:
+    for step in steps:
+        x = step(x)
+    return x
+
+
+def _loss(chain: Chain, output: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """The loss without its graph, which would hold the output, and the gradient at the output."""
+    output.requires_grad_()
+    loss = chain.loss(output)
+    return loss.detach(), list(torch.autograd.grad(loss, output))
+
+
+def _leaf(state: Tensor, x: Tensor) -> Tensor:
+    """The segment's input, cut off from what made it; it asks for a gradient unless it is the input of the net and
+    that did not ask either."""
+    return state.detach().requires_grad_(x.requires_grad if state is x else True)
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What a segment's backward starts from. Backward takes both out, so that nobody else keeps them alive."""
+
+    output_gradient: list[Tensor]
+    store: Store
+
+
+def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, known: _Known) -> tuple[list[Tensor], Store]:
+    """Runs a segment again and backward: the gradient at its input (none where nobody asked), and its parameters'."""
+    parameters = chain.trainable
+    shared = tuple(known.store)
+    token = _Start.apply(known, shared, _run(steps, start), *(parameters[name] for name in shared))
+    leaves = [start] if start.requires_grad else []
+    found = torch.autograd.grad(token, [*leaves, *parameters.values()], allow_unused=True)
+    del token
+    of_parameters = found[len(leaves) :]
+    return list(found[: len(leaves)]), {name: g for name, g in zip(parameters, of_parameters) if g is not None}
+
+
+class _Start(torch.autograd.Function):
+    """The node where a segment's backward begins: it hands out the gradient at the output, and the store so far.
+
+    Autograd adds up a parameter's gradients in the order in which they arrive, and this node's arrive first. It gives
+    away what it hands out: autograd, now the only owner, adds in place, and no second copy comes alive.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, known: _Known, shared: tuple[str, ...], output: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.known, ctx.shared = known, shared
+        return output.new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *token_gradient: Any) -> Any:
+        known: _Known = ctx.known
+        return (None, None, known.output_gradient.pop(), *(known.store.pop(name) for name in ctx.shared))

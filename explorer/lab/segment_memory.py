@@ -1,0 +1,127 @@
+"""Memory of a segmented step: peaks summed from the allocator's own events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from explorer.engine.device.allocator import AllocatorLog, lifetimes
+from explorer.engine.device.device import device_of
+from explorer.lab.kit.bench import Bench, Setting, Shown, baseline_row, counted, measured, percent
+from explorer.lab.kit.nets import Recurrent
+from explorer.lab.kit.segmented import Chain, Merge, segmented_step
+from explorer.lab.stores import checkpointed_loss, recurrent_chain
+from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
+
+PEAK = "peak"
+MIB = 2**20
+
+
+def segment_memory(setting: Setting, bench: Bench) -> Shown:
+    """Peak bytes against the number of segments: plain, one store, a list of stores, torch's checkpoint."""
+    length = int(setting["length"])
+    batch, width = (512, 32) if setting["batch"] == "large" else (4, 256)
+    torch.manual_seed(0)
+    net = Recurrent(width).to(bench.device)
+    sequence = bench.normal(batch, length, width)
+    chained, x = recurrent_chain(net, sequence), torch.zeros_like(sequence[:, 0])
+    for once in (_plain, partial(_checkpointed, n_segments=2)):  # a first step may allocate what stays
+        once(chained, x)
+    plain = peak_bytes(partial(_plain, chained, x), bench)
+    counts = [1, 2, 4, 8, length]
+    peaks: dict[str, list[int]] = {"one store": [], "list of stores": [], "torch's checkpoint": []}
+    for done, n_segments in enumerate(counts):
+        bench.tell(f"{n_segments} segments", done, len(counts))
+        peaks["one store"].append(peak_bytes(partial(_segmented, chained, x, n_segments, "add"), bench))
+        peaks["list of stores"].append(peak_bytes(partial(_segmented, chained, x, n_segments, "per_segment"), bench))
+        peaks["torch's checkpoint"].append(peak_bytes(partial(_checkpointed, chained, x, n_segments), bench))
+    rows = (
+        baseline_row("plain", _bytes(PEAK, plain)),
+        *(_row(label, counts, values) for label, values in peaks.items()),
+    )
+    chart = LabChart(
+        kind="lines",
+        title="How much memory does the step hold at its peak?",
+        x_title="number of segments",
+        y_title="peak, beyond weights and batch",
+        unit="bytes",
+        x=tuple(map(str, counts)),
+        series=(
+            LabSeries(name="plain", y=tuple(float(plain) for _ in counts), part="baseline"),
+            *(LabSeries(name=label, y=tuple(map(float, values))) for label, values in peaks.items()),
+        ),
+    )
+    return Shown(rows, chart, tuple(_findings(plain, counts, peaks)))
+
+
+def peak_bytes(step: Callable[[], object], bench: Bench) -> int:
+    """Most bytes held at once of those that were allocated during `step`."""
+    recorder = device_of(bench.device).recorder()
+    with recorder:
+        kept = step()
+    del kept
+    return peak_of(recorder.log)
+
+
+def peak_of(log: AllocatorLog) -> int:
+    """Highest sum of the blocks born in `log`, over its events."""
+    alive = lifetimes(log)
+    deltas = np.zeros(len(log.n_bytes) + 1, dtype=np.int64)
+    sizes = log.n_bytes[alive.born]
+    np.add.at(deltas, alive.born, sizes)
+    np.add.at(deltas, alive.died, -sizes)
+    return int(deltas[:-1].cumsum().max(initial=0))
+
+
+def _plain(chained: Chain, x: torch.Tensor) -> None:
+    chained.model.zero_grad(set_to_none=True)
+    chained.plain(x).backward()
+
+
+def _checkpointed(chained: Chain, x: torch.Tensor, n_segments: int) -> None:
+    chained.model.zero_grad(set_to_none=True)
+    checkpointed_loss(chained, x, n_segments).backward()
+
+
+def _segmented(chained: Chain, x: torch.Tensor, n_segments: int, merge: Merge) -> object:
+    chained.model.zero_grad(set_to_none=True)
+    return segmented_step(chained, x, n_segments, merge)
+
+
+def _bytes(name: str, n_bytes: int) -> LabFigure:
+    return measured(name, n_bytes, "bytes")
+
+
+def _row(label: str, counts: list[int], peaks: list[int]) -> LabRow:
+    least = min(peaks)
+    return LabRow(
+        label=label,
+        outcome="shown",
+        figures=(_bytes(PEAK, least), counted("segments at the least peak", counts[peaks.index(least)])),
+        note="the least of all numbers of segments",
+    )
+
+
+def _findings(plain: int, counts: list[int], peaks: dict[str, list[int]]) -> list[str]:
+    one, many, torchs = peaks.values()
+    least = min(one)
+    n_best = counts[one.index(least)]
+    closest = max(abs(a - b) / b for a, b in zip(one, torchs))
+    extra = many[-1] - one[-1]
+    helps = "Cutting helps" if least < plain else "Cutting does not help"
+    return [
+        f"{helps}: the least peak with one store is {least / MIB:.2f} MiB, at {n_best} "
+        f"segment{'s' if n_best > 1 else ''}; the plain run's is {plain / MIB:.2f} MiB.",
+        f"Over all numbers of segments torch's own checkpoint is at most {percent(closest)} away from the one store: "
+        f"it holds the same things.",
+        f"With {counts[-1]} segments a list of stores needs {extra / MIB:.2f} MiB more than one store "
+        f"({percent(extra / one[-1])})"
+        + (
+            ": one gradient of every shared weight a segment."
+            if extra
+            else ": its peak comes before the list has filled."
+        ),
+    ]

@@ -1,0 +1,1 @@
+"""A policy or a plan in the form that somebody else needs."""

@@ -1,0 +1,153 @@
+"""A pipeline plan for other programs: stage lists, torch's schedule CSV, and the torchrun command with its script."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import msgspec
+
+from explorer.errors import InvalidPlan, UnreadableFile
+from explorer.plan.pipeline.actions import to_csv
+from explorer.plan.pipeline.schedules import rows_of
+from explorer.record.base import from_json, to_json
+from explorer.record.graph import ModelRef
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy_file import PolicyFile
+from explorer.record.run import RunSpec
+
+SPEC_FILE = "run_spec.json"
+SCRIPT_FILE = "run.sh"
+CSV_FILE = "schedule.csv"
+RESULTS = "results"
+NEEDS = (
+    "A training script applies the policy before it splits the model, or to each stage with "
+    "apply_policy(stage, policy, part=True). except_last, dropout keyed by microbatch, running statistics once a batch "
+    "and the sum over tied weights are done by the explorer's engines; torch.distributed.pipelining does none of them."
+)
+"""What lists of stages and actions do not carry. The lists have torchtitan's shape (module_fqns_per_model_part,
+pipeline_parallel_schedule_csv)."""
+CHECKOUT = Path(__file__).resolve().parents[3]
+"""Where the explorer is imported from, also where nobody installed it."""
+
+
+def to_stages(file: PolicyFile) -> str:
+    """JSON: one list of fqns a stage, in execution order. Raises InvalidPlan where the file has no plan."""
+    return json.dumps([list(blocks) for blocks in _plan(file).stages], indent=2) + "\n"
+
+
+def to_schedule_csv(file: PolicyFile) -> str:
+    """One line of actions a rank, as torch's runtime loads it. Raises InvalidPlan where the file has no plan."""
+    return to_csv(rows_of(_plan(file)))
+
+
+def torchrun_command(spec: RunSpec, folder: Path) -> str:
+    """For one machine; `run.sh` takes torchrun's options for several. Raises InvalidPlan."""
+    _planned(spec)
+    return f"sh {shlex.quote(str(folder / SCRIPT_FILE))}"
+
+
+def run_files(spec: RunSpec) -> dict[str, str]:
+    """By name, the files that a torchrun run needs, wherever they are unpacked. Raises InvalidPlan.
+
+    A model that is a file goes with them, and the spec in the folder names it there.
+    """
+    plan, packed = _planned(spec), packed_model(spec.model)
+    files = {} if packed is None else {packed.name: _text_of(packed)}
+    inside = spec if packed is None else msgspec.structs.replace(spec, model=_named(spec.model, packed.name))
+    return {
+        **files,
+        SPEC_FILE: to_json(inside).decode() + "\n",
+        SCRIPT_FILE: _script(len(rows_of(plan)), packed),
+        CSV_FILE: to_csv(rows_of(plan)),
+    }
+
+
+def packed_model(model: ModelRef) -> Path | None:
+    """The file of a model that is one; None for a package's module and a configuration."""
+    path = Path(model.target.partition(".py:")[0] + ".py" if ".py:" in model.target else model.target)
+    return path if path.suffix == ".py" and path.is_file() else None
+
+
+def _named(model: ModelRef, file: str) -> ModelRef:
+    _, colon, factory = model.target.partition(".py:")
+    return msgspec.structs.replace(model, target=f"{file}:{factory}" if colon else file)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidPlan(f"The model's file {path} cannot be read: {error}.", hint="Ranks need its text.") from error
+
+
+def _script(n_ranks: int, model: Path | None) -> str:
+    beside = "" if model is None else str(model.resolve().parent)
+    return f"""#!/bin/sh
+# One rank a process, from wherever this folder lies. On several machines, copy it to each and tell torchrun more:
+#   sh run.sh --nnodes N --node-rank R --nproc-per-node RANKS_HERE --master-addr FIRST_MACHINE
+# Afterwards copy the results of all machines into one folder, and open it: pipeline MODEL --results FOLDER
+#
+# PYTHON=...               the interpreter, with torch and the explorer installed
+# EXPLORER=...             the explorer's checkout, where it is not installed
+# GLOO_SOCKET_IFNAME=...   the network interface (ip addr); left alone, the one that leads to the first machine
+set -e
+cd "$(dirname "$0")"
+PYTHON="${{PYTHON:-{sys.executable}}}"
+[ -x "$(command -v "$PYTHON")" ] || PYTHON=python
+export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{_and_beside(beside)}
+"$PYTHON" -c "import torch, explorer" 2>/dev/null || {{
+  echo "Error: $PYTHON has no torch or no explorer. Name others: PYTHON=python3 EXPLORER=/checkout sh run.sh" >&2
+  exit 2
+}}
+exec "$PYTHON" -m torch.distributed.run --nproc-per-node {n_ranks} "$@" \\
+  -m explorer.engine.pipeline.play.torchrun_rank {SPEC_FILE} --out {RESULTS}
+"""
+
+
+def _and_beside(folder: str) -> str:
+    """What a model's file imports from beside it is found where it was written; elsewhere it has to be copied too."""
+    return f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(folder)}' if folder else ""
+
+
+def run_key(spec: RunSpec) -> str:
+    """The same for equal specs, wherever their model's file lies: ranks leave it in their results."""
+    anywhere = msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, target=""))
+    return hashlib.sha256(to_json(anywhere)).hexdigest()[:16]
+
+
+def read_spec(path: Path) -> RunSpec:
+    """A run_spec.json. Raises UnreadableFile."""
+    try:
+        return from_json(path.read_bytes(), RunSpec)
+    except OSError as error:
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror}.", hint="Write it with `pipeline --engine torchrun`."
+        ) from error
+
+
+def spec_beside(results: Path) -> RunSpec:
+    """The spec of the run whose results lie in `results`. Raises UnreadableFile."""
+    places = [results / SPEC_FILE, results.parent / SPEC_FILE]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise UnreadableFile(
+            f"Neither {results} nor the folder above it holds {SPEC_FILE}: what ran there is not known.",
+            hint=f"Copy the {SPEC_FILE} that lay beside run.sh to the results.",
+        )
+    return read_spec(found)
+
+
+def _planned(spec: RunSpec) -> PipelinePlan:
+    if spec.plan is None:
+        raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
+    return spec.plan
+
+
+def _plan(file: PolicyFile) -> PipelinePlan:
+    if file.pipeline is None:
+        raise InvalidPlan("The policy file holds no pipeline plan.", hint="Write it with `pipeline --out policy.yaml`.")
+    return file.pipeline

@@ -1,0 +1,1 @@
+"""What a policy would do, played through a measured timeline."""

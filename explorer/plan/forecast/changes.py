@@ -1,0 +1,167 @@
+"""A measured timeline with some units recomputed: what leaves it, what stays longer, what comes twice.
+
+    held  ________                      ________
+          forward |____________________|        kept -> recomputed: the shaded bytes are gone,
+          of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
+
+Beside what stays.py says of each call alone: an input that a checkpoint keeps stays although another unit would free
+it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on the CPU.
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html; runs hold it true in
+tests/engine/measure/test_forecast_comes_true.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.forecast.nesting import Nest, again_bytes, back_with
+from explorer.plan.forecast.replay import Replay
+from explorer.plan.memory.series import Bytes, Mask
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+
+RNG_STATE_BYTES = 5056
+"""Of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's state lies on the CPU."""
+Changes = NDArray[np.int64]
+"""Rows of (first tick, end tick, bytes more than measured between them)."""
+
+
+def stash_bytes(measurement: Measurement, policy: Policy) -> int:
+    """Bytes that every checkpoint call keeps on the measured device for its generator."""
+    return RNG_STATE_BYTES if policy.preserve_rng_state and measurement.environment.device == "cpu" else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What recomputing changes: the line, and what is saved at the end of forward."""
+
+    changes: Changes
+    saved_bytes: int
+    """Saved at the end of forward, more than measured: negative where something leaves."""
+    away: Mask
+    """Of each entry, whether it has left by then."""
+    lives: tuple[Bytes, Bytes, Bytes]
+    """Entry, first tick and end tick of each stretch for which an entry of these calls is held."""
+    owner: Bytes
+    """Of each entry the innermost call that makes it again, or -1."""
+
+
+def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Played:
+    """All calls of `nest` recomputed. Tick `border` is the end of forward; None: not reached, nothing is away."""
+    own, given = _of_calls(replay, nest), _given(replay, nest)
+    others = np.setdiff1d(given.entry, own.entry)
+    lives = _merged(
+        np.concatenate((own.entry, own.entry, others, given.entry)),
+        np.concatenate((replay.born[own.entry], own.back, replay.born[others], given.back)),
+        np.concatenate((own.leave, replay.died[own.entry], replay.died[others], given.leave)),
+        len(replay.line) + 2,
+    )
+    touched = np.concatenate((own.entry, others))
+    measured = np.column_stack((replay.born[touched], replay.died[touched], -replay.size[touched]))
+    played = np.column_stack((lives[1], lives[2], replay.size[lives[0]]))
+    stashed = np.array([(stay.first, stay.ends, stash_bytes) for stay in nest.stays], dtype=np.int64).reshape(-1, 3)
+    saved, away = 0, np.zeros(len(replay.size), dtype=bool)
+    if border is not None:
+        kept = np.zeros(len(replay.size), dtype=bool)
+        kept[given.entry[(given.back <= border) & (border < given.leave)]] = True
+        # What leaves right behind the last event of forward has left when forward ends.
+        away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
+        away &= ~kept
+        longer = int(replay.size[kept & (replay.died <= border)].sum())
+        stashes = stash_bytes * sum(stay.first <= border < stay.ends for stay in nest.stays)
+        saved = longer + stashes - int(replay.size[away].sum())
+    changes = np.concatenate((measured, played, stashed))
+    return Played(changes=changes, saved_bytes=saved, away=away, lives=lives, owner=own.owner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Gap:
+    """Entries that are gone from `leave` to `back`; of what a call is given: kept from `back` to `leave`."""
+
+    entry: Bytes
+    leave: Bytes
+    back: Bytes
+    owner: Bytes
+
+
+def _of_calls(replay: Replay, nest: Nest) -> _Gap:
+    """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
+    stays = nest.stays
+    entries, leaves = joined([stay.entries for stay in stays]), joined([stay.leaves for stay in stays])
+    owner = np.full(len(replay.size), -1, dtype=np.int64)
+    owner[entries] = np.repeat(np.arange(len(stays)), [len(stay.entries) for stay in stays])  # inner calls come last
+    leave = np.full(len(replay.size), np.iinfo(np.int64).max)
+    np.minimum.at(leave, entries, leaves)
+    mine = np.flatnonzero(owner >= 0)
+    begins = np.array([stay.begins for stay in stays], dtype=np.int64)
+    return _Gap(entry=mine, leave=leave[mine], back=begins[owner[mine]], owner=owner)
+
+
+def _given(replay: Replay, nest: Nest) -> _Gap:
+    """A checkpoint keeps what it is given until its backward has ended.
+
+    Inside another one it does so from when that one runs again until it does itself.
+    """
+    inputs: list[int] = []
+    since: list[int] = []
+    until: list[int] = []
+    for stay, parent in zip(nest.stays, nest.parent):
+        inputs += stay.inputs
+        since += [nest.stays[parent].begins if parent >= 0 else 0] * len(stay.inputs)
+        until += [stay.begins if parent >= 0 else stay.ends] * len(stay.inputs)
+    entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
+    return _Gap(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]), owner=entry)
+
+
+def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
+    """Stretches of one entry that touch or overlap become one."""
+    some = first < end
+    entry, first, end = entry[some], first[some], np.minimum(end[some], length - 1)
+    order = np.argsort(entry * length + first, kind="stable")
+    start, stop = (entry * length + first)[order], np.maximum.accumulate((entry * length + end)[order])
+    new = np.flatnonzero(np.append(True, start[1:] > stop[:-1])) if len(start) else np.zeros(0, dtype=np.intp)
+    last = np.append(new[1:], len(start)) - 1 if len(new) else new
+    return entry[order][new], start[new] % length, stop[last] % length
+
+
+def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
+    """Borders of the stretches of a line of `length` with one offset, and those offsets."""
+    first, end, size = changes[changes[:, 0] < changes[:, 1]].T
+    bounds = np.unique(np.concatenate(([0], first, end)))
+    bounds = bounds[bounds < length]
+    steps = np.zeros(len(bounds), dtype=np.int64)
+    for ticks, sizes in ((first, size), (end, -size)):
+        inside = ticks < length
+        np.add.at(steps, np.searchsorted(bounds, ticks[inside]), sizes[inside])
+    return bounds.astype(np.intp), np.cumsum(steps)
+
+
+def joined(parts: Sequence[Bytes]) -> Bytes:
+    """One after another; of no parts an empty column."""
+    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+
+
+def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> int:
+    """The peak once `played` has changed the line, and each call comes back by running forward again."""
+    bounds, offsets = offsets_of(played.changes, len(replay.line))
+    peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
+    before = [max(stay.begins - 1, 0) for stay in nest.stays]
+    places = np.searchsorted(bounds, before, side="right") - 1
+    for i, (stay, tick, place) in enumerate(zip(nest.stays, before, places)):
+        late = int(replay.size[stay.entries[stay.leaves >= stay.begins]].sum())  # gone and back at the same moment
+        base = int(replay.line[tick] + offsets[place]) - late
+        if nest.parent[i] >= 0:
+            base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
+        peak = max(peak, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes))
+    return peak
+
+
+def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:
+    """Bytes of those among `entries` that are not held at `tick`."""
+    entry, first, end = played.lives
+    there = np.concatenate((entry[(first <= tick) & (tick < end)], np.setdiff1d(entries, entry)))
+    return int(replay.size[entries[~np.isin(entries, there)]].sum())

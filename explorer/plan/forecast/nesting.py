@@ -1,0 +1,158 @@
+"""Units inside other units: which call holds which, and what running the outer one again costs then.
+
+    outer   |____ i1 ____ i2 ____ i3 ____|     forward keeps nothing inside, each unit's generator state apart
+    again   |____ i1 ____ i2 ____ ^            keeps what i1, i2, i3 are given, and stops where the last goes in
+    then    i3 again, its backward, i2 again, its backward, ...
+
+What an inner unit is given is kept from the moment the outer one runs again until the inner one does: the outer
+checkpoint hands it over once. Source: torch.utils.checkpoint, rules 4 and 5 of its note on nesting and early stop.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from explorer.plan.forecast.replay import Replay
+from explorer.plan.forecast.rerun_flops import stops_inside
+from explorer.plan.forecast.saved_by_call import Stay, most_at_once
+from explorer.plan.memory.series import Bytes
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Policy, Unit
+
+FOREVER = 2**62
+NO_PARENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nest:
+    """Calls of units, outer ones first, and for each the call it lies in."""
+
+    stays: tuple[Stay, ...]
+    parent: tuple[int, ...]
+    """Place in `stays`, or NO_PARENT."""
+    stops_inside: tuple[bool, ...]
+    """Whether running again ends where the last unit inside is entered."""
+
+    inside: Mapping[int, Sequence[int]]
+    """The calls directly inside a call, of those that have some."""
+
+    def below(self, i: int) -> list[int]:
+        """All calls inside call number `i`."""
+        return [k for j in self.inside.get(i, ()) for k in (j, *self.below(j))]
+
+    def above(self, i: int) -> list[int]:
+        """The calls that call number `i` lies in, innermost first."""
+        found = []
+        while (i := self.parent[i]) != NO_PARENT:
+            found.append(i)
+        return found
+
+
+def flat(stays: Sequence[Stay]) -> Nest:
+    """No call lies in another."""
+    n = len(stays)
+    return Nest(stays=tuple(stays), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
+
+
+def nest_of(policy: Policy, stays: Mapping[Unit, Sequence[Stay]], graph: ModelGraph | None) -> Nest:
+    """All calls of the units of `policy`."""
+    outer = enclosing(policy)
+    order = sorted(stays, key=lambda unit: _depth(unit, outer))
+    found: list[Stay] = []
+    parent: list[int] = []
+    stops: list[bool] = []
+    places: dict[Unit, range] = {}
+    for unit in order:
+        holders = [i for above in _chain(unit, outer) for i in places[above]]
+        places[unit] = range(len(found), len(found) + len(stays[unit]))
+        children = [child for child, holder in outer.items() if holder == unit]
+        for stay in stays[unit]:
+            around = (i for i in holders if found[i].first <= stay.first and stay.end <= found[i].end)
+            parent.append(next(around, NO_PARENT))
+            stops.append(policy.stops_early and any(stops_inside(graph, unit, child) for child in children))
+            found.append(stay)
+    directly: dict[int, list[int]] = defaultdict(list)
+    for i, holder in enumerate(parent):
+        if holder != NO_PARENT:
+            directly[holder].append(i)
+    return Nest(stays=tuple(found), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
+
+
+def enclosing(policy: Policy) -> dict[Unit, Unit]:
+    """Of each unit that lies in another one the innermost of those."""
+    named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
+    found = {}
+    for unit in policy.units:
+        above = next((fqn for fqn in reversed(_above(unit.blocks[0])) if fqn in named), None)
+        if above is not None:
+            found[unit] = named[above]
+    return found
+
+
+def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
+    """Most that running call number `i` again holds at once, with the units inside it keeping nothing."""
+    stay, inside = nest.stays[i], nest.inside.get(i, ())
+    if not inside:
+        return stay.again_bytes
+    children, below = [nest.stays[j] for j in inside], [nest.stays[j] for j in nest.below(i)]
+    last = _last_tick(
+        replay, stay, below, max(child.first if nest.stops_inside[i] else child.end for child in children)
+    )
+    entries = replay.between(stay.first, last)
+    born, died = replay.born[entries], replay.died[entries].copy()
+    place = {entry: k for k, entry in enumerate(entries.tolist())}
+    for one in below:
+        for entry, leaves in zip(one.entries.tolist(), one.leaves.tolist()):
+            if entry in place:
+                died[place[entry]] = min(int(died[place[entry]]), leaves)
+    for entry in {entry for child in children for entry in child.inputs if entry in place}:
+        died[place[entry]] = FOREVER  # kept for the unit that is given it
+    if len(replay.casts):
+        died[np.isin(entries, replay.casts)] = FOREVER
+    entered = np.array([one.first for one in below if one.first < last], dtype=np.int64)
+    return most_at_once(
+        np.concatenate((replay.size[entries], np.full(len(entered), stash_bytes))),
+        np.concatenate((born, entered)),
+        np.concatenate((died, np.full(len(entered), FOREVER))),
+    )
+
+
+def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
+    """Entries that calls around number `i` bring back, or keep for those inside, at the tick at which `i` begins."""
+    parts = [np.array(nest.stays[i].inputs, dtype=np.int64)]
+    for j in nest.above(i):
+        if nest.stays[j].begins == nest.stays[i].begins:
+            entries = nest.stays[j].entries
+            parts.append(entries[owner[entries] == j])
+            parts += [np.array(nest.stays[k].inputs, dtype=np.int64) for k in nest.inside[j]]
+    return np.unique(np.concatenate(parts))
+
+
+def _last_tick(replay: Replay, stay: Stay, below: Sequence[Stay], entered: int) -> int:
+    """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
+    within = np.concatenate([one.entries for one in below]) if below else np.zeros(0, dtype=np.int64)
+    own = stay.entries[~np.isin(stay.entries, within)]
+    own = own[~np.isin(own, stay.outputs)]
+    return max(entered, int(replay.born[own].max(initial=stay.first)))
+
+
+def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
+    found = []
+    while unit in outer:
+        unit = outer[unit]
+        found.append(unit)
+    return found
+
+
+def _depth(unit: Unit, outer: Mapping[Unit, Unit]) -> int:
+    return len(_chain(unit, outer))
+
+
+def _above(fqn: str) -> list[str]:
+    """Every ancestor's fqn, the model's included, from the outside in."""
+    parts = fqn.split(".") if fqn else []
+    return [".".join(parts[:n]) for n in range(len(parts))]

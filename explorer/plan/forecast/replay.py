@@ -1,0 +1,149 @@
+"""A measured timeline sorted for being played through again: entries by birth and by block, and the calls of blocks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.record.base import column
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import PHASES, ROLES, Calls, Measurement, PhaseSpan
+
+FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
+SAVED = ROLES.index("saved activation")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One forward call of a block. What it allocated is born after `first` and not after `end`."""
+
+    first: int
+    end: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A timeline and its entries, sorted by birth and by block as well; built once, asked at every toggle."""
+
+    line: Bytes
+    phase: NDArray[np.int8]
+    """Index into PHASES of each tick; -1 outside all spans."""
+    size: Bytes
+    born: Bytes
+    died: Bytes
+    role: Bytes
+    by_birth: NDArray[np.intp]
+    births: Bytes
+    """Ticks at which anything is born, ascending, and the tick behind the last."""
+    by_block: NDArray[np.intp]
+    """Entries such that everything below one fqn lies side by side."""
+    keys: list[tuple[str, ...]]
+    starts: NDArray[np.intp]
+    """First place in `by_block` of each key, and the number of entries at the end."""
+    calls: dict[str, list[Call]]
+    used_until: dict[int, int]
+    """Of each entry that went into a block, the tick at which the last such call ended."""
+    casts: Bytes
+    """Entries that autocast keeps until forward ends; empty without autocast."""
+    saved_outside: dict[str, tuple[bool, ...]]
+    """Of each output of a block, whether others save it; see `Block.outputs_saved_outside`."""
+
+    @classmethod
+    def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:
+        """None where no timeline was recorded, or one that does not know the calls of blocks."""
+        log = measurement.allocations
+        if log is None or not measurement.phases or not len(log.calls.block):
+            return None
+        order = sorted(range(len(log.blocks)), key=lambda i: tuple(log.blocks[i].split(".")))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        ranks, born = rank[array_of(log.block)], array_of(log.born)
+        calls = _calls(log.calls, log.blocks)
+        by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
+        return cls(
+            line=held(log),
+            phase=_phase_of_tick(measurement.phases, log.n_ticks),
+            size=array_of(log.n_bytes),
+            born=born,
+            died=array_of(log.died),
+            role=array_of(log.role),
+            by_birth=by_birth,
+            births=np.append(born[by_birth], log.n_ticks + 1),
+            by_block=by_block,
+            keys=[tuple(log.blocks[i].split(".")) for i in order],
+            starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),
+            calls=calls,
+            used_until=_used_until(calls),
+            casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
+            saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
+        )
+
+    def below(self, fqn: str) -> NDArray[np.intp]:
+        """Entries of `fqn` and of everything below it, in order of birth within each block."""
+        parts = tuple(fqn.split("."))
+        end = (*parts[:-1], parts[-1] + "\0")
+        first, last = (self.starts[bisect_left(self.keys, key)] for key in (parts, end))
+        return self.by_block[first:last]
+
+    def between(self, first: int, end: int) -> NDArray[np.intp]:
+        """Entries born after tick `first` and not after `end`, in order of birth."""
+        places = np.searchsorted(self.births[:-1], (first, end), side="right")
+        return self.by_birth[places[0] : places[1]]
+
+    def forward_ends(self, tick: int) -> int:
+        """Behind the last birth of the forward that `tick` lies in."""
+        later = np.flatnonzero(self.phase[tick:] != FORWARD)
+        border = tick + int(later[0]) if len(later) else len(self.line)
+        return int(self.births[np.searchsorted(self.births, border) - 1]) + 1
+
+    def born_in(self, fqn: str, entries: Bytes) -> int:
+        """Bytes of those among `entries` that calls of `fqn` allocated."""
+        calls, born = self.calls.get(fqn, []), self.born[entries]
+        if not calls:
+            return 0
+        place = np.searchsorted([call.first for call in calls], born) - 1
+        mine = (place >= 0) & (born <= np.array([call.end for call in calls])[place])
+        return int(self.size[entries[mine]].sum())
+
+
+def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
+    found: dict[str, list[Call]] = defaultdict(list)
+    place = 0
+    entries = calls.entries.tolist()
+    for block, first, end, n_inputs, n_outputs in zip(
+        calls.block, calls.first_tick, calls.end_tick, calls.n_inputs, calls.n_outputs
+    ):
+        outputs = place + n_inputs
+        found[blocks[block]].append(
+            Call(
+                first=first,
+                end=end,
+                inputs=tuple(entries[place:outputs]),
+                outputs=tuple(entries[outputs : outputs + n_outputs]),
+            )
+        )
+        place = outputs + n_outputs
+    return dict(found)
+
+
+def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for call in (call for own in calls.values() for call in own):
+        for entry in call.inputs:
+            found[entry] = max(found.get(entry, 0), call.end)
+    return found
+
+
+def _phase_of_tick(phases: tuple[PhaseSpan, ...], n_ticks: int) -> NDArray[np.int8]:
+    codes = np.full(n_ticks + 2, -1, dtype=np.int8)
+    for span in phases:
+        codes[span.first_tick : span.end_tick] = PHASES.index(span.phase)
+    return codes

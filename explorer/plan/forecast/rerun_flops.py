@@ -1,0 +1,46 @@
+"""FLOPs that recomputing a unit would add: its forward, of its last block only until the last tensor is saved.
+
+torch.utils.checkpoint stops there (`early_stop`, non-reentrant only): a block that ends in a matrix product, whose
+result only others keep, does not run that product again. One that ends in another unit stops where that is entered.
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from explorer.plan.memory.series import is_within
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy, Unit
+
+
+def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Sequence[str], policy: Policy) -> int:
+    """Of a step that kept `unit`. Without the `graph`, which knows what is saved last, the whole forward."""
+    bills = [measurement.by_fqn[fqn] for fqn in unit if fqn in measurement.by_fqn]
+    total = sum(bill.forward_flops for bill in bills)
+    last = graph.by_fqn.get(unit[-1]) if graph is not None else None
+    if last is None or not bills or not last.forward_flops or not policy.stops_early:
+        return total
+    return total - round(bills[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
+
+
+def nested_rerun_flops(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> int:
+    """As above, of a unit with other units `inside`: each of those runs again on its own account as well."""
+    again = rerun_flops(measurement, graph, unit.blocks, policy)
+    if not policy.stops_early:
+        return again
+    for child in inside:
+        if stops_inside(graph, unit, child):
+            outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
+            share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
+            return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)
+    return again
+
+
+def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
+    """Whether the last tensor that `unit` saves is saved in `child`, which lies in it."""
+    last = graph.by_fqn.get(unit.blocks[-1]) if graph is not None else None
+    return last is not None and any(is_within(last.last_saved_in, fqn) for fqn in child.blocks if last.last_saved_in)

@@ -1,0 +1,129 @@
+"""What each call of a unit leaves behind for its backward, and would not if it were recomputed.
+
+1. What a call saves for its own backward leaves when its forward ends and is back when its backward begins. In a
+   segment that happens block by block on the way out, and for all of its blocks at once on the way back. An output
+   leaves where the graph says that nobody else saves it, once the last block that was given it is through; autocast's
+   copy of a weight leaves when forward ends.
+2. The inputs of a call are kept by its checkpoint until its backward has ended.
+3. Running forward again holds its scratch once more.
+
+Not foreseen: what a kernel keeps for itself (oneDNN's recurrent layers: peaks up to 7 % off); without a graph, outputs
+that nobody else saves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Call, Replay
+from explorer.plan.memory.series import Bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """What one call of a unit leaves behind for its backward, and would not if it were recomputed."""
+
+    first: int
+    """Last tick before the call."""
+    entries: Bytes
+    leaves: Bytes
+    """First tick at which each of them would be gone."""
+    begins: int
+    """Tick at which backward of the call begins."""
+    ends: int
+    """Tick at which the last of them is through."""
+    end: int
+    """Last tick of the call."""
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    """Those that nobody else saves."""
+    again_bytes: int
+    """Most that running forward again holds at once."""
+
+
+def stays_of(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[Stay]:
+    """Of each call of the kept `unit`, a block or the blocks of a segment; of one that keeps nothing there is none."""
+    calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
+    found = (_stay(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
+    return [stay for stay in found if stay is not None]
+
+
+def _stay(
+    replay: Replay, unit: Sequence[str], members: Sequence[Call], *, alone: bool, stops_early: bool
+) -> Stay | None:
+    first, end = members[0].first, members[-1].end
+    born, died = replay.born, replay.died
+    saved = replay.between(first, end)
+    saved = saved[
+        (replay.role[saved] == SAVED) & (replay.phase[np.minimum(died[saved], len(replay.line) - 1)] != FORWARD)
+    ]
+    own_outputs = _own_outputs(replay, unit[-1], members[-1])
+    saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
+    births = _backward_births(replay, unit, end) if alone else saved[:0]
+    begins = int(births[0]) if len(births) else None
+    if begins is None:
+        if not len(saved):
+            return None
+        begins = int(died[saved].min())
+    # What dies earlier is held by the blocks behind it: recompute would not free it.
+    saved = saved[died[saved] >= begins]
+    inner = saved[~np.isin(saved, own_outputs)]
+    last = int(born[inner].max(initial=first))
+    again = replay.between(first, last if stops_early else end)
+    return Stay(
+        first=first,
+        entries=saved,
+        leaves=_leaves(replay, saved, members, own_outputs),
+        begins=begins,
+        ends=int(died[saved].max(initial=births.max(initial=begins))),
+        end=end,
+        inputs=members[0].inputs,
+        outputs=tuple(own_outputs),
+        again_bytes=most_at_once(replay.size[again], born[again], died[again]),
+    )
+
+
+def _backward_births(replay: Replay, unit: Sequence[str], end: int) -> Bytes:
+    """Ticks after forward at which anything is born inside the unit; none: its backward allocates nothing."""
+    births = np.concatenate([replay.born[replay.below(fqn)] for fqn in unit])
+    return np.sort(births[(births > end) & np.isin(replay.phase[births], (RECOMPUTE, BACKWARD))])
+
+
+def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
+    """Outputs that nobody else saves, and of which it is known who was given them."""
+    flags = replay.saved_outside.get(fqn, ())
+    if len(flags) != len(call.outputs):
+        return []
+    return [entry for entry, outside in zip(call.outputs, flags) if not outside and entry in replay.used_until]
+
+
+def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
+    """Each entry leaves behind the last that its block saves, an output of a block behind the block after it."""
+    born = replay.born[saved]
+    leaves = np.zeros(len(born), dtype=np.int64)
+    for call, following in zip(members, [*members[1:], members[-1]]):
+        here = (born > call.first) & (born <= call.end)
+        if here.any():
+            leaves[here] = born[here].max() + 1
+            output = here & (born == born[here].max()) & (call is not following)
+            leaves[output] = following.end + 1
+    for entry in own_outputs:
+        leaves[saved == entry] = replay.used_until[entry] + 1
+    if len(replay.casts) and len(saved):
+        leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
+    return leaves
+
+
+def most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:
+    """Peak of these entries alone, over the ticks at which one of them is born."""
+    if not len(size):
+        return 0
+    births = np.sort(born)
+    delta = np.zeros(len(births) + 1, dtype=np.int64)
+    np.add.at(delta, np.searchsorted(births, born), size)
+    np.subtract.at(delta, np.searchsorted(births, died), size)
+    return int(np.cumsum(delta[:-1]).max())

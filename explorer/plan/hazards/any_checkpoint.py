@@ -1,0 +1,237 @@
+"""What a policy can do to the gradients or the state of a model, one rule a trap. Pure: traits in, hazards out.
+
+Every rule has a test that runs a tiny model into its trap and out again: tests/engine/policy/test_hazards_shown.py.
+Traps that no observed forward can show (a temperature changed between forward and backward, a mutated global) have
+no rule here; the comparison finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from explorer.plan.hazards.case import Case, innermost, is_under, some
+from explorer.record.hazard import Hazard
+
+Rule = Callable[[Case], Iterator[Hazard]]
+
+RANDOM_OPS = ("bernoulli", "dropout", "rand", "normal", "uniform", "multinomial", "rrelu", "exponential")
+
+
+def dropout_redrawn(case: Case) -> Iterator[Hazard]:
+    drawing = case.rerun_with("uses_rng")
+    if drawing and not case.policy.preserve_rng_state and case.trains:
+        yield Hazard(
+            rule="dropout-redrawn", severity="error", blocks=drawing,
+            sentence="preserve_rng_state is off, so the recompute draws other random numbers than forward did, in "
+            f"{some(drawing)}: the gradients belong to another forward.",
+            remedy="Switch preserve_rng_state on.",
+        )  # fmt: skip
+
+
+def random_numbers_torch_does_not_stash(case: Case) -> Iterator[Hazard]:
+    """torch stashes its own default generators only, whatever preserve_rng_state says."""
+    registered = case.policy.restore_rng
+    own = tuple(fqn for fqn in case.rerun_with("own_generator") if not any(_reaches(path, fqn) for path in registered))
+    sources = (
+        ("own-generator", own, "a generator object of its own", "the dotted path of the generator, an attribute"),
+        ("python-rng", case.rerun_with("python_rng"), "Python's random", "`python`"),
+        ("numpy-rng", case.rerun_with("numpy_rng"), "numpy's global generator", "`numpy`"),
+    )
+    for rule, blocks, source, name in sources:
+        if blocks and name.strip("`") not in registered:
+            yield Hazard(
+                rule=rule, severity="error", blocks=blocks,
+                sentence=f"Random numbers in {some(blocks)} come from {source}, which torch does not set back: the "
+                "recompute draws others.",
+                remedy=f"Name {name} in the policy's restore_rng, or draw from torch's default generator.",
+            )  # fmt: skip
+
+
+def running_statistics(case: Case) -> Iterator[Hazard]:
+    blocks = case.rerun_with("running_statistics")
+    if blocks and case.trains and case.policy.running_stats == "every_forward":
+        yield Hazard(
+            rule="running-statistics", severity="error", blocks=blocks,
+            sentence=f"Running statistics of {some(blocks)} move at every forward, so twice a step: gradients stay "
+            "equal, the model in eval mode does not.",
+            remedy="Set running_stats to once.",
+        )  # fmt: skip
+
+
+def moved_buffers(case: Case) -> Iterator[Hazard]:
+    """Spectral norm's power iteration, moving averages, load counters."""
+    blocks = case.rerun_with("moves_buffers")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="moved-buffers", severity="error", blocks=blocks,
+            sentence=f"The forward of {some(blocks)} changes a buffer that is not a running statistic; running it "
+            "again changes it twice, and what reads the buffer computes another gradient.",
+            remedy="Keep these blocks, or skip the update while explorer.is_recomputing().",
+        )  # fmt: skip
+
+
+def hidden_state(case: Case) -> Iterator[Hazard]:
+    """Of a module in a plain list or a closure: no policy can hold its running statistics still."""
+    blocks = case.rerun_with("hidden_state")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="hidden-state", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} calls a module that is not registered (it stands in a list or a closure) and "
+            "whose buffers move at every forward, so twice a step.",
+            remedy="Register the module, in an nn.ModuleList say, or keep these blocks.",
+        )  # fmt: skip
+
+
+def statistics_in_use(case: Case) -> Iterator[Hazard]:
+    """Batch renormalisation and its kin."""
+    blocks = case.rerun_with("reads_statistics")
+    if blocks and case.trains:
+        yield Hazard(
+            rule="statistics-in-use", severity="error", blocks=blocks,
+            sentence=f"In training {some(blocks)} computes with its running statistics and moves them; running it "
+            "again finds them moved and computes with others.",
+            remedy="Keep these blocks.",
+        )  # fmt: skip
+
+
+def moved_attributes(case: Case) -> Iterator[Hazard]:
+    blocks = case.rerun_with("moves_attributes")
+    if blocks:
+        yield Hazard(
+            rule="moved-attributes", severity="warning", blocks=blocks,
+            sentence=f"The forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, "
+            "a cache); running it again changes it once more.",
+            remedy="Skip the update while explorer.is_recomputing(), or keep these blocks.",
+        )  # fmt: skip
+
+
+def kept_cache(case: Case) -> Iterator[Hazard]:
+    """Only what a unit is handed from outside matters; a list that is made inside is made anew."""
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "keeps_cache" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="kept-cache", severity="error", blocks=blocks,
+            sentence=f"{some(blocks)} reads a cache, list or dictionary that it is handed and that changes while or "
+            "after it runs; running again finds another content, so shapes or values differ from forward.",
+            remedy="Train with use_cache=False, or recompute the block around it, which makes the list anew.",
+        )  # fmt: skip
+
+
+def filled_inputs(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "fills_inputs" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="filled-inputs", severity="warning", blocks=blocks,
+            sentence=f"A list, dictionary or object that {some(blocks)} is handed changes while or after it runs "
+            "(a collection of losses, say); what the block adds is added again when it runs again.",
+            remedy="Return it instead, or skip the update while explorer.is_recomputing().",
+        )  # fmt: skip
+
+
+def changed_inputs(case: Case) -> Iterator[Hazard]:
+    """Only what a unit is handed from outside matters; what it changes inside is made anew."""
+    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "changes_inputs" in b.traits)
+    if blocks:
+        yield Hazard(
+            rule="changed-inputs", severity="error", blocks=blocks,
+            sentence=f"A tensor that {some(blocks)} is given is written into while or after the block runs, and it is "
+            "what checkpointing keeps to run it again.",
+            remedy="Use the out-of-place operation, or start the unit one block earlier.",
+        )  # fmt: skip
+
+
+def never_called(case: Case) -> Iterator[Hazard]:
+    named = tuple(block for _, blocks in case.units for block in blocks if not block.n_calls)
+    ran = {(block.parent, block.kind) for block in case.graph.blocks if block.n_calls and block.name.isdigit()}
+    blocks = tuple(block.fqn for block in named if (block.parent, block.kind) not in ran)  # others: LayerDrop
+    if blocks:
+        yield Hazard(
+            rule="never-called", severity="warning", blocks=blocks,
+            sentence=f"The observed forward never calls {some(blocks)} as a module: to name it has no effect, unless "
+            "another forward does.",
+            remedy="Name its children, or the block around it.",
+        )  # fmt: skip
+
+
+def random_last(case: Case) -> Iterator[Hazard]:
+    """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
+    last = tuple(block.fqn for _, named in case.units for block in named[-1:] if "rng_last" in block.traits)
+    if last and case.policy.stops_early and case.trains:
+        yield Hazard(
+            rule="random-last", severity="error", blocks=last,
+            sentence=f"The noise of RReLU at the end of {some(last)} is filled in after early stop has left the "
+            "block: backward reads memory that nobody wrote.",
+            remedy="Switch early_stop off, or end the unit one block later.",
+        )  # fmt: skip
+
+
+def selective(case: Case) -> Iterator[Hazard]:
+    for unit, _ in case.units:
+        if unit.action != "save_ops":
+            continue
+        blocks = unit.blocks
+        drawing = tuple(op for op in unit.save_ops if any(word in op for word in RANDOM_OPS))
+        inplace = tuple(op for op in unit.save_ops if any(part.endswith("_") for part in op.split(".")))
+        if drawing:
+            yield Hazard(
+                rule="selective-random", severity="error", blocks=blocks,
+                sentence=f"The results of {some(drawing)} are kept in {some(blocks)}, so nothing is drawn for them at "
+                "recompute, and what draws later gets their random numbers.",
+                remedy="Keep matrix products, not random operations.",
+            )  # fmt: skip
+        elif inplace:
+            yield Hazard(
+                rule="selective-in-place", severity="error", blocks=blocks,
+                sentence=f"To keep {some(inplace)} is to keep a result that is written in place: torch refuses it.",
+                remedy="Keep operations that return a new tensor.",
+            )  # fmt: skip
+        yield Hazard(
+            rule="selective-once", severity="note", blocks=blocks,
+            sentence=f"Selective checkpointing gives {some(blocks)} one backward: a second one or a Hessian-vector "
+            "product raises. So does a kept result that the block changes in place afterwards.",
+            remedy="Recompute the whole block where you need second order.",
+        )  # fmt: skip
+
+
+def unchecked_recompute(case: Case) -> Iterator[Hazard]:
+    if case.policy.determinism_check == "none" and case.rerun and not case.policy.use_reentrant:
+        yield Hazard(
+            rule="unchecked-recompute", severity="note", blocks=case.policy.blocks,
+            sentence="determinism_check is off: a recompute that takes another branch gives wrong gradients without "
+            "an error.",
+            remedy="Set determinism_check to default.",
+        )  # fmt: skip
+
+
+def mode_flips(case: Case) -> Iterator[Hazard]:
+    modal = innermost(b.fqn for b in case.rerun if b.uses_rng or b.running_statistics)
+    if modal and case.policy.use_reentrant and case.trains:
+        yield Hazard(
+            rule="mode-flips", severity="warning", blocks=modal,
+            sentence=f"After model.eval() between forward and backward the recompute of {some(modal)} is in eval "
+            "mode, and reentrant checkpointing does not notice.",
+            remedy="Call eval() after backward, or set use_reentrant to False, which raises.",
+        )  # fmt: skip
+
+
+def offload_without_device(case: Case) -> Iterator[Hazard]:
+    blocks = tuple(fqn for unit, _ in case.units if unit.action == "offload" for fqn in unit.blocks)
+    if blocks and case.spec is not None and not case.on_cuda:
+        yield Hazard(
+            rule="offload-without-device", severity="note", blocks=blocks,
+            sentence=f"Saved tensors of {some(blocks)} are on the CPU already: offload only copies them.",
+            remedy="Choose recompute on the CPU, offload on a GPU.",
+        )  # fmt: skip
+
+
+def _reaches(path: str, fqn: str) -> bool:
+    """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
+    owner = path.rpartition(".")[0]
+    return path not in ("python", "numpy") and (is_under(owner, fqn) or is_under(fqn, owner))
+
+
+POLICY_RULES: tuple[Rule, ...] = (
+    dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
+    hidden_state, moved_attributes, kept_cache, filled_inputs, changed_inputs, random_last, selective, never_called,
+    unchecked_recompute, mode_flips, offload_without_device,
+)  # fmt: skip

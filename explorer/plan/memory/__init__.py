@@ -1,0 +1,1 @@
+"""Bytes by tick, role and block: what is alive when."""

@@ -1,0 +1,1 @@
+"""Schedules, cuts and clocks: a pipelined step before it runs."""

@@ -1,0 +1,125 @@
+"""The three rules of an action list, each broken one named by its action.
+
+(1) Every stage does every microbatch exactly once each way: F once; B once, or I and W once each.
+(2) A stage lives on one rank, and there F comes before B or I, and I before W.
+(3) Somebody can always go on: no rank waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from explorer.errors import InvalidPlan
+from explorer.plan.pipeline.actions import Action, Rows
+
+N_SHOWN = 5
+WHOLE = ({"F", "B"}, {"F", "I", "W"})
+EARLIER = {"B": "F", "I": "F", "W": "I"}
+
+
+def check_rows(rows: Rows, *, n_stages: int, n_microbatches: int) -> None:
+    """Raises InvalidPlan that names the actions at fault; returns nothing when the rules hold."""
+    faults = [*_count_faults(rows, n_stages, n_microbatches), *_order_faults(rows)]
+    if faults:
+        more = f" and {len(faults) - N_SHOWN} more" if len(faults) > N_SHOWN else ""
+        raise InvalidPlan(
+            f"The schedule breaks its rules: {'; '.join(faults[:N_SHOWN])}{more}.",
+            hint="Each stage does each microbatch exactly once each way, F before B (or I before W), on one rank.",
+        )
+    play(rows)
+
+
+Triple = tuple[int, str, int]
+"""An action as a bare tuple, to which it is equal: schedules have thousands, asked for on every click."""
+
+
+def needs(action: Triple, n_stages: int) -> list[tuple[Triple, ...]]:
+    """What must be done before `action`; of each tuple any one suffices."""
+    stage, kind, microbatch = action
+    if kind == "F":
+        return [((stage - 1, "F", microbatch),)] if stage else []
+    if kind == "W":
+        return [((stage, "I", microbatch),)]
+    own: list[tuple[Triple, ...]] = [((stage, "F", microbatch),)]
+    if stage < n_stages - 1:
+        own.append(((stage + 1, "B", microbatch), (stage + 1, "I", microbatch)))
+    return own
+
+
+def play(rows: Rows) -> list[Action]:
+    """All actions in one order that respects every need: what one process can run. Raises InvalidPlan on a deadlock.
+
+    Time is counted in steps in which every rank does at most one action, so the order follows the ranks' own pace.
+    """
+    n_stages = _n_stages(rows)
+    done: set[Triple] = set()
+    order: list[Action] = []
+    todo = {rank: list(reversed(row)) for rank, row in enumerate(rows) if row}
+    while todo:
+        ready = [rank for rank, row in todo.items() if not _missing(row[-1], done, n_stages)]
+        if not ready:
+            stuck = (
+                f"rank {rank} waits at {row[-1]} for "
+                + " and ".join(str(Action(*triple)) for triple in _missing(row[-1], done, n_stages))
+                for rank, row in todo.items()
+            )
+            raise InvalidPlan(f"The schedule deadlocks: {'; '.join(stuck)}.", hint="Reorder these rows.")
+        step = [todo[rank].pop() for rank in ready]
+        order += step
+        done.update(step)
+        for rank in ready:
+            if not todo[rank]:
+                del todo[rank]
+    return order
+
+
+def _n_stages(rows: Rows) -> int:
+    return 1 + max((action[0] for row in rows for action in row), default=-1)
+
+
+def _missing(action: Triple, done: set[Triple], n_stages: int) -> list[Triple]:
+    """One of each group of which none is done."""
+    return [either[0] for either in needs(action, n_stages) if done.isdisjoint(either)]
+
+
+def _count_faults(rows: Rows, n_stages: int, n_microbatches: int) -> list[str]:
+    counts = Counter(action for row in rows for action in row)
+    faults = [f"{action} appears {n} times" for action, n in counts.items() if n > 1]
+    for action in counts:
+        if action.stage >= n_stages:
+            faults.append(f"{action} names stage {action.stage} of {n_stages}")
+        if action.microbatch >= n_microbatches:
+            faults.append(f"{action} names microbatch {action.microbatch} of {n_microbatches}")
+    kinds: defaultdict[tuple[int, int], set[str]] = defaultdict(set)
+    for stage, kind, i in counts:
+        kinds[stage, i].add(kind)
+    for stage in range(n_stages):
+        for i in range(n_microbatches):
+            has = kinds[stage, i]
+            if has in WHOLE:
+                continue
+            if "F" not in has:
+                faults.append(f"{stage}F{i} is missing")
+            if not has & set("BIW"):
+                faults.append(f"{stage}B{i} is missing")
+            elif "B" in has and has & set("IW"):
+                faults.append(f"{stage}B{i} is there beside {stage}I{i} or {stage}W{i}")
+            elif "B" not in has and not {"I", "W"} <= has:
+                faults.append(f"{stage}{'W' if 'I' in has else 'I'}{i} is missing")
+    return faults
+
+
+def _order_faults(rows: Rows) -> list[str]:
+    faults = []
+    homes: defaultdict[int, set[int]] = defaultdict(set)
+    for rank, row in enumerate(rows):
+        place: dict[Triple, int] = {action: index for index, action in reversed(list(enumerate(row)))}
+        for (stage, kind, i), index in place.items():
+            homes[stage].add(rank)
+            earlier = (stage, EARLIER.get(kind, ""), i)
+            if place.get(earlier, -1) > index:
+                faults.append(f"{Action(stage, kind, i)} comes before {Action(*earlier)} on rank {rank}")
+    for stage, ranks in sorted(homes.items()):
+        if len(ranks) > 1:
+            faults.append(f"stage {stage} is on ranks {' and '.join(map(str, sorted(ranks)))}")
+    return faults

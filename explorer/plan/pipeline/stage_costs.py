@@ -1,0 +1,225 @@
+"""From the price of blocks to the price of stages: what any cut, schedule, microbatch count and policy would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from explorer.errors import InvalidPlan
+from explorer.plan.pipeline.actions import stage_ranks
+from explorer.plan.pipeline.clock import forecast
+from explorer.plan.pipeline.schedules import rows_of
+from explorer.plan.pipeline.split_backward import all_in_weight, as_one_checkpoint, in_a_row
+from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost, StageOverhead
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import Forecast
+from explorer.record.policy import Policy, Unit
+from explorer.record.run import RunSpec
+
+N_SHOWN = 3
+
+
+def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
+    """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
+
+    Blocks that the policy recomputes count as recomputed whole, others as the profile measured them under it; a
+    segment keeps its input only.
+    """
+    costs = stage_costs(profile, plan, policy)
+    played = forecast(plan, costs)
+    home = stage_ranks(rows_of(plan))
+    memory = tuple(
+        msgspec.structs.replace(
+            one,
+            optimizer_bytes=state_bytes(
+                profile.spec, sum(cost.gradient_bytes for cost in costs if home[cost.stage] == one.rank)
+            ),
+        )
+        for one in played.memory
+    )
+    return msgspec.structs.replace(played, memory=memory)
+
+
+def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
+    """What the optimizer keeps beside parameters of so many bytes: two moments (AdamW), one (SGD with momentum)."""
+    n_copies = {"adamw": 2, "sgd": 1 if spec.momentum else 0, "none": 0}[spec.optimizer]
+    return n_copies * trained_bytes
+
+
+def left_out(plan: PipelinePlan, policy: Policy) -> str:
+    """What `predict` does not see of this policy, in a sentence; empty: it sees all."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    inside = [fqn for fqn in policy.blocks if fqn not in whole]
+    priced = {unit.blocks for unit in special_units(policy, plan)}
+    wide = [
+        "+".join(unit.blocks)
+        for unit in policy.units
+        if unit.action != "recompute" and unit.blocks not in priced and set(unit.blocks) <= whole
+    ]
+    said = []
+    if inside:
+        said.append(
+            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({_some(inside)})."
+        )
+    if wide:
+        said.append(f"It takes segments that save operators or offload as recomputed whole ({_some(wide)}).")
+    return " ".join(said)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:N_SHOWN]) + (", ..." if len(names) > N_SHOWN else "")
+
+
+def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
+    """Blocks of the stages that save operators or offload: what they hold is measured, for nothing foresees it."""
+    whole = {fqn for blocks in plan.stages for fqn in blocks}
+    return tuple(
+        unit
+        for unit in policy.units
+        if unit.action != "recompute" and len(unit.blocks) == 1 and unit.blocks[0] in whole
+    )
+
+
+def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
+    """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
+    scale = profile.batch_rows / plan.n_microbatches / profile.n_rows
+    parts = [_with_segments(part, policy) for part in _parts(profile, plan)]
+    costs = []
+    for stage, blocks in enumerate(parts):
+        costs.append(
+            StageCost(
+                stage=stage,
+                kept=_of_stage(stage, _add_up(blocks, [block.kept for block in blocks], scale), profile.overhead),
+                recomputed=_of_stage(
+                    stage,
+                    _add_up(blocks, [_under(block, policy) for block in blocks], scale),
+                    profile.overhead,
+                ),
+                parameter_bytes=sum(block.parameter_bytes for block in blocks),
+                gradient_bytes=sum(block.gradient_bytes for block in blocks),
+                receive_bytes=round(scale * parts[stage - 1][-1].output_bytes) if stage else 0,
+                gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if stage < len(parts) - 1 else 0,
+                passed_bytes=round(scale * min(block.passed_bytes for block in blocks)),
+                loss_bytes=round(scale * blocks[-1].loss_bytes),
+            )
+        )
+    return tuple(costs)
+
+
+def _under(block: BlockCost, policy: Policy) -> ActionCost:
+    """What the blocks cost under the policy."""
+    actions = {unit.action for unit in policy.units if set(unit.blocks) & set(block.blocks)}
+    if not actions:
+        return block.kept
+    return block.recomputed if actions == {"recompute"} or block.chosen is None else block.chosen
+
+
+def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:
+    """Blocks in a row as the stage they are: what it pays once comes on top."""
+    whole = msgspec.structs.replace(
+        cost,
+        forward_ms=cost.forward_ms + overhead.forward_ms,
+        backward_ms=cost.backward_ms + overhead.backward_ms,
+    )
+    if stage == 0:
+        return msgspec.structs.replace(whole, split=all_in_weight(whole))
+    if cost.split is None:
+        return whole
+    split = msgspec.structs.replace(cost.split, input_ms=cost.split.input_ms + overhead.input_ms)
+    return msgspec.structs.replace(whole, split=split)
+
+
+def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]]:
+    """The profile's entries of each stage."""
+    stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
+    parts: list[list[BlockCost]] = [[] for _ in plan.stages]
+    for cost in profile.blocks:
+        homes = {stage_of.get(fqn) for fqn in cost.blocks}
+        if len(homes) != 1 or None in homes:
+            raise InvalidPlan(
+                f"{', '.join(cost.blocks)} stay together, but the plan has them in stages {sorted(map(str, homes))}.",
+                hint="Cut only at legal cut points, and profile the model that the plan was made for.",
+            )
+        parts[homes.pop() or 0].append(cost)
+    if empty := [stage for stage, part in enumerate(parts) if not part]:
+        raise InvalidPlan(f"Stages {empty} hold no block of the profiled model.", hint="Every stage needs a block.")
+    return parts
+
+
+def _with_segments(blocks: list[BlockCost], policy: Policy) -> list[BlockCost]:
+    """Blocks of a segment as one entry, in its place."""
+    for unit in policy.units:
+        places = [k for k, block in enumerate(blocks) if set(block.blocks) & set(unit.blocks)]
+        if len(places) > 1:
+            first, end = places[0], places[-1] + 1
+            blocks = [*blocks[:first], _segment(blocks[first:end]), *blocks[end:]]
+    return blocks
+
+
+def _segment(blocks: list[BlockCost]) -> BlockCost:
+    """One checkpoint over several blocks: all but the last run again in full, the last as a checkpoint of its own."""
+    *inner, last = blocks
+    again = sum(block.kept.saved_bytes for block in inner)
+    before = [0, *(block.recomputed.saved_bytes for block in inner)]
+    return BlockCost(
+        blocks=tuple(fqn for block in blocks for fqn in block.blocks),
+        kept=_add_up(blocks, [block.kept for block in blocks], 1.0),
+        recomputed=ActionCost(
+            forward_ms=sum(block.recomputed.forward_ms for block in blocks),
+            backward_ms=sum(b.kept.forward_ms + b.kept.backward_ms for b in inner) + last.recomputed.backward_ms,
+            recompute_ms=sum(block.kept.forward_ms for block in inner) + last.recomputed.recompute_ms,
+            saved_bytes=last.recomputed.saved_bytes,
+            forward_extra_bytes=max(a + b.recomputed.forward_extra_bytes for a, b in zip(before, blocks, strict=True)),
+            backward_extra_bytes=again + last.recomputed.backward_extra_bytes,
+            first_backward_extra_bytes=again + last.recomputed.first_backward_extra_bytes,
+            sent_gradient_bytes=blocks[0].recomputed.sent_gradient_bytes,
+            split=as_one_checkpoint(blocks),
+        ),
+        parameter_bytes=sum(block.parameter_bytes for block in blocks),
+        gradient_bytes=sum(block.gradient_bytes for block in blocks),
+        output_bytes=last.output_bytes,
+        passed_bytes=min(block.passed_bytes for block in blocks),
+        returned_bytes=last.returned_bytes,
+        loss_bytes=last.loss_bytes,
+    )
+
+
+def _sent_gradient(costs: Sequence[ActionCost]) -> int | None:
+    """A first block that only views its input sends on the gradient that the next one made."""
+    known = [cost.sent_gradient_bytes for cost in costs]
+    return next((sent for sent in known if sent), known[0])
+
+
+def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
+    """Blocks one after another: times add; peaks are those of the worst moment on the way there and back.
+
+    What the last of them returns is not freed on the way back: whoever runs the stage holds it. It weighs on a block
+    as soon as one behind it has made a gradient of its own; until then the gradient is the one that was received.
+    """
+    saved = [round(scale * cost.saved_bytes) for cost in costs]
+    last, passed = blocks[-1], min(block.passed_bytes for block in blocks)
+    returned = round(scale * (max(last.returned_bytes - passed, 0) + last.loss_bytes))
+    forward_extra = backward_extra = first_extra = 0
+    for k, cost in enumerate(costs):
+        forward_extra = max(forward_extra, sum(saved[:k]) + round(scale * cost.forward_extra_bytes))
+        behind = costs[k + 1 :]
+        freed = sum(saved[k + 1 :]) - (returned if any(cost.sent_gradient_bytes != 0 for cost in behind) else 0)
+        made = sum(block.gradient_bytes for block in blocks[k + 1 :])
+        backward_extra = max(backward_extra, round(scale * cost.backward_extra_bytes) - freed)
+        own = blocks[k].gradient_bytes
+        activations = max(cost.first_backward_extra_bytes - own, 0)
+        first_extra = max(
+            first_extra, made - freed + min(own, cost.first_backward_extra_bytes) + round(scale * activations)
+        )
+    return ActionCost(
+        forward_ms=scale * sum(cost.forward_ms for cost in costs),
+        backward_ms=scale * sum(cost.backward_ms for cost in costs),
+        recompute_ms=scale * sum(cost.recompute_ms for cost in costs),
+        saved_bytes=sum(saved),
+        forward_extra_bytes=forward_extra,
+        backward_extra_bytes=backward_extra,
+        first_backward_extra_bytes=first_extra,
+        sent_gradient_bytes=None if (sent := _sent_gradient(costs)) is None else round(scale * sent),
+        split=in_a_row(blocks, costs, scale),
+    )

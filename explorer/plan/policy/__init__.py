@@ -1,0 +1,1 @@
+"""The policy: presets, its file, its evidence, its marks in the graph."""

@@ -1,0 +1,182 @@
+"""The units that presets count: what is worth recomputing, and safe to, as far as one observed forward can tell.
+
+repeated layers          always, also those that LayerDrop left out of the observed forward
+other blocks             where they save at least a quarter of what the smallest repeated one does (a U-Net's middle)
+a block without children only where it keeps more than what goes in and out of it: to recompute a lone convolution
+                         keeps its input, which is what the convolution keeps
+a Sequential of those    as about sqrt(n) segments: together they do free something
+what a hazard forbids    never; where the block around it is free of hazards, that one
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+from explorer.plan.hazards.case import is_under, lineage
+from explorer.plan.hazards.known import hazards
+from explorer.record.graph import Block, ModelGraph
+from explorer.record.policy import Policy, Unit
+
+Fqns = tuple[str, ...]
+
+_WORTH = 4
+"""A block without children counts if it keeps, of its own, at least one part in so many of what it saves."""
+
+
+def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
+    """In order of execution; each is one block, or consecutive children of a Sequential."""
+    return _without_errors(graph, list(_units(graph, _candidates(graph))))
+
+
+def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
+    """About sqrt(n) stretches of equal length. None begins with a block that writes into its input: that is what a
+    checkpoint keeps."""
+    n_blocks, n_segments = len(blocks), round(math.sqrt(len(blocks)))
+    borders = [round(i * n_blocks / n_segments) for i in range(n_segments)] if n_segments else []
+    borders = [_first_that_keeps_its_input(blocks, border, graph) for border in borders]
+    found = [tuple(blocks[first:end]) for first, end in zip(borders, [*borders[1:], n_blocks])]
+    return tuple(segment for segment in found if segment)
+
+
+def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
+    """`units` in stretches of neighbours in one Sequential that is called: only there one feeds the next alone."""
+    found: list[list[Fqns]] = []
+    for unit in units:
+        if found and _follows(unit, found[-1][-1], graph):
+            found[-1].append(unit)
+        else:
+            found.append([unit])
+    return found
+
+
+def _follows(unit: Fqns, before: Fqns, graph: ModelGraph) -> bool:
+    parent = graph.by_fqn[unit[0]].parent
+    if parent is None or graph.by_fqn[before[-1]].parent != parent:
+        return False
+    if graph.by_fqn[parent].kind != "Sequential" or not graph.by_fqn[parent].n_calls:
+        return False
+    siblings = [block.fqn for block in graph.children[parent]]
+    return siblings.index(unit[0]) == siblings.index(before[-1]) + 1
+
+
+def _first_that_keeps_its_input(blocks: Sequence[str], at: int, graph: ModelGraph) -> int:
+    while at < len(blocks) and "changes_inputs" in graph.by_fqn[blocks[at]].traits:
+        at += 1
+    return at
+
+
+def _candidates(graph: ModelGraph) -> list[str]:
+    """Of the spine what repeats and what is as large, with the layers that were skipped."""
+    repeated = frozenset(graph.repeats)
+    saved = [graph.by_fqn[fqn].saved_bytes for fqn in repeated if graph.by_fqn[fqn].saved_bytes]
+    least = min(saved, default=0) // 4 if len(repeated) < len(graph.spine) else 0
+    found: dict[str, None] = {}
+    for fqn in graph.spine:
+        block = graph.by_fqn[fqn]
+        siblings = _skipped_siblings(graph, block)
+        inside = _skipped_inside(graph, block)
+        if inside:
+            found.update(dict.fromkeys(inside))
+        elif fqn in repeated:
+            found.update(dict.fromkeys(siblings or (fqn,)))
+        elif graph.children[fqn] and block.saved_bytes >= least > 0 or (not least and block.n_calls):
+            found[fqn] = None
+    return list(found)
+
+
+def _skipped_siblings(graph: ModelGraph, block: Block) -> Fqns:
+    """All numbered layers of its kind beside it, where the observed forward left some of them out."""
+    kin = [one for one in graph.children.get(block.parent or "", ()) if one.kind == block.kind and one.name.isdigit()]
+    skipped = any(not one.n_calls and one.parameter_bytes for one in kin)
+    return tuple(one.fqn for one in kin) if block.name.isdigit() and skipped else ()
+
+
+def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:
+    """Layers of a list in this block of which some were left out, as another forward may not: it draws at random."""
+    if not block.uses_rng:
+        return ()
+    for holder in graph.children[block.fqn]:
+        layers = [one for one in graph.children[holder.fqn] if one.name.isdigit() and one.parameter_bytes]
+        if len(layers) > 1 and len({one.kind for one in layers}) == 1 and not all(one.n_calls for one in layers):
+            return tuple(one.fqn for one in layers)
+    return ()
+
+
+def _units(graph: ModelGraph, candidates: list[str]) -> Iterator[Fqns]:
+    done: set[str] = set()
+    for fqn in candidates:
+        parent = graph.by_fqn[fqn].parent
+        if parent is not None and _is_chain_of_operators(graph, parent):
+            if parent not in done:
+                yield from _of_several(segments([block.fqn for block in graph.children[parent]], graph))
+            done.add(parent)
+        elif graph.children[fqn] or not graph.by_fqn[fqn].n_calls or _keeps_of_its_own(graph, fqn):
+            yield (fqn,)
+
+
+def _of_several(stretches: Iterable[Fqns]) -> Iterator[Fqns]:
+    """A stretch of one operator is taken together with the next."""
+    held: Fqns = ()
+    done: list[Fqns] = []
+    for stretch in stretches:
+        held += stretch
+        if len(held) > 1:
+            done.append(held)
+            held = ()
+    if held and done:
+        done[-1] += held
+    yield from done
+
+
+def _is_chain_of_operators(graph: ModelGraph, fqn: str) -> bool:
+    block, children = graph.by_fqn[fqn], graph.children[fqn]
+    whole = len(children) > 1 and not any(graph.children[child.fqn] for child in children)
+    return whole and block.kind == "Sequential" and block.n_calls > 0
+
+
+def _keeps_of_its_own(graph: ModelGraph, fqn: str) -> bool:
+    block = graph.by_fqn[fqn]
+    passing = block.output_bytes + sum(edge.n_bytes for edge in graph.edges if edge.target == fqn)
+    return (block.saved_bytes - passing) * _WORTH >= block.saved_bytes > 0
+
+
+def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
+    bad = _in_error(graph, units)
+    kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
+    bad += [unit for unit in units if not graph.by_fqn[unit[0]].n_calls and _kind(graph, unit) in kinds]
+    if not bad:
+        return tuple(units)
+    good = [unit for unit in units if unit not in bad]
+    around = dict.fromkeys(fqn for unit in bad if (fqn := _block_around(graph, unit, good)) is not None)
+    wrong = _in_error(graph, [(fqn,) for fqn in around])
+    instead = {fqn for fqn in around if (fqn,) not in wrong}
+    found: dict[Fqns, None] = {}
+    for unit in units:
+        above = next((fqn for fqn in lineage(unit[0]) if fqn in instead), None)
+        if above is not None:
+            found[above,] = None
+        elif unit in good:
+            found[unit] = None
+    return tuple(found)
+
+
+def _in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
+    named = list(units)
+    found = hazards(graph, Policy(units=tuple(Unit(blocks=unit) for unit in named)))
+    at = {fqn for hazard in found if hazard.severity == "error" for fqn in hazard.blocks}
+    wrong = {above for fqn in at for above in lineage(fqn)}
+    return [unit for unit in named if not wrong.isdisjoint(unit)]
+
+
+def _kind(graph: ModelGraph, unit: Fqns) -> tuple[str | None, str]:
+    block = graph.by_fqn[unit[0]]
+    return block.parent, block.kind
+
+
+def _block_around(graph: ModelGraph, unit: Fqns, good: list[Fqns]) -> str | None:
+    """The nearest block above that is called and holds no unit that is good as it is; not the model itself."""
+    for fqn in list(lineage(unit[0]))[1:-1]:
+        if graph.by_fqn[fqn].n_calls:
+            return None if any(is_under(other[0], fqn) for other in good) else fqn
+    return None

@@ -1,0 +1,264 @@
+"""The policy file: what a person leaves with and a training script applies. YAML, strict, exact in both directions.
+
+version: 1
+model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c...}
+policy:
+  units:
+  - blocks.0                          one block
+  - [stem.1, stem.2]                  a segment: consecutive blocks of a Sequential, recomputed together
+  - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
+  use_reentrant: false                torch.utils.checkpoint's options under torch's names
+pipeline: {...}                       optional
+evidence: {...}                       what was measured, with units in the names
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from explorer.errors import InvalidPolicy, UnreadableFile, nearest
+from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
+from explorer.plan.policy.strict_yaml import Path as Where
+from explorer.record.base import Record, from_plain, to_plain
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import Evidence, PolicyFile
+
+VERSION = 1
+_HEADER = """\
+# A policy of Checkpoint Explorer: what is recomputed in backward instead of being kept.
+#   policy = explorer.load_policy("policy.yaml")
+#   explorer.apply_policy(model, policy)
+"""
+_SECTIONS: dict[str, type[Record]] = {
+    "policy": Policy,
+    "model": ModelRef,
+    "pipeline": PipelinePlan,
+    "evidence": Evidence,
+}
+_FIELDS = ("version", *_SECTIONS)
+_AT = re.compile(r" - at `(?:key in )?`?\$(.*)`$")
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
+
+
+def dumps(
+    policy: Policy,
+    *,
+    model: ModelRef | None = None,
+    fingerprint: str | None = None,
+    plan: PipelinePlan | None = None,
+    evidence: Evidence | None = None,
+) -> str:
+    """The file's text. `loads` gives back exactly what went in."""
+    document: dict[str, Any] = {"version": VERSION}
+    if model is not None or fingerprint is not None:
+        document["model"] = {} if model is None else _stated(model)
+        if fingerprint is not None:
+            document["model"]["fingerprint"] = fingerprint
+    document["policy"] = {**to_plain(policy), "units": [_short(unit) for unit in policy.units]}
+    if plan is not None:
+        document["pipeline"] = _stated(plan)
+    if evidence is not None:
+        document["evidence"] = _stated(evidence)
+    body = yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
+    return _HEADER + body
+
+
+def loads(text: str) -> PolicyFile:
+    """Strict: unknown fields, wrong types, doubled keys and unknown versions raise UnreadableFile, all that a section
+    shows at once, each with its line."""
+    document = Document(text)
+    plain = document.plain
+    if not isinstance(plain, dict) or "version" not in plain:
+        raise UnreadableFile(
+            "This is not a policy file: it has no field `version`.", hint="A policy file begins with `version: 1`."
+        )
+    if plain["version"] != VERSION or isinstance(plain["version"], bool):
+        raise UnreadableFile(
+            f"line {document.line(('version',))}: the policy file has version {plain['version']}; "
+            f"this release reads version {VERSION}.",
+            hint="Update Checkpoint Explorer, or export the policy again.",
+        )
+    faults: list[str] = []
+    file = _read(document, plain, faults)
+    if faults:
+        raise UnreadableFile(
+            f"The policy file cannot be used: {'; '.join(faults)}.", hint="Mend these lines and try again."
+        )
+    return file
+
+
+def load(path: str | os.PathLike[str]) -> PolicyFile:
+    """The whole file at `path`. Raises UnreadableFile."""
+    try:
+        with Path(path).open("rb") as stream:
+            data = stream.read(LARGEST_BYTES + 1)
+        return loads(data.decode())
+    except OSError as error:
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror}.",
+            hint="`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{path}: {error.sentence}", hint=error.hint) from error
+
+
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """The policy in the file at `path`, for `explorer.apply_policy`. Raises UnreadableFile."""
+    return load(path).policy
+
+
+def check_fresh(file: PolicyFile, graph: ModelGraph) -> None:
+    """Raises InvalidPolicy when the file was made for a model of other blocks or parameters than `graph` has.
+
+    A file without a fingerprint (written by hand) is judged by its blocks alone.
+    """
+    missing = [fqn for fqn in dict.fromkeys(file.policy.blocks) if fqn not in graph.by_fqn]
+    if missing:
+        known = [block.fqn for block in graph.blocks]
+        raise InvalidPolicy(
+            f"{_target(graph)} has no block {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''} "
+            f"({len(missing)} of the {len(file.policy.blocks)} that the policy names).",
+            hint=nearest(missing[0], known) or "`python -m explorer graph MODEL` lists the blocks.",
+        )
+    if file.fingerprint is not None and file.fingerprint != graph.fingerprint:
+        made_for = f" ({_in_words(file.model)})" if file.model else ""
+        raise InvalidPolicy(
+            f"The policy was made for a model with fingerprint {file.fingerprint}{made_for}; "
+            f"{_in_words(graph.model)} has {graph.fingerprint}: names, kinds or parameters of its blocks differ.",
+            hint="Its evidence does not hold here. Measure it on this model and export it again.",
+        )
+
+
+def _in_words(model: ModelRef) -> str:
+    """`sample_models/gpt.py, size gpu, n_layers=4`"""
+    size = [f"size {model.size}"] if model.size else []
+    return ", ".join([model.target, *size, *(f"{name}={value}" for name, value in model.arguments.items())])
+
+
+def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> PolicyFile:
+    faults += _unknown(document, plain, _FIELDS, ())
+    if "policy" not in plain:
+        faults.append("the field policy is missing")
+    elif plain["policy"] is None:
+        faults.append(f"line {document.line(('policy',))}: policy is empty; to recompute nothing, write policy: {{}}")
+    sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
+    fingerprint = None
+    if isinstance(model := sections.get("model"), dict):
+        fingerprint = model.get("fingerprint")
+        sections["model"] = {key: value for key, value in model.items() if key != "fingerprint"}
+        if fingerprint is not None and not isinstance(fingerprint, str):
+            faults.append(f"line {document.line(('model', 'fingerprint'))}: fingerprint must be text; put it in quotes")
+        if not sections["model"]:
+            del sections["model"]
+    found: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
+    return PolicyFile(policy=Policy()) if faults else PolicyFile(fingerprint=fingerprint, **found)
+
+
+def _section(document: Document, name: str, section: Any, faults: list[str]) -> Record | None:
+    kind = _SECTIONS[name]
+    if not isinstance(section, dict):
+        faults.append(f"line {document.line((name,))}: {name} must have fields, and is {section!r}"[:200])
+        return None
+    unknown = _unknown(document, section, kind.__struct_fields__, (name,))
+    faults += unknown
+    known = {key: value for key, value in section.items() if key in kind.__struct_fields__}
+    if kind is Policy and isinstance(known.get("units"), list):
+        units = [_unit(document, i, unit, faults) for i, unit in enumerate(known["units"])]
+        known["units"] = [to_plain(unit) for unit in units if unit is not None]
+    return _convert(document, known, kind, (name,), faults)
+
+
+def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Record | None:
+    where: Where = ("policy", "units", index)
+    if isinstance(plain, str):
+        return Unit(blocks=(plain,))
+    if isinstance(plain, dict):
+        faults += _unknown(document, plain, Unit.__struct_fields__, where)
+        known = {key: value for key, value in plain.items() if key in Unit.__struct_fields__}
+        return _convert(document, known, Unit, where, faults)
+    return _convert(document, {"blocks": plain}, Unit, where, faults, written_as=("blocks",))
+
+
+def _convert(
+    document: Document, plain: Any, kind: type[Record], where: Where, faults: list[str], *, written_as: Where = ()
+) -> Record | None:
+    """The record, or a fault that says on which line. `written_as`: steps of the record's path the file leaves out."""
+    try:
+        return from_plain(plain, kind)
+    except UnreadableFile as error:
+        said = str(error.__cause__)
+        at = _AT.search(said)
+        steps = tuple(_steps(at[1])) if at else ()
+        steps = steps[len(written_as) :] if steps[: len(written_as)] == written_as else steps
+        path = (*where, *steps)
+        what = said[: at.start()] if at else said
+        faults.append(f"line {document.line(path)}: {_dotted(path)}: {what.replace('`', '')}")
+        return None
+
+
+def _unknown(document: Document, plain: dict[str, Any], known: tuple[str, ...], where: Where) -> list[str]:
+    faults = []
+    for key in plain:
+        if key not in known and not (where == ("model",) and key == "fingerprint"):
+            close = get_close_matches(key, known, n=1)
+            meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
+            faults.append(f"line {document.line((*where, key))}: unknown field {_dotted((*where, key))}{meant}")
+    return faults
+
+
+def _steps(path: str) -> Iterator[str | int]:
+    for step in _STEP.finditer(path):
+        if step[1] is not None:
+            yield step[1]
+        elif step[2] is not None:
+            yield int(step[2])
+
+
+def _dotted(path: Where) -> str:
+    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+
+
+def _stated(record: Record) -> dict[str, Any]:
+    """Without the fields that are None, which is what a reader takes for a field that is not there."""
+    return {name: value for name, value in to_plain(record).items() if value is not None and value != {}}
+
+
+def _short(unit: Unit) -> Any:
+    if unit != Unit(blocks=unit.blocks):
+        return to_plain(unit)
+    return unit.blocks[0] if len(unit.blocks) == 1 else list(unit.blocks)
+
+
+def _target(graph: ModelGraph) -> str:
+    size = f", size {graph.model.size}" if graph.model.size else ""
+    return f"{graph.model.target}{size}"
+
+
+class _Plain(yaml.SafeDumper):
+    """No anchors: the same list written twice is written out twice. Short lists of scalars stand on one line."""
+
+    def ignore_aliases(self, data: object) -> bool:
+        return True
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        items = list(sequence)
+        flow = all(isinstance(item, bool | int | float | str) for item in items) and len(items) <= 8
+        return super().represent_sequence(tag, items, flow_style=flow)
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        # Between single quotes PyYAML folds U+0085 like a line break, and reads back a space.
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=None if data.isprintable() else '"')
+
+
+_Plain.add_representer(str, _Plain.represent_str)

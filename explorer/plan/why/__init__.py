@@ -1,0 +1,1 @@
+"""Sentences that say why, computed from what was measured."""

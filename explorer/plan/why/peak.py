@@ -1,0 +1,279 @@
+"""Why a policy helped, or why it did not: sentences computed from the ledgers of both runs.
+
+Each rule looks at one fact and says one sentence, with figures, or nothing. The first sentence is the result, the
+second where the peak went and what it is made of, the rest the reasons why there was no more to gain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from explorer.plan.forecast.price import prices
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.series import is_within
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.ledger import Ledger
+from explorer.record.measurement import Measurement, Role
+
+SMALL_CHANGE = 0.01
+"""A change of the peak below one percent is said to be none."""
+SMALL_BLOCK = 0.02
+"""A block that saves less than this share of all saved activations is said to save little."""
+PLURAL: dict[Role, str] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "optimizer state": "optimizer state",
+    "input": "inputs",
+    "temporary": "temporaries",
+    "saved activation": "saved activations",
+    "recomputed": "recomputed activations",
+    "gradient": "gradients",
+    "unattributed": "bytes inside kernels",
+}
+FIXED: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
+"""Roles that recomputing cannot free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """Both runs, their peaks, and the model."""
+
+    baseline: Measurement
+    candidate: Measurement
+    old: Ledger
+    new: Ledger
+    graph: ModelGraph | None
+
+    @property
+    def change(self) -> float:
+        return self.new.total_bytes / max(self.old.total_bytes, 1) - 1
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.candidate.spec.policy.blocks
+
+    def saved(self, fqn: str, run: Measurement | None = None) -> int:
+        bill = (run or self.baseline).by_fqn.get(fqn)
+        return bill.saved_after_forward_bytes if bill else 0
+
+
+def explain(comparison: Comparison, graph: ModelGraph | None = None) -> tuple[str, ...]:
+    """Sentences in plain words, most important first. Empty where a run was cut short or has no timeline to explain."""
+    base, cand = comparison.baseline, comparison.candidate
+    if not comparison.comparable or base.allocations is None or cand.allocations is None:
+        return ()
+    case = _Case(baseline=base, candidate=cand, old=ledger(base), new=ledger(cand), graph=graph)
+    said = [rule(case) for rule in RULES]
+    return tuple(sentence for sentence in said if sentence)
+
+
+def _result(case: _Case) -> str:
+    old, new = _mib(case.old.total_bytes), _mib(case.new.total_bytes)
+    if not case.named:
+        return f"The candidate recomputes nothing, so its peak of {new} says nothing about recomputing."
+    if abs(case.change) < SMALL_CHANGE:
+        return f"The policy did not move the peak: {old} without it, {new} with it."
+    word = "lowered" if case.change < 0 else "raised"
+    return f"The policy {word} the peak from {old} to {new} ({_signed(case.change)})."
+
+
+def _moved(case: _Case) -> str:
+    old, new = _place(case.old), _place(case.new)
+    parts = [f"{PLURAL[role]} ({_mib(size)})" for role, size in _largest(case.new)[:2]]
+    where = f"The peak stayed where it was, {_at(case.new)}" if old == new else f"The peak moved from {old} to {new}"
+    return f"{where}; most of it is {', then '.join(parts)}." if parts else f"{where}."
+
+
+def _without_effect(case: _Case) -> str:
+    if not case.candidate.blocks:
+        return ""
+    bills = case.candidate.blocks
+    idle = [fqn for fqn in case.named if not any(bill.n_recompute for bill in bills if is_within(bill.fqn, fqn))]
+    if not idle:
+        return ""
+    uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
+    why = f" {_names(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
+    if len(idle) == len(case.named):
+        return f"The policy had no effect: none of its blocks ran forward again.{why}"
+    return f"The policy had no effect on {_names(idle)}: no second forward.{why}"
+
+
+def _optimizer_peak(case: _Case) -> str:
+    if case.new.phase != "optimizer":
+        return ""
+    roles = case.new.by_role
+    held = roles["parameter"] + roles["gradient"] + roles["optimizer state"]
+    return (
+        f"The peak lies in the optimizer step, where no saved activation is left: parameters, gradients and optimizer "
+        f"state hold {_mib(held)} of {_mib(case.new.total_bytes)}, and recomputing cannot lower that."
+    )
+
+
+def _fixed_peak(case: _Case) -> str:
+    if case.new.phase == "optimizer" or case.new.total_bytes == 0:
+        return ""
+    fixed = sum(case.new.by_role[role] for role in FIXED)
+    share = fixed / case.new.total_bytes
+    if share < 0.6:
+        return ""
+    gradients = case.new.by_role["gradient"]
+    grads = f", {_mib(gradients)} of them gradients that backward has made so far" if gradients else ""
+    return (
+        f"{_mib(fixed)} of the peak ({share:.0%}) are parameters, optimizer state, gradients and inputs{grads}: "
+        f"recomputing more blocks cannot free them."
+    ).replace("%)", " %)")
+
+
+def _own_recompute(case: _Case) -> str:
+    again = case.new.by_role["recomputed"]
+    if not again or case.new.phase not in ("recompute", "backward") or again < 0.05 * case.new.total_bytes:
+        return ""
+    blocks: dict[str, int] = {}
+    for cell in case.new.cells:
+        if cell.role == "recomputed":
+            unit = next((fqn for fqn in case.named if is_within(cell.block, fqn)), cell.block)
+            blocks[unit] = blocks.get(unit, 0) + cell.n_bytes
+    block = max(blocks, key=lambda fqn: blocks[fqn])
+    inside = next((unit.blocks for unit in case.candidate.spec.policy.units if block in unit.blocks), (block,))
+    cure = (
+        f"Shorter segments would lower it: this one recomputes {len(inside)} blocks at once."
+        if len(inside) > 1
+        else "Smaller blocks, recomputed one after another, would lower it."
+    )
+    return f"{_mib(again)} of the peak are activations of {_unit(inside)} that were just recomputed. {cure}"
+
+
+def _kept_activations(case: _Case) -> str:
+    if case.new.by_role["saved activation"] < 0.25 * case.new.total_bytes:
+        return ""
+    kept: dict[str, int] = {}
+    for cell in case.new.cells:
+        if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
+            block = _toggle(case, cell.block)
+            kept[block] = kept.get(block, 0) + cell.n_bytes
+    if not kept:
+        return ""
+    largest = sorted(kept.items(), key=lambda item: -item[1])[:3]
+    blocks = ", ".join(f"{block or 'the model itself'} ({_mib(size)})" for block, size in largest)
+    n = f"{len(kept)} kept {'block' if len(kept) == 1 else 'blocks'}"
+    return f"{_mib(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
+
+
+def _saves_little(case: _Case) -> str:
+    whole = case.baseline.saved_after_forward_bytes or 0
+    small = [fqn for fqn in case.named if fqn in case.baseline.by_fqn and case.saved(fqn) < SMALL_BLOCK * whole]
+    if not small or not whole:
+        return ""
+    total = sum(case.saved(fqn) for fqn in small)
+    verb = "saves" if len(small) == 1 else "save"
+    return f"{_names(small)} {verb} little to begin with: {_mib(total)} of {_mib(whole)}."
+
+
+def _first_block(case: _Case) -> str:
+    first = case.graph.spine[0] if case.graph and case.graph.spine else None
+    given = case.old.by_role["input"]
+    if first is None or first not in case.named or not given > case.saved(first):
+        return ""
+    return (
+        f"{first} reads the model's own input ({_mib(given)}), which stays in memory whatever is recomputed: "
+        f"recomputing it can free no more than {_mib(case.saved(first))}."
+    )
+
+
+def _wasted(case: _Case) -> str:
+    """Units that could be kept one at a time without a higher peak."""
+    idle = [price for price in prices(case.candidate, ()) if price.toggle == "keep" and price.peak_change_bytes <= 0]
+    idle = [price for price in idle if price.share_of_step_flops]
+    if not idle or case.new.phase == "optimizer":
+        return ""
+    cost = max(price.share_of_step_flops or 0.0 for price in idle)
+    names = _names([_unit(price.blocks) for price in idle])
+    which = f"{names} could be kept" if len(idle) == 1 else f"Any one of {names} could be kept"
+    last = case.graph.repeats[-1] if case.graph and case.graph.repeats else None
+    why = (
+        f" {last} is the last of them: its backward comes first, so what it frees comes back before anything else goes."
+        if any(last in price.blocks for price in idle)
+        else ""
+    )
+    return f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %") + why
+
+
+def _next_best(case: _Case) -> str:
+    """The kept block whose recompute buys most for its FLOPs."""
+    if case.graph is None:
+        return ""
+    blocks = dict.fromkeys((*case.graph.repeats, *case.graph.spine))  # the repeated ones, and those between them
+    offers = [
+        price
+        for price in prices(case.candidate, blocks, graph=case.graph)
+        if price.toggle == "recompute" and price.peak_change_bytes <= -SMALL_CHANGE * case.new.total_bytes
+    ]
+    if not offers:
+        return ""
+    best = max(offers, key=lambda price: (price.mib_per_percent or 0.0, -price.peak_bytes))
+    cost = f" for {best.share_of_step_flops:.1%} more FLOPs".replace("%", " %") if best.share_of_step_flops else ""
+    return f"Next, {_unit(best.blocks)} recomputed would lower the peak to {_mib(best.peak_bytes)} (predicted){cost}."
+
+
+RULES: tuple[Callable[[_Case], str], ...] = (
+    _result,
+    _moved,
+    _without_effect,
+    _optimizer_peak,
+    _fixed_peak,
+    _own_recompute,
+    _kept_activations,
+    _saves_little,
+    _first_block,
+    _wasted,
+    _next_best,
+)
+
+
+def _place(at: Ledger) -> str:
+    """Where a peak lies, as a noun: `the end of forward in head`, `the recompute of layers.0`."""
+    if at.phase is None or at.phase_share is None:
+        return "the time before the step"
+    if at.phase == "recompute":
+        return f"the recompute of {at.phase_block}"
+    if at.phase == "optimizer":
+        return "the optimizer step"
+    part = "start" if at.phase_share < 0.1 else "end" if at.phase_share > 0.9 else "middle"
+    return f"the {part} of {at.phase}" + (f" in {at.at_block}" if at.at_block else "")
+
+
+def _at(at: Ledger) -> str:
+    place = _place(at)
+    return f"at {place}" if place.startswith(("the start", "the end")) else f"in {place}"
+
+
+def _largest(at: Ledger) -> list[tuple[Role, int]]:
+    return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
+
+
+def _toggle(case: _Case, fqn: str) -> str:
+    """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
+    known = case.graph.repeats if case.graph else ()
+    parts = fqn.split(".")
+    entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return next((block for block in known if is_within(fqn, block)), ".".join(parts[: entry + 1]))
+
+
+def _unit(fqns: tuple[str, ...]) -> str:
+    return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
+
+
+def _names(fqns: list[str]) -> str:
+    if len(fqns) <= 3:
+        return ", ".join(fqns[:-1]) + (" and " if len(fqns) > 1 else "") + fqns[-1]
+    return f"{fqns[0]}, {fqns[1]} and {len(fqns) - 2} more blocks"
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 1024**3:,.2f} GiB" if n_bytes >= 1024**3 else f"{n_bytes / 1024**2:,.1f} MiB"
+
+
+def _signed(change: float) -> str:
+    return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")

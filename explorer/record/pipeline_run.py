@@ -1,0 +1,268 @@
+"""What one pipelined step did or would do: actions in time, memory by rank, and whose fault a difference is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from explorer.record.base import Column, Origin, Record, column
+from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.measurement import Environment, Failure
+from explorer.record.pipeline_plan import PipelineEngine
+from explorer.record.run import RunSpec
+
+ActionKind = Literal["F", "B", "I", "W"]
+Share = Literal["microbatching", "recompute", "splitting"]
+
+
+class ActionTime(Record):
+    """One action on the clock of the whole step. Zero is the start of the step."""
+
+    rank: int
+    stage: int
+    kind: ActionKind
+    microbatch: int
+    start_ms: float
+    end_ms: float
+    recompute_ms: float = 0.0
+    """Part of the action in which blocks ran forward again."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.stage}{self.kind}{self.microbatch}"
+
+    @property
+    def duration_ms(self) -> float:
+        return self.end_ms - self.start_ms
+
+
+class RankMemory(Record):
+    """Bytes held by one rank over the step: parameters, receive buffers, saved activations, gradients, temporaries."""
+
+    rank: int
+    origin: Origin
+    time_ns: Column
+    """Of each sample since the start of the step, ascending."""
+    held_bytes: Column
+    """At each sample, everything included."""
+    action: Column
+    """Index into `actions` of the action under way at each sample; -1: none."""
+    actions: tuple[str, ...]
+    parameter_bytes: int
+    """Parameters and buffers of the rank's stages, held all the time."""
+    receive_bytes: int
+    """Buffers for boundary tensors and their gradients: allocated before the first action, held to the end."""
+    optimizer_bytes: int = 0
+    """State that the spec's optimizer holds all the time from its first step on: counted, and not in held_bytes."""
+
+    @cached_property
+    def peak_index(self) -> int | None:
+        """First sample at which most is held."""
+        return self.held_bytes.index(max(self.held_bytes)) if self.held_bytes else None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        return None if self.peak_index is None else self.held_bytes[self.peak_index]
+
+    @property
+    def device_bytes(self) -> int | None:
+        """What the rank's device has to hold: the peak of forward and backward with the optimizer's state beside it."""
+        return None if self.peak_bytes is None else self.peak_bytes + self.optimizer_bytes
+
+    @property
+    def peak_action(self) -> str:
+        """`1B0`; empty where the peak lies outside every action."""
+        index = -1 if self.peak_index is None else self.action[self.peak_index]
+        return self.actions[index] if index >= 0 else ""
+
+
+class RankUse(Record):
+    """How busy one rank is, and how many microbatches wait there for their backward at most."""
+
+    rank: int
+    busy_ms: float
+    bubble_fraction: float
+    """Idle share of the rank's time, from the step's start to its end."""
+    n_in_flight: int
+    """Most (stage, microbatch) pairs whose forward is done and whose backward is not."""
+
+
+class Forecast(Record):
+    """A schedule played on a clock of its own, without contention; `origin` says where the durations come from."""
+
+    origin: Origin
+    """measured: each action's own reading. predicted: sums of the profile's blocks. simulated: unit costs."""
+    actions: tuple[ActionTime, ...]
+    ranks: tuple[RankUse, ...]
+    memory: tuple[RankMemory, ...] = ()
+    critical_path: tuple[str, ...] = ()
+    """Actions that wait for nothing but each other, first to last: to shorten the step, shorten one of these."""
+
+    @cached_property
+    def makespan_ms(self) -> float:
+        return max((action.end_ms for action in self.actions), default=0.0)
+
+    @property
+    def bubble_fraction(self) -> float:
+        """Mean over ranks."""
+        return sum(rank.bubble_fraction for rank in self.ranks) / len(self.ranks) if self.ranks else 0.0
+
+
+class Stage(Record):
+    """One stage as it ran."""
+
+    stage: int
+    rank: int
+    blocks: tuple[str, ...]
+    parameter_bytes: int
+    receives: tuple[str, ...] = ()
+    """Boundary tensors it receives, each as `producer shape dtype`."""
+    receive_bytes: int = 0
+    """Per microbatch."""
+
+
+class BlockCalls(Record):
+    """How often one block ran forward for the whole batch."""
+
+    fqn: str
+    stage: int
+    n_forward: int
+    """Calls in forward, over all microbatches."""
+    n_recompute: int
+    """Runs for backward, over all microbatches."""
+    n_microbatches: int
+
+    @property
+    def multiplier(self) -> float:
+        """How often each of its forward calls ran in all: 1 kept, 2 recomputed once, more under a split backward."""
+        return (self.n_forward + self.n_recompute) / self.n_forward if self.n_forward else 0.0
+
+
+class RankReport(Record):
+    """What one process of a real run says about itself. `failure` is set when it ended early."""
+
+    rank: int
+    actions: tuple[ActionTime, ...] = ()
+    memory: RankMemory | None = None
+    blocks: tuple[BlockCalls, ...] = ()
+    losses: tuple[float, ...] = ()
+    """Of the rank with the last stage."""
+    device_name: str = ""
+    failure: Failure | None = None
+    run_key: str = ""
+    """Of the spec that it ran (plan.export_pipeline.run_key)."""
+
+
+class GradientShares(Record):
+    """One parameter's gradient over four runs, so that a difference has a cause.
+
+    full batch ──microbatching──▶ microbatched ──recompute──▶ with the policy ──splitting──▶ pipelined
+    """
+
+    name: str
+    stages: tuple[int, ...]
+    """Stages that hold the parameter; more than one: tied weights, whose gradients were summed."""
+    microbatching: GradientDiff
+    recompute: GradientDiff
+    splitting: GradientDiff
+
+    @property
+    def guilty(self) -> tuple[Share, ...]:
+        """The steps that moved a bit."""
+        return tuple(share for share in _SHARES if not getattr(self, share).bitwise)
+
+
+_SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
+
+
+class BufferShares(Record):
+    """One buffer after the step, by the same steps: running statistics belong here."""
+
+    name: str
+    microbatching: BufferDiff
+    recompute: BufferDiff
+    splitting: BufferDiff
+
+
+class PipelineRun(Record):
+    """One pipelined training step. `failure` is set when a rank ended it; `failed_rank` says which."""
+
+    spec: RunSpec
+    engine: PipelineEngine
+    environment: Environment
+    rows: tuple[tuple[str, ...], ...]
+    """The action list that ran, one row a rank."""
+    stages: tuple[Stage, ...] = ()
+    actions: tuple[ActionTime, ...] = ()
+    """As the clock read them; in one process ranks take turns, see `composed`."""
+    memory: tuple[RankMemory, ...] = ()
+    blocks: tuple[BlockCalls, ...] = ()
+    gradients: tuple[GradientShares, ...] = ()
+    buffers: tuple[BufferShares, ...] = ()
+    losses: tuple[float, ...] = ()
+    """One a microbatch."""
+    composed: Forecast | None = None
+    """The measured durations played as if every rank had a machine of its own, with links that cost nothing."""
+    wall: Forecast | None = None
+    """Ranks that ran at once: the actions where their own clocks put them, links and contention in the gaps."""
+    predicted: Forecast | None = None
+    """What the profile said before the run; None: no profile was made."""
+    notes: tuple[str, ...] = ()
+    """What a reader has to know: measured on one device, tied weights, multiplied recompute, ..."""
+    failure: Failure | None = None
+    failed_rank: int | None = None
+
+    @property
+    def n_splitting_equal(self) -> int:
+        """Gradients that splitting left equal in every bit, of `len(gradients)`."""
+        return sum(shares.splitting.bitwise for shares in self.gradients)
+
+    @property
+    def n_splitting_rounding(self) -> int:
+        """Gradients that splitting moved by no more than rounding, held against float64."""
+        return sum(shares.splitting.verdict == "rounding" for shares in self.gradients)
+
+    @property
+    def moved(self) -> tuple[GradientShares, ...]:
+        """Gradients that splitting moved by more than rounding, or lost: any of them is a no."""
+        return tuple(shares for shares in self.gradients if shares.splitting.verdict == "different")
+
+    @property
+    def timing(self) -> Forecast | None:
+        """What is shown as measured: one clock a picture. Where ranks ran at once, theirs; else composed."""
+        return self.wall or self.composed
+
+    def headlines(self) -> dict[str, Any]:
+        """The derived figures `--json` prints beside the record, under these very names."""
+        forecast = self.timing
+        return {
+            "makespan_ms": forecast.makespan_ms if forecast else None,
+            "composed_makespan_ms": self.composed.makespan_ms if self.composed else None,
+            "bubble_fraction": forecast.bubble_fraction if forecast else None,
+            "rank_peak_bytes": [memory.peak_bytes for memory in self.memory],
+            "rank_peak_actions": [memory.peak_action for memory in self.memory],
+            "rank_optimizer_bytes": [memory.optimizer_bytes for memory in self.memory],
+            "n_splitting_equal": self.n_splitting_equal,
+            "n_splitting_rounding": self.n_splitting_rounding,
+            "n_splitting_different": len(self.moved),
+            "n_gradients": len(self.gradients),
+            "highest_multiplier": max((block.multiplier for block in self.blocks), default=None),
+            "predicted_makespan_ms": self.predicted.makespan_ms if self.predicted else None,
+            "predicted_rank_peak_bytes": [m.peak_bytes for m in self.predicted.memory] if self.predicted else None,
+        }
+
+
+def rank_memory(rank: int, origin: Origin, samples: Sequence[tuple[int, int, str]], **fixed: int) -> RankMemory:
+    """Columns from `(time_ns, held_bytes, action name or "")`; `fixed` are parameter_bytes and receive_bytes."""
+    names = tuple(dict.fromkeys(name for _, _, name in samples if name))
+    index = {name: k for k, name in enumerate(names)}
+    return RankMemory(
+        rank=rank,
+        origin=origin,
+        time_ns=column(time for time, _, _ in samples),
+        held_bytes=column(held for _, held, _ in samples),
+        action=column(index.get(name, -1) for _, _, name in samples),
+        actions=names,
+        **fixed,
+    )

@@ -1,0 +1,59 @@
+"""The autograd graph of one block, kept and recomputed, drawn in the browser."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.record.autograd import AutogradPicture, AutogradPictures
+from explorer.record.graph import ModelGraph
+from explorer.view.graph.autograd import caption, difference, themed
+
+LARGE = 150
+"""Nodes from which the browser's layout takes seconds."""
+
+
+def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
+    """Returns the block that a person asked to be drawn, else None."""
+    st.caption(
+        "What autograd records during forward: one node an operation, and the tensors each one saves for backward. "
+        "Recomputed blocks save their input; the rest is made again when backward arrives."
+    )
+    called = [known.fqn for known in graph.blocks if known.fqn and known.n_calls]
+    choice, button = st.columns([5, 2], vertical_alignment="bottom")
+    with choice:
+        usual = (
+            block if block in called else (pictures.block if pictures and pictures.block in called else _small(graph))
+        )
+        chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
+    with button:
+        asked = st.button(
+            "Draw", icon=":material/account_tree:", key="draw", disabled=busy, width="stretch",
+            help="Runs the block's forward twice in the worker: kept and recomputed.",
+        )  # fmt: skip
+    if pictures is not None:
+        st.text(difference(pictures))
+        kept, recomputed = st.columns(2, gap="small")
+        with kept:
+            _picture(f"{pictures.block} kept", pictures.kept, "kept")
+        with recomputed:
+            _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed")
+    return chosen if asked else None
+
+
+def _small(graph: ModelGraph) -> str:
+    """A block whose graph is a good first look: the first that repeats, else the first called."""
+    called = [block.fqn for block in graph.blocks if block.fqn and block.n_calls]
+    return next((fqn for fqn in graph.repeats if fqn in called), called[0])
+
+
+def _picture(title: str, picture: AutogradPicture, key: str) -> None:
+    st.text(title)
+    st.caption(caption(picture))
+    st.download_button(
+        "DOT file", data=picture.dot, file_name=f"autograd-{key}.dot", mime="text/vnd.graphviz", key=f"dot_{key}",
+        icon=":material/download:", on_click="ignore",
+    )  # fmt: skip
+    if picture.n_nodes > LARGE and not st.toggle(f"Draw all {picture.n_nodes} nodes", key=f"large_{key}"):
+        return
+    dark = st.context.theme.type == "dark"
+    st.graphviz_chart(themed(picture.dot, dark=dark), width="stretch", alt=f"Autograd graph of {title}")

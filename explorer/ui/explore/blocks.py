@@ -1,0 +1,127 @@
+"""The block graph with its tools: presets, undo, search, and what the chosen block is."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.plan.policy import marks as decision
+from explorer.plan.policy.presets import preset
+from explorer.record.graph import ModelGraph
+from explorer.ui import block_graph
+from explorer.ui.block_graph import Paint
+from explorer.ui.explore import state as states
+from explorer.ui.explore.state import State
+from explorer.ui.session import window
+from explorer.ui.session.plain import plain
+from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
+from explorer.view.graph.geometry import layout
+from explorer.view.graph.labels import Facts, labels
+from explorer.view.words import explore as glossary
+
+HEIGHT = 400
+ACTIONS = {"save_ops": "save ops", "offload": "offload"}
+
+
+def tools(state: State, graph: ModelGraph) -> None:
+    """Presets, undo, redo, search."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
+        st.menu_button(
+            "Presets",
+            list(glossary.PRESET_NAMES),
+            format_func=glossary.PRESET_NAMES.__getitem__,
+            key="presets",
+            icon=":material/auto_awesome:",
+            help=glossary.PRESETS,
+            on_click=lambda: _take_preset(state, graph),
+        )
+        st.button(
+            "",
+            icon=":material/undo:",
+            key="undo",
+            help=glossary.UNDO,
+            disabled=not state["undo"],
+            on_click=states.undo,
+            args=(state, graph),
+        )
+        st.button(
+            "",
+            icon=":material/redo:",
+            key="redo",
+            help=glossary.REDO,
+            disabled=not state["redo"],
+            on_click=states.undo,
+            args=(state, graph),
+            kwargs={"forward": True},
+        )
+        st.selectbox(
+            "Search blocks",
+            [block.fqn for block in graph.blocks if block.fqn],
+            index=None,
+            key="search",
+            placeholder="Search blocks",
+            label_visibility="collapsed",
+            icon=":material/search:",
+            on_change=lambda: _search(state, graph),
+        )
+
+
+def _take_preset(state: State, graph: ModelGraph) -> None:
+    name = st.session_state.get("presets")
+    if name is None:
+        return
+    try:
+        policy = preset(name, graph)
+    except ExplorerError as error:
+        states.fail(state, error)
+        return
+    states.set_policy(state, states.with_units(states.spec_of(state).policy, policy.units), graph)
+
+
+def _search(state: State, graph: ModelGraph) -> None:
+    states.absorb(state, graph)
+    if fqn := st.session_state.get("search"):
+        states.jump_to(state, graph, fqn)
+
+
+def graph_panel(state: State, facts: Facts) -> None:
+    """The drawing itself; clicks arrive in `states.absorb`."""
+    graph, policy = facts.graph, facts.policy
+    marks = states.marks_of(state, graph)
+    paint = Paint(
+        labels=labels(facts),
+        recompute_colour=RECOMPUTE,
+        stage_colours=STAGE_COLOURS,
+        segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
+        actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
+        height=HEIGHT + window.extra_height(),
+        window=window.laid_out_for(),
+        jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
+    )
+    drawing = layout(graph, marks["open"])
+    block_graph.block_graph(drawing, marks, paint, key=state["widget"])
+    _segment_button(state, facts)
+    unknown = decision.unknown_blocks(policy, graph)
+    if unknown:
+        st.warning(
+            plain(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
+            icon=":material/warning:",
+        )
+
+
+def _segment_button(state: State, facts: Facts) -> None:
+    """For a selected block of a Sequential: recompute it together with the one behind it, as one segment."""
+    first = states.marks_of(state, facts.graph)["selected"]
+    second = decision.next_in_sequence(first, facts.graph)
+    if second is None or not {first, second} <= set(facts.policy.blocks):
+        return
+    if decision.joined(facts.policy, first, second) == facts.policy:
+        return
+    st.button(
+        f"Recompute {plain(first)} and {plain(second)} as one segment",
+        icon=":material/join:",
+        key="join",
+        help=glossary.SEGMENT,
+        on_click=states.join,
+        args=(state, facts.graph, (first, second)),
+    )

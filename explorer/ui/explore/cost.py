@@ -1,0 +1,57 @@
+"""What recomputing costs: operations counted per block, time with its spread, and what early stop left out."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement
+from explorer.ui.shared.charts import chart, twin
+from explorer.view.compare.cost import (
+    recompute_cost,
+    recompute_cost_alt,
+    recompute_cost_table,
+    recompute_time,
+    step_time,
+    time_answer,
+    uncounted_in_words,
+)
+from explorer.view.drawing.units import flops, milliseconds
+from explorer.view.words import explore as glossary
+
+PARTS = ("step", "forward", "backward", "optimizer")
+OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the step"
+
+
+def cost_panel(comparison: Comparison) -> None:
+    """FLOPs and times of both runs, then the bill of each recomputed block."""
+    st.markdown(time_answer(comparison), help=glossary.COST)
+    st.dataframe(
+        [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],
+        key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
+    )  # fmt: skip
+    if left_out := uncounted_in_words(comparison.candidate):
+        st.caption(f":orange[{left_out}.]")
+    view = st.segmented_control(
+        "View",
+        [OPERATIONS, TIME, STEP],
+        default=OPERATIONS,
+        key="cost_view",
+        required=True,
+        label_visibility="collapsed",
+    )
+    draw = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
+    chart(draw(comparison), key=f"cost_{draw.__name__}", alt=recompute_cost_alt(comparison))
+    twin(lambda: recompute_cost_table(comparison), key="cost", what="the cost of each block")
+
+
+def _row(name: str, run: Measurement) -> dict[str, str]:
+    row = {
+        "run": name,
+        "forward": flops(run.forward_flops),
+        "recompute": flops(run.recompute_flops),
+        "backward": flops(run.backward_flops),
+    }
+    for part in PARTS:
+        row[f"{part} time"] = milliseconds(getattr(run.times, part) if run.times else None)
+    return row

@@ -1,0 +1,165 @@
+"""Leaving with something: the policy file, a file for plain torch, the run; and coming back with a policy file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import streamlit as st
+
+from explorer.errors import ExplorerError, UnreadableFile
+from explorer.jobs import run_file
+from explorer.plan.export.formats import exported
+from explorer.plan.hazards.known import hazards
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.evidence import evidence_of
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.policy_file import PolicyFile
+from explorer.ui.explore import state as states
+from explorer.ui.explore import work
+from explorer.ui.explore.state import State
+from explorer.ui.session import backend
+from explorer.view.compare.safety import doubt, in_file
+
+LARGEST_POLICY = 1_000_000
+"""Bytes of a policy file that is read at all."""
+
+
+def policy_menu(state: State, graph: ModelGraph) -> Any:
+    """Download and import of the policy. Returns the place of a warning above them."""
+    with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
+        warned = st.empty()
+        st.caption("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
+        st.download_button(
+            "Policy with evidence (YAML)",
+            data=lambda: policy_text(state, graph),
+            file_name=f"{file_stem(state)}-policy.yaml",
+            mime="application/yaml",
+            key="download_policy",
+            icon=":material/download:",
+            on_click="ignore",
+            width="stretch",
+        )
+        st.download_button(
+            "For torch alone (Python)",
+            data=lambda: torch_text(state, graph),
+            file_name=f"{file_stem(state)}-policy.py",
+            mime="text/x-python",
+            key="download_torch",
+            icon=":material/code:",
+            on_click="ignore",
+            width="stretch",
+            help="A file that applies this policy with torch only, for images without Checkpoint Explorer.",
+        )
+        st.file_uploader(
+            "Open a policy file",
+            type=["yaml", "yml"],
+            key="upload_policy",
+            max_upload_size=1,
+            on_change=lambda: _take_upload(state, graph),
+        )
+    return warned
+
+
+def _take_upload(state: State, graph: ModelGraph) -> None:
+    given = st.session_state.get("upload_policy")
+    if given is not None:  # None: a person took the file out again
+        take_policy(state, graph, given.getvalue())
+
+
+def take_policy(state: State, graph: ModelGraph, data: bytes) -> None:
+    """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
+    try:
+        if len(data) > LARGEST_POLICY:
+            raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
+        file = policy_file.loads(_text(data))
+        policy_file.check_fresh(file, graph)
+        states.set_policy(state, file.policy, graph)
+        state["failure"] = None
+        state["doubt"] = doubt(file.evidence.verdict if file.evidence else None)
+    except ExplorerError as error:
+        states.fail(state, error)
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(
+            f"The policy file is not text: {error}.", hint="A policy file is YAML in UTF-8."
+        ) from error
+
+
+def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
+    """The policy as it is drawn now, with the evidence of the last run if that ran exactly this."""
+    states.absorb(state, graph)
+    spec = states.spec_of(state)
+    shown = work.result(state, "shown")
+    measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
+    return PolicyFile(
+        policy=spec.policy,
+        model=spec.model,
+        fingerprint=graph.fingerprint,
+        pipeline=spec.plan,
+        evidence=evidence_of(shown, graph) if measured else None,
+    )
+
+
+def policy_text(state: State, graph: ModelGraph) -> str:
+    """The YAML file."""
+    file = policy_of(state, graph)
+    text = policy_file.dumps(
+        file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
+    )
+    return _warning(state, graph) + text
+
+
+def torch_text(state: State, graph: ModelGraph) -> str:
+    """A Python file for torch alone."""
+    return _warning(state, graph) + exported(policy_of(state, graph), "torch")
+
+
+def _warning(state: State, graph: ModelGraph) -> str:
+    """What is known to go wrong, as the first lines of the file."""
+    spec = states.spec_of(state)
+    return in_file(hazards(graph, spec.policy, spec.plan, spec))
+
+
+def file_stem(state: State) -> str:
+    """A file name that any system takes."""
+    return (
+        re.sub(r"\W+", "-", states.spec_of(state).model.target.removesuffix(".py").rpartition("/")[2]).strip("-")
+        or "model"
+    )
+
+
+def run_menu(state: State) -> None:
+    """Download of the run that is shown."""
+    key = state["shown"] or state["baseline"]
+    with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
+        st.caption(
+            "Everything that was measured, in one file: it opens on the Runs page of any machine, without torch."
+        )
+        if key is not None:
+            st.download_button(
+                "This run",
+                data=lambda: run_bytes(key),
+                file_name=f"{file_stem(state)}.run",
+                mime="application/octet-stream",
+                key="download_run",
+                icon=":material/download:",
+                on_click="ignore",
+                width="stretch",
+            )
+
+
+def run_bytes(key: str) -> bytes:
+    """The run file of the run under `key`, also of one that the store could not keep."""
+    try:
+        return backend.store().export_file(key)
+    except ExplorerError:
+        held = backend.records().get(key)
+        if held is None:
+            raise
+        return run_file.write(run_file.stored_record(held))

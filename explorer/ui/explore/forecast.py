@@ -1,0 +1,45 @@
+"""What the drawn policy should do before anybody runs it: a forecaster is kept ready and asked at every toggle."""
+
+from __future__ import annotations
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.price import prices
+from explorer.record.forecast import Forecast
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.record.price import Price
+from explorer.ui.session import backend
+from explorer.view.drawing.units import MINUS, mib, percent
+
+
+def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
+    """`key` is the record that holds `baseline`: its forecaster is built once."""
+    # It replays a step that kept everything, and asks the graph where recompute stops.
+    if baseline is None or not baseline.complete or graph is None or key is None or baseline.spec.policy.units:
+        return Forecast()
+    forecaster = backend.records().get(f"forecaster {key}")
+    if forecaster is None:
+        forecaster = Forecaster(baseline, graph)
+        backend.records().keep(f"forecaster {key}", forecaster)
+    found: Forecast = forecaster.forecast(policy)
+    return found
+
+
+def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
+    """What toggling one kept block would do to `measured`, in a few words, by fqn."""
+    if measured is None:
+        return {}
+    found = backend.records().get(f"prices {key}")
+    if found is None:
+        offered = prices(measured, graph=graph)
+        found = {price.blocks[0]: _words(price) for price in offered if price.toggle == "recompute"}
+        backend.records().keep(f"prices {key}", found)
+    return dict(found)
+
+
+def _words(price: Price) -> str:
+    moved = price.peak_change_bytes
+    peak = "peak stays" if not moved else f"peak {MINUS if moved < 0 else '+'}{mib(abs(moved))}"
+    share = price.share_of_step_flops
+    return peak if not share or share < 0.0005 else f"{peak} for {percent(share, signed=True)} FLOPs"

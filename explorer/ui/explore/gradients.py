@@ -1,0 +1,105 @@
+"""Is it the same step? The verdict, the worst tensor, the likely cause, and what else the step left behind."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import streamlit as st
+
+from explorer.record.comparison import Comparison, Verdict
+from explorer.record.hazard import Hazard
+from explorer.record.matrix import DerivativeMatrix
+from explorer.ui.shared.charts import chart, twin
+from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
+from explorer.view.compare.gradients import (
+    buffer_table,
+    carried_table,
+    diff_table,
+    gradient_alt,
+    gradient_chart,
+    gradient_table,
+    parameter_table,
+    unjudged_sentence,
+    verdict_sentence,
+)
+from explorer.view.compare.matrix import matrix_figure, matrix_table
+from explorer.view.words import explore as glossary
+
+COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
+    "bitwise equal": "green",
+    "rounding": "orange",
+    "state moved": "violet",
+    "different": "red",
+    "not comparable": "gray",
+}
+ICONS = {
+    "bitwise equal": ":material/check_circle:",
+    "rounding": ":material/approval:",
+    "state moved": ":material/sync_problem:",
+    "different": ":material/cancel:",
+    "not comparable": ":material/help:",
+}
+SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}
+
+
+def gradients_panel(comparison: Comparison) -> None:
+    """The verdict with its reasons, the tensors, then buffers, random generators, masks and state."""
+    verdict = comparison.verdict
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.badge(verdict, icon=ICONS[verdict], color=COLOURS[verdict], help=glossary.GRADIENTS)
+        # st.text: names come from the model and must not become markup.
+        st.text(verdict_sentence(comparison))
+    for cause in comparison.causes:
+        st.text(f"Likely cause: {cause}")
+    if unjudged := unjudged_sentence(comparison):
+        st.text(unjudged)
+    chart(gradient_chart(comparison), key="gradients", alt=gradient_alt(comparison))
+    twin(lambda: gradient_table(comparison), key="gradients", what="the differences of each tensor")
+    st.markdown("**What else the step left behind**")
+    for key, title, rows in _rest(comparison):
+        with st.expander(f"{title} ({len(rows)})", key=f"rest_{key}"):
+            st.dataframe(rows, key=f"table_{key}", hide_index=True, width="stretch", alt=title)
+
+
+def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
+    """What else has to be equal; what was not checked is left out."""
+    found = [
+        ("buffers", "Buffers after the step", buffer_table(comparison)),
+        ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
+        ("later", f"Gradients of step {comparison.n_steps}", diff_table(comparison.later_gradients)),
+        ("parameters", f"Parameters after {comparison.n_steps} steps", parameter_table(comparison)),
+        ("carried", "What else the model carries on, where it differs", carried_table(comparison)),
+        ("rng", "Positions of the random generators", rng_table(comparison)),
+        ("masks", "Dropout masks, forward against recompute", mask_table(comparison)),
+        ("state", "State that the recompute changed once more", state_change_table(comparison)),
+        ("counts", "How often each block ran", recompute_count_table(comparison)),
+    ]
+    return [entry for entry in found if entry[2]]
+
+
+def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
+    """What is known to go wrong before anything runs."""
+    if not hazards:
+        st.caption("No known hazard in this policy on this model.")
+    for hazard in hazards:
+        with st.container(border=True, gap="xsmall"):
+            st.badge(hazard.severity, color=SEVERITIES[hazard.severity])
+            st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")
+
+
+def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
+    """Which kinds of derivative survive which kind of checkpointing; returns whether a person asked for it."""
+    with st.expander("Other derivatives", icon=":material/grid_on:", key="derivatives"):
+        st.caption(
+            "Second backward, autograd.grad, Hessian-vector products and gradient penalties, each kept, recomputed, "
+            "reentrant and selective. Real runs; they take about half a minute."
+        )
+        asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
+        if matrix is not None:
+            chart(
+                matrix_figure(matrix),
+                key="matrix",
+                alt="Grid of outcomes: rows are derivatives, columns are kinds of checkpointing",
+            )
+            twin(lambda: matrix_table(matrix), key="matrix", what="derivatives and checkpointing")
+    return asked

@@ -1,0 +1,135 @@
+"""Where the peak is, what is alive there, and why the policy helped or did not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import streamlit as st
+
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.why.peak import explain
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.ui.explore import state as states
+from explorer.ui.explore.shown import Picked, picked
+from explorer.ui.explore.state import State
+from explorer.ui.session.bound import bound
+from explorer.ui.shared.charts import clickable_chart, twin
+from explorer.view.drawing.axis import Axis
+from explorer.view.drawing.rows import ROOT_LABEL
+from explorer.view.drawing.units import mib
+from explorer.view.memory.ledger import ledger_alt, ledger_chart, ledger_table, place
+from explorer.view.memory.roles import roles, roles_alt, roles_table
+from explorer.view.memory.timeline import timeline, timeline_alt, timeline_table
+from explorer.view.words import explore as glossary
+
+TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
+
+
+def memory_panel(
+    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
+) -> None:
+    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons."""
+    at = picked(state)
+    candidate = comparison.candidate if comparison else None
+    views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
+    left, right = st.columns([4, 2], vertical_alignment="center")
+    with left:
+        view = _view_picker(state, views)
+    with right:
+        timed = st.toggle(
+            "Axis in time",
+            key="memory_time",
+            help="Milliseconds, phase by phase as in steps without recording.",
+        )
+    axis: Axis = "time" if timed else "tick"
+    _answer(state, baseline, candidate, at)
+    if view == TWO and candidate:
+        figure, alt = timeline(baseline, candidate, axis=axis, cursor=at), timeline_alt(baseline, candidate)
+        table = partial(timeline_table, baseline, candidate)
+    else:
+        name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
+        run = candidate if name == "candidate" and candidate else baseline
+        cursor = at[1] if at and at[0] == name else None
+        figure, alt = roles(run, block=block or None, axis=axis, cursor=cursor), roles_alt(run)
+        table = partial(roles_table, run, block=block or None)
+
+    def pick(custom: list[Any]) -> None:
+        of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
+        state["tick"] = ["candidate" if of_candidate else "baseline", int(custom[1])]
+
+    figure.update_layout(height=340)
+    clickable_chart(figure, pick, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt)
+    if comparison and graph:
+        _why(comparison, graph)
+    _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
+    twin(table, key="timeline", what="the memory timeline")
+
+
+def _answer(state: State, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
+    """What was held at the picked moment, above the chart, and the way back to the peak."""
+    run = candidate if at and at[0] == "candidate" else baseline
+    if at is None or run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
+        return
+    found = ledger(run, at[1])
+    largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(found.by_block.items())[:3])
+    with st.container(horizontal=True, vertical_alignment="center", key="moment"):
+        st.text(f"Event {at[1]:,} of the {at[0]}, {place(found)}: {mib(found.total_bytes)} held, most by {largest}.")
+        st.button(
+            "Back to the peak",
+            icon=":material/vertical_align_top:",
+            key="to_peak",
+            on_click=lambda: state.update(tick=None),
+        )
+
+
+def _view_picker(state: State, views: list[str]) -> str:
+    asked = views[-1] if state["view"] == states.BY_ROLE else state["view"]
+    shown = bound("memory_view", asked if asked in views else views[0], lambda view: state.update(view=view))
+    st.segmented_control(
+        "View",
+        views,
+        default=shown.value,
+        key=shown.key,
+        on_change=shown.on_change,
+        required=True,
+        label_visibility="collapsed",
+    )
+    return str(shown.value)
+
+
+def _select(state: State, graph: ModelGraph | None, fqns: list[str]) -> None:
+    """The first block of a row is selected and scrolled to, as if it were clicked in the graph."""
+    fqn = next((fqn for fqn in fqns if graph is not None and fqn in graph.by_fqn and fqn), None)
+    if graph is not None and fqn is not None:
+        states.select(state, graph, fqn)
+
+
+def _alive(
+    baseline: Measurement, candidate: Measurement | None, picked: Picked, select: Callable[[list[str]], None]
+) -> None:
+    run = candidate if candidate and (picked is None or picked[0] == "candidate") else baseline
+    if run.allocations is None:
+        return
+    name = "candidate" if run is candidate else "baseline"
+    at = ledger(run, picked[1] if picked and picked[0] == name and picked[1] <= run.allocations.n_ticks else None)
+    where = "at the peak" if at.is_peak else f"at event {at.tick}"
+    st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
+    st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
+    names = [bill.fqn for bill in run.blocks]
+    clickable_chart(
+        ledger_chart(at, names), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at)
+    )
+    twin(lambda: ledger_table(at), key="ledger", what="what is alive")
+
+
+def _why(comparison: Comparison, graph: ModelGraph) -> None:
+    reasons = explain(comparison, graph)
+    if reasons:
+        with st.container(border=True, gap="xsmall", key="why"):
+            st.markdown("**Why**")
+            for reason in reasons:
+                st.text(reason)

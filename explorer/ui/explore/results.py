@@ -1,0 +1,111 @@
+"""The tabs beside the graph: memory, cost, gradients, blocks, autograd. Hidden ones are not computed."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.jobs.protocol import DeriveMatrix, DrawAutograd
+from explorer.plan.hazards.known import hazards
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.ui.explore import state as states
+from explorer.ui.explore import work
+from explorer.ui.explore.autograd import autograd_panel
+from explorer.ui.explore.cost import cost_panel
+from explorer.ui.explore.gradients import gradients_panel, hazards_panel, matrix_panel
+from explorer.ui.explore.memory import memory_panel
+from explorer.ui.explore.shown import shown
+from explorer.ui.explore.state import State
+from explorer.ui.explore.table import table_panel
+from explorer.ui.session import backend
+from explorer.ui.shared.failure import failure_panel
+from explorer.view.compare.safety import errors
+from explorer.view.drawing.units import count
+from explorer.view.graph.nesting import RUN
+from explorer.view.words import explore as glossary
+from explorer.view.words.cut_short import what_failed
+
+TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
+
+
+def results(state: State) -> None:
+    """All that was measured, of the last comparison or else of the baseline alone."""
+    graph = backend.graph_of(states.spec_of(state).model)
+    comparison: Comparison | None = work.result(state, "shown")
+    baseline = comparison.baseline if comparison is not None else shown(state).baseline
+    tabs = st.tabs(TABS, key="tabs", on_change="rerun")
+    if baseline is None:
+        with tabs[0]:
+            _waiting(state)
+        return
+    block = states.marks_of(state, graph)["selected"].removeprefix(RUN) if graph is not None else ""
+    memory, cost, gradients, blocks, autograd = tabs
+    if memory.open:
+        with memory:
+            _memory(state, baseline, comparison, graph, block)
+    if cost.open:
+        with cost:
+            _cost(comparison)
+    if gradients.open:
+        with gradients:
+            _gradients(state, graph, comparison)
+    if blocks.open:
+        with blocks:
+            table_panel(comparison if comparison is not None and comparison.comparable else baseline)
+    if autograd.open and graph is not None:
+        with autograd:
+            asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state["job"] is not None)
+            if asked is not None:
+                work.start(state, DrawAutograd(spec=states.spec_of(state), block=asked))
+                st.rerun()
+
+
+def _waiting(state: State) -> None:
+    if state["job"]:
+        st.caption("The model is read and its baseline measured; the charts follow in a few seconds.")
+        st.skeleton(height=320)
+    else:
+        st.caption("Nothing was measured yet. Press **Run** at the bottom.")
+
+
+def _memory(
+    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
+) -> None:
+    for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
+        if run is not None and run.failure is not None:
+            failure_panel(run.failure, key=name)
+    memory_panel(state, baseline, comparison, graph, block=block)
+
+
+def _cost(comparison: Comparison | None) -> None:
+    if comparison is None:
+        st.caption(glossary.EMPTY)
+    elif comparison.comparable:
+        cost_panel(comparison)
+    else:
+        st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
+
+
+def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | None) -> None:
+    spec = states.spec_of(state)
+    if graph is not None:
+        found = hazards(graph, spec.policy, spec.plan, spec)
+        with st.expander(
+            f"Known before any run: {count(len(found), 'hazard')}",
+            icon=":material/warning:",
+            key="hazards",
+            expanded=bool(errors(found)),
+        ):
+            hazards_panel(found)
+    if comparison is None:
+        st.caption(glossary.EMPTY)
+        return
+    if comparison.candidate.spec != spec:
+        st.caption(glossary.FRESHNESS["stale"])
+    if comparison.failure is not None:
+        failure_panel(comparison.failure, key="comparison")
+    gradients_panel(comparison)
+    if matrix_panel(work.result(state, "matrix"), busy=state["job"] is not None):
+        work.start(state, DeriveMatrix(spec=spec))
+        st.rerun()

@@ -1,0 +1,140 @@
+"""What was measured, and whether it is about the policy that is drawn now: the facts behind strip, graph and charts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from explorer.plan.hazards.known import hazards
+from explorer.plan.memory.ledger import ledger
+from explorer.record.comparison import Comparison
+from explorer.record.forecast import Forecast
+from explorer.record.graph import ModelGraph
+from explorer.record.ledger import Ledger
+from explorer.record.measurement import Measurement
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+from explorer.ui.explore import state as states
+from explorer.ui.explore import work
+from explorer.ui.explore.forecast import forecast, price_tags
+from explorer.ui.explore.state import State
+from explorer.ui.session import known as known_runs
+from explorer.view.graph.labels import Facts
+
+Picked = tuple[str, int] | None
+"""Run and tick of a point in the timeline."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What was measured, and whether it is about the policy that is drawn now."""
+
+    comparison: Comparison | None
+    baseline: Measurement | None
+    baseline_key: str | None
+    stale: bool
+    kept: Measurement | None = None
+    """The run that kept everything, where the baseline is a pinned one: forecasts are about it."""
+    kept_key: str | None = None
+    other_options: bool = False
+    """Whether the baseline ran under options, a seed or a device that were changed since."""
+
+    @property
+    def candidate(self) -> Measurement | None:
+        """Only if it ran under the policy that is drawn now, to its end."""
+        found = self.comparison
+        return found.candidate if found is not None and found.comparable and not self.stale else None
+
+    @property
+    def pinned(self) -> Policy | None:
+        """The policy of the baseline, where that did not keep everything."""
+        fresh = self.comparison is not None and not self.stale
+        run = self.comparison.baseline if fresh and self.comparison is not None else self.baseline
+        return run.spec.policy if run is not None and run.spec.policy.units else None
+
+    @property
+    def freshness(self) -> str:
+        if self.comparison is None:
+            if self.baseline is None:
+                return "nothing"
+            if self.other_options:
+                return "other options"
+            return "pinned" if self.baseline.spec.policy.units else "baseline"
+        if self.stale:
+            return "stale"
+        return "fresh" if self.comparison.comparable else "failed"
+
+
+def shown(state: State) -> Shown:
+    """The last comparison and the baseline that holds for the run as it is drawn now."""
+    comparison: Comparison | None = work.result(state, "shown")
+    wanted = states.baseline_of(state)
+    baseline, key = _run_of(work.result(state, "baseline"), wanted), state["baseline"]
+    if comparison is not None and comparison.baseline.spec == wanted:
+        baseline, key = comparison.baseline, state["shown"]
+    stale = comparison is not None and comparison.candidate.spec != states.spec_of(state)
+    kept = (key, baseline) if baseline is not None else None
+    if wanted.policy.units:
+        kept = known_runs.measured(msgspec.structs.replace(wanted, policy=KEEP_ALL))
+    bare = msgspec.structs.replace(states.spec_of(state), policy=baseline.spec.policy) if baseline else None
+    return Shown(
+        comparison=comparison,
+        baseline=baseline,
+        baseline_key=key,
+        stale=stale,
+        kept=kept[1] if kept else None,
+        kept_key=kept[0] if kept else None,
+        other_options=baseline is not None and baseline.spec != bare,
+    )
+
+
+def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measurement | None:
+    """The run of `wanted` in a record that may hold two."""
+    if isinstance(record, Comparison):
+        return next((run for run in (record.baseline, record.candidate) if run.spec == wanted), record.baseline)
+    return record
+
+
+def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
+    """From the run that kept everything; its ratio against the baseline that the page compares with."""
+    found = forecast(known.kept, graph, policy, key=known.kept_key)
+    if known.kept is None or known.baseline is None or found.flop_ratio is None:
+        return found
+    whole, base = known.kept.total_flops, known.baseline.total_flops
+    ratio = found.flop_ratio * whole / base if whole and base else None
+    return msgspec.structs.replace(found, flop_ratio=ratio)
+
+
+def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
+    """Everything that stands on the blocks."""
+    spec = states.spec_of(state)
+    kept = known.kept or known.baseline
+    whole = kept if kept is not None and kept.complete else None
+    priced = known.candidate or (whole if not spec.policy.units else None)
+    drawn = known.comparison.candidate if known.comparison is not None else None
+    return Facts(
+        graph=graph,
+        policy=spec.policy,
+        baseline=whole,
+        candidate=known.candidate,
+        freed_bytes=predicted.freed_bytes,
+        prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.kept_key}"),
+        hazards=hazards(graph, spec.policy, spec.plan, spec),
+        alive=ledger_of(known.baseline, drawn, picked(state)),
+    )
+
+
+def picked(state: State) -> Picked:
+    """The point of the timeline that was clicked."""
+    return (state["tick"][0], state["tick"][1]) if state["tick"] else None
+
+
+def ledger_of(baseline: Measurement | None, candidate: Measurement | None, at: Picked) -> Ledger | None:
+    """What is alive at the picked point; None where nothing is picked or that run has no timeline."""
+    if at is None:
+        return None
+    run = candidate if at[0] == "candidate" else baseline
+    if run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
+        return None
+    return ledger(run, at[1])

@@ -1,0 +1,144 @@
+"""The headline strip as data: measured figures where they are about the policy that is drawn, predictions elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from explorer.record.base import Origin
+from explorer.record.forecast import Forecast
+from explorer.record.hazard import Hazard
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.ui.explore.shown import Shown
+from explorer.ui.session.plain import plain
+from explorer.view.compare.headline import Headline, headlines
+from explorer.view.compare.safety import danger, errors
+from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
+from explorer.view.words import explore as glossary
+
+MEASURED: tuple[Origin, ...] = ("measured",)
+COUNTED: tuple[Origin, ...] = ("counted",)
+PINNED = "pinned baseline"
+NOWHERE: tuple[Origin, ...] = ()
+"""Of a figure that says itself that it is unknown, or that is a person's choice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure of the strip. `was` is the measured figure of an earlier policy, shown dimmed."""
+
+    headline: Headline
+    was: str = ""
+    against: str = ""
+    """What it is compared with, where that did not keep everything."""
+
+
+def strip(known: Shown, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...] = ()) -> tuple[Cell, ...]:
+    """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
+    comparison = known.comparison
+    if comparison is not None and not known.stale:
+        return tuple(_cell(headline, known) for headline in headlines(comparison))
+    base = known.baseline or (comparison.baseline if comparison else None)
+    drawn = _drawn(base, forecast, policy, hazards)
+    if comparison is None:
+        return tuple(_cell(headline, known) for headline in drawn)
+    before = {headline.key: headline.value for headline in headlines(comparison)}
+    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in drawn)
+
+
+def _cell(headline: Headline, known: Shown, *, was: str = "") -> Cell:
+    compared = known.pinned is not None and headline.origin and headline.key != "n_recompute"
+    return Cell(headline=headline, was=was, against=PINNED if compared else "")
+
+
+def _drawn(
+    base: Measurement | None, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...]
+) -> tuple[Headline, ...]:
+    """Before a run: the baseline measured, the policy predicted."""
+    plain = not policy.units
+    of_base = "everything kept"
+    if base and base.spec.policy.units:
+        of_base = "this policy" if base.spec.policy == policy else PINNED
+    peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
+    return (
+        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
+        _bytes(
+            "saved_after_forward_bytes",
+            "Saved after forward",
+            saved,
+            None if plain else forecast.saved_after_forward_bytes,
+            of_base,
+        ),
+        _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
+        _headline(
+            "time_ratio",
+            "Step time",
+            _time(base),
+            of_base,
+            origin=MEASURED if base is not None and base.times is not None else NOWHERE,
+        ),
+        _gradients(hazards),
+        _headline(
+            "n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"
+        ),
+    )
+
+
+def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
+    if base is None or predicted is None:
+        of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
+        return _headline(key, label, mib(base), of, origin=origin)
+    number, _, unit = mib(base).rpartition(" ")
+    after = mib(predicted)
+    before = number if after.endswith(f" {unit}") else mib(base)
+    moved = change(base, predicted)
+    return Headline(
+        key=key,
+        label=label,
+        value=f"{before} → ≈ {after}",
+        delta=percent(moved, signed=True) if moved else "no change",
+        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES[key],
+    )
+
+
+def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
+    if ratio is None:
+        value, delta = ("+0 %", "nothing recomputed") if plain else (NOT_MEASURED, "press Run")
+        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if plain and counted else NOWHERE)
+    return Headline(
+        key="flop_ratio",
+        label="FLOPs",
+        value=f"≈ {percent(ratio - 1, signed=True)}",
+        delta="recomputed",
+        tone="neutral",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES["flop_ratio"],
+    )
+
+
+def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
+    """Not compared yet; but what is known to go wrong is said before anything runs."""
+    wrong = errors(hazards)
+    if not wrong:
+        return _headline("verdict", "Gradients", "not compared", "press Run")
+    said = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
+    return replace(said, tone="bad", tooltip=plain(danger(hazards)))
+
+
+def _time(base: Measurement | None) -> str:
+    median = base.times.step.median_ms if base and base.times else None
+    return NOT_MEASURED if median is None else f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
+
+
+def _headline(key: str, label: str, value: str, delta: str, *, origin: tuple[Origin, ...] = NOWHERE) -> Headline:
+    return Headline(
+        key=key,
+        label=label,
+        value=value,
+        delta=delta,
+        tone="neutral",
+        origin=origin,
+        tooltip=glossary.HEADLINES[key],
+    )

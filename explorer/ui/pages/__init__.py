@@ -1,1 +1,0 @@
-"""One file a page: what stands on it, in which order."""

@@ -1,0 +1,62 @@
+"""What leaves the Pipeline page: the policy file with the plan, and what torchrun needs on real ranks."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.plan.export.torchrun import NEEDS, run_files
+from explorer.plan.policy import file as policy_file
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import RunSpec
+from explorer.ui.session import backend
+
+FOLDER = "pipeline-run"
+
+
+def files_panel(spec: RunSpec, plan: PipelinePlan) -> None:
+    """Downloads; `spec` holds the plan."""
+    graph = backend.graph_of(spec.model)
+    st.download_button(
+        "Policy file with the plan (YAML)",
+        data=lambda: policy_file.dumps(
+            spec.policy, model=spec.model, fingerprint=graph.fingerprint if graph else None, plan=plan
+        ),
+        file_name="pipeline-policy.yaml",
+        mime="application/yaml",
+        key="pipeline_policy",
+        icon=":material/download:",
+        on_click="ignore",
+    )
+    st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
+    st.caption(NEEDS)
+    try:
+        files = run_files(spec)
+    except ExplorerError as error:
+        st.caption("These files need a plan that can run.")
+        st.text(error.sentence)
+        return
+    st.download_button(
+        "torchrun script, plan and schedule (zip)",
+        data=lambda: zipped(files),
+        file_name=f"{FOLDER}.zip",
+        mime="application/zip",
+        key="pipeline_torchrun",
+        icon=":material/terminal:",
+        on_click="ignore",
+        help="Unpack it where torchrun starts. `python -m explorer pipeline --results DIR` opens what its ranks leave.",
+    )
+    with st.expander("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
+        st.code(files["schedule.csv"], language=None)
+
+
+def zipped(files: dict[str, str]) -> bytes:
+    """One archive with everything in a folder of its own."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            archive.writestr(f"{FOLDER}/{name}", text)
+    return packed.getvalue()

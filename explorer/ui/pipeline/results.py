@@ -1,0 +1,206 @@
+"""What came of a plan: the schedule in time, memory by rank, whose fault a difference is, how often blocks ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import streamlit as st
+
+from explorer.record.hazard import Hazard
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import Forecast, PipelineRun, RankMemory
+from explorer.record.run import RunSpec
+from explorer.ui.explore.gradients import hazards_panel
+from explorer.ui.explore.state import State
+from explorer.ui.pipeline.files import files_panel
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.charts import chart, twin
+from explorer.ui.shared.failure import failure_panel
+from explorer.view.drawing.units import count
+from explorer.view.pipeline import gantt, ranks
+from explorer.view.pipeline import shares as splitting
+from explorer.view.words import pipeline as words
+
+ALL_MICROBATCHES = "all microbatches"
+ALL_RANKS = "all ranks"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """Everything that is known about the plan that is drawn."""
+
+    spec: RunSpec
+    """With the plan."""
+    plan: PipelinePlan
+    run: PipelineRun | None
+    """The last run: of this plan where `fresh`."""
+    fresh: bool
+    forecast: Forecast | None
+    fault: str = ""
+    """Why the plan cannot run."""
+    hazards: tuple[Hazard, ...] = ()
+
+    @property
+    def own_run(self) -> PipelineRun | None:
+        return self.run if self.fresh else None
+
+
+def result_tabs(found: Results, split: State) -> None:
+    """The tabs; hidden ones are not computed. An older run is marked as such; a new plan shows its prediction."""
+    run = found.run
+    if run is not None and run.failure is not None and _failed(run):
+        split["shown"] = None
+        st.rerun()
+    names = ["Schedule", "Memory", "Gradients", "Calls", "Hazards", "Files"]
+    tabs = st.tabs(
+        [f"{name} ({len(found.hazards)})" if name == "Hazards" else name for name in names],
+        key="pipeline_tabs",
+        on_change="rerun",
+    )
+    bodies: tuple[Callable[[], None], ...] = (
+        lambda: _schedule(found),
+        lambda: _memory(found),
+        lambda: _truth(found),
+        lambda: _calls(found),
+        lambda: hazards_panel(found.hazards),
+        lambda: files_panel(found.spec, found.plan),
+    )
+    for tab, body in zip(tabs, bodies):
+        if tab.open:
+            with tab:
+                body()
+
+
+def _failed(run: PipelineRun) -> bool:
+    """A run without a result, its rank named; returns whether a person closed it."""
+    assert run.failure is not None, "asked of failed runs only"
+    if run.failed_rank is not None:
+        st.markdown(
+            f":red-badge[:material/error: rank {run.failed_rank}] ended this run; the other ranks were stopped."
+        )
+    return failure_panel(run.failure, key="pipeline_run_failed")
+
+
+def _schedule(found: Results) -> None:
+    run = found.own_run
+    measured = run.timing if run is not None else None
+    shown = measured or found.forecast
+    if shown is None:
+        st.caption(words.EMPTY_SCHEDULE)
+        return
+    _multiplied(found.hazards)
+    state, picker = st.columns([8, 3], vertical_alignment="center")
+    predicted = run.predicted if run is not None and measured is not None else None
+    if measured is None:
+        state.caption(words.NOT_YET)
+    else:
+        state.caption(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
+    with picker:
+        follow = st.selectbox(
+            "Follow a microbatch",
+            [ALL_MICROBATCHES, *range(found.plan.n_microbatches)],
+            format_func=lambda i: f"microbatch {i}" if isinstance(i, int) else i,
+            key="pipeline_follow",
+            label_visibility="collapsed",
+            help=words.FOLLOW,
+        )
+    followed = follow if isinstance(follow, int) and follow < found.plan.n_microbatches else None
+    chart(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt", alt=gantt.gantt_alt(shown))
+    st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
+    for note in run.notes if run is not None else ():
+        st.text(note)
+    st.dataframe(
+        gantt.rank_table(shown, predicted),
+        key="pipeline_ranks_busy",
+        hide_index=True,
+        width="stretch",
+        alt="Busy and idle time of each rank",
+    )
+    if run is not None and run.wall is not None and (waits := gantt.link_table(run.wall, run.stages)):
+        st.caption(words.LINKS)
+        st.dataframe(waits, key="pipeline_links", hide_index=True, width="stretch", alt="Waits for transfers")
+    twin(lambda: gantt.gantt_table(shown), key="pipeline_actions", what="actions")
+
+
+def _multiplied(hazards: tuple[Hazard, ...]) -> None:
+    """Recompute that the schedule multiplies is said beside the schedule, not only in the list of hazards."""
+    for hazard in hazards:
+        if hazard.rule == "multiplied-recompute":
+            st.warning(plain(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
+
+
+def _memory(found: Results) -> None:
+    run = found.own_run
+    measured = run is not None and bool(run.memory)
+    memory = run.memory if run is not None and measured else (found.forecast.memory if found.forecast else ())
+    if not memory:
+        st.caption("Memory by rank is neither measured nor predicted yet.")
+        return
+    state, picker = st.columns([8, 3], vertical_alignment="center")
+    state.caption(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
+    one = _picked_rank(memory, picker)
+    if one is None:
+        chart(ranks.memory_chart(memory), key="pipeline_memory", alt=ranks.memory_alt(memory))
+        chart(ranks.bands_chart(memory), key="pipeline_bands", alt="What the peak of each rank is made of.")
+    else:
+        chart(ranks.rank_chart(one), key="pipeline_rank", alt=ranks.memory_alt((one,)))
+    predicted = run.predicted.memory if run is not None and run.predicted else ()
+    if run is not None and predicted:
+        chart(ranks.against_chart(run), key="pipeline_against", alt="Predicted beside measured peak of each rank.")
+    twin(lambda: ranks.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
+
+
+def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.DeltaGenerator) -> RankMemory | None:
+    by_rank = {one.rank: one for one in memory}
+    with place:
+        rank = st.selectbox(
+            "Rank",
+            [ALL_RANKS, *by_rank],
+            format_func=lambda rank: f"rank {rank}" if isinstance(rank, int) else rank,
+            key="pipeline_rank_picked",
+            label_visibility="collapsed",
+            help="One rank shows its receive buffers as a band of their own over the step.",
+        )
+    return by_rank.get(rank) if isinstance(rank, int) else None
+
+
+def _truth(found: Results) -> None:
+    run = found.run
+    if run is None or not run.gradients:
+        st.caption(words.EMPTY_TRUTH)
+        return
+    if not found.fresh:
+        st.markdown(words.OLDER)
+    chart(splitting.truth_chart(run), key="pipeline_truth", alt=splitting.truth_alt(run))
+    st.caption(words.READ_TRUTH)
+    moved = [row for row in splitting.truth_table(run) if row["splitting"] != "0 (bitwise)"]
+    if moved:
+        st.markdown(f"**Moved by splitting: {count(len(moved), 'tensor')}**")
+        st.dataframe(moved, key="pipeline_moved", hide_index=True, width="stretch", alt="Tensors moved by splitting")
+    for note in run.notes:
+        st.text(note)
+    twin(lambda: splitting.truth_table(run), key="pipeline_gradients", what="gradients by cause")
+
+
+def _calls(found: Results) -> None:
+    run = found.run
+    if run is None or not run.blocks:
+        st.caption(words.EMPTY_CALLS)
+        return
+    if not found.fresh:
+        st.markdown(words.OLDER)
+    worst = max(run.blocks, key=lambda block: block.multiplier)
+    if worst.multiplier > 2:
+        schedule = run.spec.plan.schedule_name if run.spec.plan else "This schedule"
+        st.warning(
+            f"{schedule} ran a recomputed block {worst.multiplier:g} times for each forward call: it multiplies the "
+            "recompute. 1F1B runs it twice.",
+            icon=":material/warning:",
+        )
+    chart(
+        splitting.calls_chart(run),
+        key="pipeline_calls",
+        alt=f"Runs per forward call of {count(len(run.blocks), 'block')}, at most {worst.multiplier:g}.",
+    )
+    twin(lambda: splitting.calls_table(run), key="pipeline_counts", what="forward calls")

@@ -1,0 +1,117 @@
+"""The one worker and the one store that every visitor of this app shares, and the records they gave lately.
+
+Streamlit runs a page again and again; what has to outlive a run lives here. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from threading import Lock
+from typing import Any
+
+import streamlit as st
+
+from explorer.jobs.client import Worker
+from explorer.jobs.store import Store
+from explorer.plan.catalogue import Sample, catalogue, own_samples
+from explorer.record.base import to_json
+from explorer.record.graph import ModelGraph, ModelRef
+
+KEPT = 24
+"""Records held in memory; the rest is read from the store again."""
+MOST_KNOWN = 4096
+"""Questions whose answers are remembered by the id of their run."""
+
+
+class Records:
+    """The last few records by key: a run id, or what they were asked for. Shared by all sessions."""
+
+    def __init__(self, limit: int = KEPT) -> None:
+        self._records: OrderedDict[str, Any] = OrderedDict()
+        self._limit = limit
+        self._lock = Lock()
+
+    def keep(self, key: str, record: Any) -> None:
+        with self._lock:
+            self._records[key] = record
+            self._records.move_to_end(key)
+            while len(self._records) > self._limit:
+                self._records.popitem(last=False)
+
+    def get(self, key: str) -> Any:
+        with self._lock:
+            if key in self._records:
+                self._records.move_to_end(key)
+            return self._records.get(key)
+
+    def drop(self, record: Any) -> None:
+        """Forgets `record` under every key."""
+        with self._lock:
+            for key in [key for key, kept in self._records.items() if kept == record]:
+                del self._records[key]
+
+
+@st.cache_resource(show_spinner=False)
+def worker() -> Worker:
+    """The warm child process."""
+    return Worker()
+
+
+@st.cache_resource(show_spinner=False)
+def store() -> Store:
+    """Every finished run."""
+    return Store()
+
+
+@st.cache_resource(show_spinner=False)
+def records() -> Records:
+    """What was computed or opened lately."""
+    return Records()
+
+
+@st.cache_resource(show_spinner=False)
+def known() -> Records:
+    """Run ids by what was asked: see explorer/ui/session/known.py."""
+    return Records(MOST_KNOWN)
+
+
+@st.cache_resource(show_spinner=False)
+def samples() -> tuple[Sample, ...]:
+    """What the page offers: the sample models, and those named on the command line after `--model`.
+
+    The browser supplies neither code nor paths: it picks from this list.
+    """
+    given = models_from(sys.argv[1:])
+    known = catalogue()
+    offered = {sample.target for sample in known}
+    return (*own_samples(target for target in given if target not in offered), *known)
+
+
+def models_from(arguments: list[str]) -> tuple[str, ...]:
+    """The values of every `--model REF` and `--model=REF`."""
+    found = [following for flag, following in zip(arguments, arguments[1:]) if flag == "--model"]
+    found += [flag.removeprefix("--model=") for flag in arguments if flag.startswith("--model=")]
+    return tuple(found)
+
+
+def record(key: str | None) -> Any:
+    """The record under `key`: from memory, else from the store; None for no key. Raises as Store.load does."""
+    if key is None:
+        return None
+    found = records().get(key)
+    if found is None:
+        found = store().load(key)
+        records().keep(key, found)
+    return found
+
+
+def graph_key(model: ModelRef) -> str:
+    """Under which the graph of `model` is kept."""
+    return f"graph {to_json(model).decode()}"
+
+
+def graph_of(model: ModelRef) -> ModelGraph | None:
+    """The graph of `model` if it was described lately."""
+    found = records().get(graph_key(model))
+    return found if isinstance(found, ModelGraph) else None

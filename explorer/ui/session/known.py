@@ -1,0 +1,104 @@
+"""Which runs are known of what is drawn now, so that a refresh, undo or a preset shows what was measured before.
+
+Of this app by what was asked; once for each model also the newest of the store, if they were made on this machine and
+are younger than the model's file: a run of code that has changed since says nothing about the code that is there.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+from explorer.errors import ExplorerError
+from explorer.jobs.store import StoredRun
+from explorer.record.base import to_json
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement
+from explorer.record.run import RunSpec
+from explorer.ui.session import backend
+
+MOST_READ = 12
+"""Runs of one model that are opened to see what they measured."""
+
+
+def note(key: str, record: Any) -> None:
+    """Remembers that the run under `key` measured what `record` says."""
+    for name in _asked(record):
+        backend.known().keep(name, key)
+
+
+def measured(spec: RunSpec) -> tuple[str, Measurement] | None:
+    """A whole run of exactly `spec`, alone or in a comparison, and the key of its record."""
+    key = _found(_spec_key(spec), spec.model.target)
+    record = backend.record(key)
+    runs = (record.baseline, record.candidate) if isinstance(record, Comparison) else (record,)
+    run = next((run for run in runs if isinstance(run, Measurement) and run.spec == spec), None)
+    return None if key is None or run is None else (key, run)
+
+
+def compared(baseline: RunSpec, candidate: RunSpec) -> str | None:
+    """The key of a comparison of exactly these two."""
+    return _found(_pair_key(baseline, candidate), candidate.model.target)
+
+
+def forget(key: str) -> None:
+    """The run under `key` is gone."""
+    backend.known().drop(key)
+
+
+def _found(name: str, target: str) -> str | None:
+    known = backend.known()
+    if not known.get(f"read {target}"):
+        known.keep(f"read {target}", "yes")
+        _read_store(target)
+    key: str | None = known.get(name)
+    if key is not None:
+        try:
+            backend.record(key)
+        except ExplorerError:  # deleted by another window, or damaged
+            forget(key)
+            return None
+    return key
+
+
+def _read_store(target: str) -> None:
+    """The newest runs of a model, oldest first, so that the newest is what is remembered."""
+    try:
+        runs = [run for run in backend.store().list() if run.model == target and _is_current(run, target)]
+        newest = sorted(runs, key=lambda run: run.created)[-MOST_READ:]
+        for run in newest:
+            record = backend.store().load(run.run_id)
+            if _made_here(record):
+                note(run.run_id, record)
+    except ExplorerError:  # the Runs page says why the store cannot be read
+        return
+
+
+def _is_current(run: StoredRun, target: str) -> bool:
+    file = Path(target.partition(":")[0])
+    return run.kind in ("measurement", "comparison") and not (file.is_file() and file.stat().st_mtime > run.created)
+
+
+def _made_here(record: Any) -> bool:
+    run = record.candidate if isinstance(record, Comparison) else record
+    return isinstance(run, Measurement) and run.environment.platform == platform.platform(terse=True)
+
+
+def _asked(record: Any) -> list[str]:
+    """What `record` answers. A run that was cut short answers no question about a whole one."""
+    if isinstance(record, Measurement):
+        return [_spec_key(record.spec)] if record.complete else []
+    if not isinstance(record, Comparison):
+        return []
+    whole = [_spec_key(run.spec) for run in (record.baseline, record.candidate) if run.complete]
+    judged = record.failure is not None or record.reproducible is not None
+    return [*whole, *([_pair_key(record.baseline.spec, record.candidate.spec)] if judged else [])]
+
+
+def _spec_key(spec: RunSpec) -> str:
+    return f"measured {to_json(spec).decode()}"
+
+
+def _pair_key(baseline: RunSpec, candidate: RunSpec) -> str:
+    return f"compared {to_json((baseline, candidate)).decode()}"

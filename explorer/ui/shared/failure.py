@@ -1,0 +1,42 @@
+"""A run without a result, as a result: what was asked and found, what to do next, the traceback one click away."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.record.measurement import Failure
+from explorer.view.drawing.units import mib
+
+TITLES = {
+    "bad input": "This cannot run",
+    "model raised": "The model raised an error",
+    "out of memory": "Out of memory",
+    "crash": "The worker process ended",
+    "time-out": "The time limit was reached",
+    "cancelled": "Cancelled",
+    "not on this device": "Not on this device",
+    "internal": "An error of the explorer itself",
+}
+
+
+def failure_panel(failure: Failure, *, key: str) -> bool:
+    """Draws it; returns whether a person closed it."""
+    calm = failure.kind == "cancelled"
+    with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
+        words, close = st.columns([12, 1], vertical_alignment="top")
+        with words:
+            st.markdown(
+                f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{TITLES[failure.kind]}**]"
+            )
+            # st.text: sentences carry names from models, which must not become markup.
+            st.text(failure.sentence)
+            if failure.asked_bytes is not None:
+                st.text(f"Asked for {mib(failure.asked_bytes)}, free were {mib(failure.free_bytes)}.")
+            if failure.hint:
+                st.text(failure.hint)
+        with close:
+            closed = st.button("", icon=":material/close:", key=f"close_{key}", help="Close", type="tertiary")
+        if failure.traceback and not calm:
+            with st.expander("Traceback", key=f"traceback_{key}"):
+                st.code(failure.traceback, language="python")
+    return closed

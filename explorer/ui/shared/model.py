@@ -1,0 +1,222 @@
+"""Which model, how large, and how it is run: shows a RunSpec, and hands on what a person chooses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import streamlit as st
+
+from explorer.plan.catalogue import Sample, default_size
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
+from explorer.ui.session.bound import Bound, bound
+from explorer.ui.session.plain import plain
+from explorer.view.words import explore as glossary
+
+Argument = int | float | str | bool
+Choose = Callable[[ModelRef], None]
+Change = Callable[[str, Any], None]
+"""Takes the name of an option and its new value."""
+AS_BUILT = "as built"
+SIZE_WIDTH = 110
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "device": ("cpu", "cuda"),
+    "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
+    "autocast": ("none", "bfloat16", "float16"),
+    "optimizer": ("adamw", "sgd", "none"),
+    "mode": ("train", "eval"),
+}
+NUMBERS = {"n_accumulation": (1, 64), "n_repeats": (1, 50), "n_threads": (1, 64), "seed": (0, 2**31 - 1)}
+
+
+def model_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+    """Model and size. Another model starts with its first size and the factory's usual arguments."""
+    by_target = {sample.target: sample for sample in samples}
+    targets = list(by_target)
+    if model.target not in by_target:
+        targets = [model.target, *targets]
+    titles = {sample.target: sample.title.partition(":")[0] for sample in samples}
+    shown = bound("model", model.target, lambda target: choose(_first_of(target, by_target)))
+    st.selectbox(
+        "Model",
+        targets,
+        targets.index(shown.value),
+        key=shown.key,
+        on_change=shown.on_change,
+        format_func=lambda target: titles.get(target, target),
+        help=_lesson(by_target.get(model.target)),
+    )
+    sizes = _sizes(by_target.get(model.target))
+    offered = sizes or [AS_BUILT]
+    size = model.size or default_size(dict.fromkeys(offered)) or AS_BUILT
+    chosen = bound("size", size, lambda size: choose(ModelRef(target=model.target, size=size)))
+    st.selectbox(
+        "Size",
+        offered,
+        offered.index(size) if size in offered else 0,
+        key=chosen.key,
+        on_change=chosen.on_change,
+        disabled=not sizes,
+        help=glossary.SIZE,
+        width=SIZE_WIDTH,
+    )
+
+
+def _sizes(sample: Sample | None) -> list[str]:
+    return list(sample.sizes) if sample else []
+
+
+def _first_of(target: str, by_target: dict[str, Sample]) -> ModelRef:
+    return ModelRef(target=target, size=next(iter(_sizes(by_target.get(target))), None))
+
+
+def _lesson(sample: Sample | None) -> str:
+    return f"{sample.title}\n\n{sample.lesson}\n\n{glossary.MODEL}" if sample else glossary.MODEL
+
+
+def arguments_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+    """The numbers that the factory takes, as the size sets them or as a person changed them."""
+    sample = next((sample for sample in samples if sample.target == model.target), None)
+    usual = dict(sample.sizes.get(model.size or default_size(sample.sizes) or "", {})) if sample else {}
+    chosen: dict[str, Any] = {}
+    fields = {
+        name: bound(f"argument_{name}", model.arguments.get(name, value), partial(chosen.__setitem__, name))
+        for name, value in usual.items()
+    }
+
+    def use() -> None:
+        for field in fields.values():
+            field.on_change()
+        now = {name: chosen.get(name, field.value) for name, field in fields.items()}
+        changed = {name: value for name, value in now.items() if value != usual[name]}
+        choose(msgspec.structs.replace(model, arguments=changed))
+
+    with st.popover("", icon=":material/tune:", disabled=not usual, key="arguments", help="Batch and model numbers"):
+        st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
+        with st.form("arguments_form", border=False):
+            for name, field in fields.items():
+                _argument(name, usual[name], field)
+            st.form_submit_button("Use these", icon=":material/check:", on_click=use)
+
+
+def _argument(name: str, usual: Argument, field: Bound) -> None:
+    if isinstance(usual, bool):
+        st.checkbox(name, field.value, key=field.key)
+    elif isinstance(usual, int):
+        st.number_input(name, 0, value=int(field.value), step=1, key=field.key)
+    elif isinstance(usual, float):
+        st.number_input(name, 0.0, value=float(field.value), key=field.key)
+    else:
+        st.text_input(name, field.value, key=field.key)
+
+
+def options_panel(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
+    """How the step is run and how blocks are recomputed."""
+    with st.popover("", icon=":material/settings:", key="options", help="Options: how the step is run"):
+        run, recompute = st.columns(2, gap="medium")
+        with run:
+            st.markdown("**The step**")
+            for name, offered in CHOICES.items():
+                own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
+                _choice(name, getattr(spec, name), offered, change, own=own)
+            if spec.optimizer == "sgd":
+                _number("momentum", spec.momentum, (0.0, 0.999, 0.1), change)
+            for name, (low, high) in NUMBERS.items():
+                _number(name, getattr(spec, name), (low, high, 1), change)
+        with recompute:
+            st.markdown("**Recomputing**")
+            _policy_options(spec.policy, change)
+            st.markdown("**Not trained**")
+            _frozen(spec, graph, change)
+
+
+def changed_options(spec: RunSpec) -> tuple[str, ...]:
+    """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
+    usual = RunSpec(model=spec.model)
+    names = (*CHOICES, *NUMBERS, "momentum", "frozen")
+    said = [f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)]
+    options = [name for name in Policy.__struct_fields__ if name != "units"]
+    return (
+        *said,
+        *(
+            f"{name} {_in_words(getattr(spec.policy, name))}"
+            for name in options
+            if getattr(spec.policy, name) != getattr(usual.policy, name)
+        ),
+    )
+
+
+def changed_line(spec: RunSpec) -> None:
+    """Names the options that were changed, beside the closed popover that holds them."""
+    if said := changed_options(spec):
+        st.caption(f":orange-badge[:material/tune: changed options] {plain(', '.join(said))}")
+
+
+def _in_words(value: Any) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else _joined(value)
+
+
+def _joined(value: Any) -> str:
+    return " and ".join(value) if isinstance(value, tuple) else str(value)
+
+
+def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, own: str = "own") -> None:
+    """`own`: how the choice of that name reads, the model's own number format."""
+    shown = bound(f"option_{name}", value, partial(change, name))
+    st.selectbox(
+        name,
+        offered,
+        offered.index(value),
+        key=shown.key,
+        format_func=lambda choice: own if choice == "own" else choice,
+        on_change=shown.on_change,
+        help=glossary.OPTIONS[name],
+    )
+
+
+def _number(name: str, value: float, limits: tuple[float, float, float], change: Change) -> None:
+    shown = bound(f"option_{name}", value, partial(change, name))
+    low, high, step = limits
+    st.number_input(
+        name,
+        low,
+        high,
+        value,
+        step,
+        key=shown.key,
+        on_change=shown.on_change,
+        help=glossary.OPTIONS[name],
+    )
+
+
+def _frozen(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
+    known = [block.fqn for block in graph.blocks if block.fqn and block.parameter_bytes] if graph else spec.frozen
+    shown = bound(
+        "option_frozen", [fqn for fqn in spec.frozen if fqn in known], lambda fqns: change("frozen", tuple(fqns))
+    )
+    st.multiselect(
+        "frozen",
+        known,
+        shown.value,
+        key=shown.key,
+        on_change=shown.on_change,
+        help=glossary.OPTIONS["frozen"],
+    )
+
+
+def _policy_options(policy: Policy, change: Change) -> None:
+    """torch.utils.checkpoint's options under torch's names."""
+
+    def switch(name: str, value: bool, take: Callable[[bool], None]) -> None:
+        shown = bound(f"option_{name}", value, take)
+        st.toggle(name, shown.value, key=shown.key, on_change=shown.on_change, help=glossary.OPTIONS[name])
+
+    for name in ("preserve_rng_state", "early_stop", "use_reentrant"):
+        switch(name, getattr(policy, name), partial(change, name))
+    checked = policy.determinism_check == "default"
+    switch("determinism_check", checked, lambda on: change("determinism_check", "default" if on else "none"))
+    _choice("running_stats", policy.running_stats, ("once", "every_forward"), change)

@@ -1,0 +1,1 @@
+"""Both runs held against each other: headline, cost, gradients, state."""

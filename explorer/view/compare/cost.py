@@ -1,0 +1,168 @@
+"""What the recompute costs: FLOPs counted block by block, and time with its spread beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
+from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.rows import Row
+from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
+from explorer.view.memory.blocks import NO_BILL, block_names, chart_rows, row_sum
+
+QUESTION = "Which blocks compute twice?"
+QUESTION_OF_TIME = "How long does each block take?"
+
+
+def recompute_cost(comparison: Comparison) -> go.Figure:
+    """FLOPs of each block's forward, of its recompute, and what early stop skipped. Counted, not timed."""
+    run = comparison.candidate
+    rows = chart_rows(comparison.baseline, run)
+    if not rows or run.forward_flops is None:
+        return empty(QUESTION, NO_BILL)
+    fields = {"forward": "forward_flops", "recompute": "recompute_flops", "skipped by early stop": "skipped_flops"}
+    lines = {name: [row_sum(run, row, field) for row in rows] for name, field in fields.items()}
+    unit, unit_name = flop_axis(max(max(sum(column) for column in zip(*lines.values())), 1))
+    marks = {
+        "forward": {"color": KEEP},
+        "recompute": {"color": RECOMPUTE, "pattern": hatch("/")},
+        "skipped by early stop": {"color": translucent(RECOMPUTE, 0.2), "line": {"color": RECOMPUTE, "width": 1}},
+    }
+    fig = figure(QUESTION, _answer(comparison), height=150 + 24 * max(len(rows), 4))
+    for name, line in lines.items():
+        if any(line) or name == "forward":
+            fig.add_trace(
+                go.Bar(
+                    y=[row.label for row in rows], x=[n / unit for n in line], name=name, orientation="h",
+                    customdata=[[" ".join(row.fqns), flops(n)] for row, n in zip(rows, line)], marker=marks[name],
+                    hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata[1]}}<extra></extra>",
+                )
+            )  # fmt: skip
+    return bars(fig, f"{unit_name}, counted; backward apart")
+
+
+def recompute_time(comparison: Comparison) -> go.Figure:
+    """Milliseconds of each block's forward and recompute in the candidate, half the quartile distance as error bar."""
+    run = comparison.candidate
+    rows = [row for row in chart_rows(comparison.baseline, run) if len(row.fqns) == 1]
+    timed = [row for row in rows if _samples(run, row, "forward").ms]
+    if not timed:
+        return empty(QUESTION_OF_TIME, "Time per block was not measured in this run.")
+    fig = figure(QUESTION_OF_TIME, time_answer(comparison), height=150 + 34 * max(len(timed), 4))
+    for name, colour, shape in (("forward", KEEP, ""), ("recompute", RECOMPUTE, "/")):
+        samples = [_samples(run, row, name) for row in timed]
+        if any(one.ms for one in samples):
+            fig.add_trace(
+                go.Bar(
+                    y=[row.label for row in timed], x=[one.median_ms for one in samples], name=name, orientation="h",
+                    error_x={"type": "data", "array": [one.spread_ms for one in samples], "thickness": 1.5,
+                             "color": GRID.replace("0.25", "1")},
+                    customdata=[[row.fqns[0], milliseconds(one)] for row, one in zip(timed, samples)],
+                    marker={"color": colour, "pattern": hatch(shape)},
+                    hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata[1]}}<extra></extra>",
+                )
+            )  # fmt: skip
+    clock = run.times.clock if run.times else NOT_MEASURED
+    return bars(fig, f"milliseconds, {clock}", mode="group")
+
+
+def step_time(comparison: Comparison) -> go.Figure:
+    """Every timed step of both runs as a dot, in the order taken: the spread itself, not a summary of it."""
+    question = "Is the step slower?"
+    runs = {"baseline": comparison.baseline, "candidate": comparison.candidate}
+    if not any(run.times and run.times.step.ms for run in runs.values()):
+        return empty(question, "Step times were not measured.")
+    fig = figure(question, time_answer(comparison), height=240)
+    for name, run in runs.items():
+        ms = list(run.times.step.ms) if run.times else []
+        symbol = "circle-open" if name == "baseline" else "circle"
+        fig.add_trace(
+            go.Scatter(
+                x=ms, y=[name] * len(ms), mode="markers", name=name, showlegend=False,
+                customdata=list(range(1, len(ms) + 1)),
+                marker={"color": RUN_COLOURS[name], "size": 10, "symbol": symbol, "opacity": 0.8},
+                hovertemplate=f"{name}, timed step %{{customdata}}: %{{x:.2f}} ms<extra></extra>",
+            )
+        )  # fmt: skip
+    fig.update_yaxes(type="category", autorange="reversed")
+    clock = next(run.times.clock for run in runs.values() if run.times)
+    fig.update_xaxes(title={"text": f"milliseconds a step, {clock}"})
+    return fig
+
+
+def recompute_cost_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """The table twin of cost and time: every block, FLOPs exact, time with spread."""
+    base, run = comparison.baseline, comparison.candidate
+    table = []
+    for fqn in block_names(base, run):
+        bill, old = run.by_fqn.get(fqn), base.by_fqn.get(fqn)
+        if bill is None:
+            continue
+        table.append(
+            {
+                "block": fqn or "(whole model)",
+                "ran again": bill.n_recompute,
+                "forward (FLOP)": bill.forward_flops,
+                "recompute (FLOP)": bill.recompute_flops,
+                "skipped by early stop (FLOP)": bill.skipped_flops,
+                "backward (FLOP)": bill.backward_flops,
+                "forward": milliseconds(bill.forward),
+                "recompute": milliseconds(bill.recompute) if bill.n_recompute else "not run",
+                "baseline forward": milliseconds(old.forward) if old else NOT_MEASURED,
+            }
+        )
+    return table
+
+
+def recompute_cost_alt(comparison: Comparison) -> str:
+    """The charts in one sentence, for a screen reader."""
+    return f"Bars of the FLOPs of each block. {_answer(comparison)}. {time_answer(comparison)}."
+
+
+def uncounted_in_words(run: Measurement) -> str:
+    """`FLOPs leave out aten._fft_r2c.default (4 calls): no formula is known`; the empty string: nothing is left out."""
+    if not run.uncounted_ops:
+        return ""
+    named = [f"{name} ({count(n, 'call')})" for name, n in run.uncounted_ops.items()]
+    return f"FLOPs leave out {', '.join(named)}: no formula is known, so the true figures are higher"
+
+
+def inside_noise(one: Samples, other: Samples) -> bool:
+    """Whether readings cannot be ranked: their medians lie within the two spreads, or a spread is unknown."""
+    if one.median_ms is None or other.median_ms is None or one.spread_ms is None or other.spread_ms is None:
+        return True
+    return abs(one.median_ms - other.median_ms) <= one.spread_ms + other.spread_ms
+
+
+def ratio_inside_noise(candidate: Samples, baseline: Samples) -> bool:
+    """Whether the paired ratios of an interleaved run do not tell candidate from baseline."""
+    ratio = ratio_with_spread(candidate, baseline)
+    return ratio is None or abs(ratio[0] - 1) <= ratio[1]
+
+
+def time_answer(comparison: Comparison) -> str:
+    """Step time of both runs as a sentence that refuses to rank what the spread does not separate."""
+    base, cand = comparison.baseline.times, comparison.candidate.times
+    if base is None or cand is None:
+        return f"step time {NOT_MEASURED}"
+    ratio = ratio_with_spread(cand.step, base.step)
+    figures = f"{milliseconds(base.step)} to {milliseconds(cand.step)} a step"
+    if ratio is None:
+        return figures
+    if ratio_inside_noise(cand.step, base.step):
+        return f"{figures}; the difference is inside the noise"
+    return f"{figures}, ×{ratio[0]:.2f} ± {ratio[1]:.2f}"
+
+
+def _answer(comparison: Comparison) -> str:
+    extra = change(comparison.baseline.total_flops, comparison.candidate.total_flops)
+    return f"{percent(extra, signed=True)} FLOPs in the step" if extra else f"{percent(extra)} more FLOPs in the step"
+
+
+def _samples(run: Measurement, row: Row, name: str) -> Samples:
+    bill = run.by_fqn.get(row.fqns[0])
+    return Samples() if bill is None else bill.forward if name == "forward" else bill.recompute

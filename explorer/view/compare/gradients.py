@@ -1,0 +1,191 @@
+"""Every gradient of both runs compared: one mark a tensor, readable at ten tensors and at a thousand.
+
+The distance is |candidate - baseline| / |baseline| on a logarithmic axis. Logarithms have no zero, so bitwise equal
+tensors stand on a line of their own below it, and tensors without a distance (missing, not finite) above it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import plotly.graph_objects as go
+
+from explorer.record.comparison import Comparison, TensorDiff, Verdict
+from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
+from explorer.view.drawing.figure import empty, figure
+from explorer.view.drawing.units import MINUS, count
+
+QUESTION = "Is every gradient the same?"
+WORST_FIRST: tuple[Verdict, ...] = ("different", "state moved", "not comparable", "rounding", "bitwise equal")
+MAX_NAMES = 24
+"""Beyond that many tensors the axis counts them instead of naming them."""
+MAX_MOVED = 4
+"""State that one sentence names."""
+
+
+def gradient_chart(comparison: Comparison) -> go.Figure:
+    """One mark a gradient, in module order. customdata starts with the tensor's name."""
+    diffs = comparison.gradients
+    if not diffs:
+        reason = comparison.failure.sentence if comparison.failure else "No gradient was compared."
+        return empty(QUESTION, reason)
+    exponents = [_exponent(diff) for diff in diffs]
+    known = [value for value in exponents if value is not None]
+    low = math.floor(min(known)) - 1 if known else -2
+    high = math.ceil(max(known)) + 1 if known else 0
+    named = len(diffs) <= MAX_NAMES
+    usual = 420 if known else 280  # where all are equal there is one line to draw
+    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else usual)
+    for verdict in get_args(Verdict):
+        chosen = [i for i, diff in enumerate(diffs) if diff.verdict == verdict]
+        if chosen:
+            where = [_place(diffs[i], exponents[i], low, high) for i in chosen]
+            fig.add_trace(_marks(verdict, [diffs[i] for i in chosen], [i + 1 for i in chosen], where, named=named))
+    _axes(fig, [diff.name for diff in diffs], low, high)
+    return fig
+
+
+def gradient_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """The table twin, worst tensor first."""
+    return diff_table(comparison.gradients)
+
+
+def buffer_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """Buffers after one step, worst first."""
+    return diff_table(comparison.buffers)
+
+
+def parameter_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """Parameters after `comparison.n_steps` optimizer steps, worst first."""
+    return diff_table(comparison.parameters)
+
+
+def carried_table(comparison: Comparison) -> list[dict[str, Any]]:
+    """All else that the model carries on and that is not equal."""
+    return [
+        {
+            "block": diff.block or "the model",
+            "what": diff.name.removeprefix(f"{diff.block}."),
+            "kind": diff.kind,
+            "after step": diff.step,
+            "verdict": diff.verdict,
+            "baseline": diff.baseline_value,
+            "candidate": diff.candidate_value,
+        }
+        for diff in comparison.carried
+    ]
+
+
+def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, Any]]:
+    """Any tensors of both runs, worst first; an unknown figure stays None."""
+    rank = {verdict: i for i, verdict in enumerate(WORST_FIRST)}
+    ordered = sorted(diffs, key=lambda diff: (rank[diff.verdict], -(_exponent(diff) or math.inf)))
+    return [
+        {
+            "tensor": diff.name,
+            "verdict": diff.verdict,
+            "present in": diff.presence,
+            "shape": " x ".join(map(str, diff.shape)) or "scalar",
+            "dtype": diff.dtype,
+            "relative distance": diff.relative_norm,
+            "largest difference": diff.max_abs,
+            "largest ULP distance": diff.max_ulp,
+            "cosine": diff.cosine,
+            "norm ratio": diff.norm_ratio,
+            "not finite on one side": diff.n_nonfinite_mismatch,
+            "baseline to float64": diff.baseline_error,
+            "candidate to float64": diff.candidate_error,
+            "noise of the baseline": diff.noise,
+        }
+        for diff in ordered
+    ]
+
+
+def gradient_alt(comparison: Comparison) -> str:
+    """The chart in one sentence, for a screen reader."""
+    return f"One mark for each gradient, by its distance from the baseline. {verdict_sentence(comparison)}."
+
+
+def verdict_sentence(comparison: Comparison) -> str:
+    """`bitwise equal: 54 of 54 gradients`, or the verdict and the worst tensor."""
+    n = comparison.n_gradients
+    if comparison.verdict == "not comparable":
+        return f"not comparable: {comparison.not_reproducible_because or 'no gradient on either side'}"
+    if comparison.verdict == "state moved":
+        return f"gradients equal, {moved_sentence(comparison)}"
+    same = f"{comparison.n_bitwise_equal:,} of {count(n, 'gradient')} bitwise equal"
+    if comparison.worst is None:
+        others = "" if comparison.verdict == "bitwise equal" else f"{comparison.verdict}: "
+        return f"{others}{same}"
+    return f"{comparison.verdict}: {same}, worst {comparison.worst.name}"
+
+
+def moved_sentence(comparison: Comparison) -> str:
+    """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`"""
+    moved = comparison.moved_twice
+    more = f" and {len(moved) - MAX_MOVED} more" if len(moved) > MAX_MOVED else ""
+    if not moved:
+        return "but random numbers were drawn anew: " + ", ".join(m.block for m in comparison.masks if m.n_mismatched)
+    return f"state moved twice: {', '.join(moved[:MAX_MOVED])}{more}"
+
+
+def unjudged_sentence(comparison: Comparison) -> str:
+    """What the verdict says nothing about; empty where it covers all."""
+    names = comparison.unjudged
+    more = f" and {len(names) - MAX_MOVED} more" if len(names) > MAX_MOVED else ""
+    return f"Not judged, two runs of the baseline differ there: {', '.join(names[:MAX_MOVED])}{more}" if names else ""
+
+
+def _exponent(diff: TensorDiff) -> float | None:
+    """log10 of the distance; None: it has none (equal, missing, not finite, or the baseline is all zero)."""
+    distance = diff.relative_norm
+    return math.log10(distance) if distance is not None and distance > 0 and math.isfinite(distance) else None
+
+
+def _place(diff: TensorDiff, exponent: float | None, low: int, high: int) -> float:
+    if exponent is not None and diff.presence == "both" and not diff.n_nonfinite_mismatch:
+        return exponent
+    return low if diff.verdict == "bitwise equal" else high
+
+
+def _marks(
+    verdict: Verdict, diffs: Sequence[TensorDiff], numbers: Sequence[int], where: Sequence[float], *, named: bool
+) -> go.Scatter:
+    custom = [[diff.name, " x ".join(map(str, diff.shape)) or "scalar", _distance(diff)] for diff in diffs]
+    across = [diff.name for diff in diffs] if named else list(numbers)
+    return go.Scatter(
+        x=where if named else across, y=across if named else where, mode="markers", customdata=custom,
+        name=f"{verdict} ({len(diffs):,})",
+        marker={"color": VERDICT_COLOURS[verdict], "symbol": VERDICT_SYMBOLS[verdict], "size": 9 if named else 6},
+        hovertemplate=f"<b>%{{customdata[0]}}</b><br>{verdict}: %{{customdata[2]}}<br>shape %{{customdata[1]}}"
+        "<extra></extra>",
+    )  # fmt: skip
+
+
+def _distance(diff: TensorDiff) -> str:
+    if diff.presence != "both":
+        return f"present in {diff.presence}"
+    if diff.n_nonfinite_mismatch:
+        return f"{count(diff.n_nonfinite_mismatch, 'element')} finite on one side only"
+    if diff.bitwise:
+        return "every bit agrees"
+    return "the baseline is all zero" if diff.relative_norm is None else f"relative distance {diff.relative_norm:.2g}"
+
+
+def _axes(fig: go.Figure, names: Sequence[str], low: int, high: int) -> None:
+    step = max(1, (high - low) // 6)
+    powers = list(range(low + 1, high, step))
+    distance = {
+        "tickvals": [low, *powers, high],
+        "ticktext": ["equal", *(f"10<sup>{str(p).replace('-', MINUS)}</sup>" for p in powers), "no number"],
+        "range": [low - 0.4, high + 0.4],
+        "title": {"text": "relative distance of the gradients"},
+    }
+    if len(names) <= MAX_NAMES:
+        fig.update_xaxes(**distance)
+        fig.update_yaxes(type="category", autorange="reversed", categoryorder="array", categoryarray=names)
+    else:
+        fig.update_yaxes(**distance)
+        fig.update_xaxes(title={"text": f"{len(names):,} gradients in module order"}, range=[0, len(names) + 1])

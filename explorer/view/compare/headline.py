@@ -1,0 +1,212 @@
+"""The strip of headline figures: what the policy buys, what it costs, whether the gradient is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from explorer.record.base import Origin
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
+from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
+from explorer.view.memory.counters import peaks_in_words
+from explorer.view.words.cut_short import peak_and_end, peak_in_words, who_failed
+
+Tone = Literal["good", "bad", "neutral"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """One figure of the strip."""
+
+    key: str
+    """The derived figure's name in `--json`."""
+    label: str
+    value: str
+    delta: str
+    """What changed against the baseline; the empty string: nothing to compare with."""
+    tone: Tone
+    origin: tuple[Origin, ...]
+    tooltip: str
+    """One sentence that a student understands."""
+
+
+PEAK = "The most memory held at any moment of the training step; the device must have at least this much."
+SAVED = (
+    "Intermediate results that forward keeps because backward needs them; recomputing a block frees most of its own."
+)
+FLOP = (
+    "Arithmetic of one step's matrix products, convolutions and attention, counted exactly; element-wise work is not."
+)
+TIME = (
+    "Median time of a step without recording; ± is half the quartile distance, about one standard deviation, no bound."
+)
+SAME = "Each gradient, and all that the model carries to its next step, compared bit by bit with the baseline's."
+POLICY = "Blocks that ran forward again during backward, of those the policy names: proof that it took effect."
+
+
+def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
+    """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
+    if isinstance(run, Measurement):
+        return _of_one(run)
+    if not run.comparable:
+        return _of_a_failed_pair(run)
+    base, cand = run.baseline, run.candidate
+    return (
+        _bytes(
+            "step_peak_bytes", "Step peak", _with_allocator(PEAK, cand), (base.step_peak_bytes, cand.step_peak_bytes)
+        ),
+        _bytes(
+            "saved_after_forward_bytes", "Saved after forward", SAVED,
+            (base.saved_after_forward_bytes, cand.saved_after_forward_bytes),
+        ),
+        _flops(base, cand),
+        _time(base, cand),
+        _gradients(run),
+        _policy(cand),
+    )  # fmt: skip
+
+
+def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
+    """The same six, so that nothing moves; no arrow, no ratio, and no part of a step that looks whole."""
+    base, cand = run.baseline, run.candidate
+    unknown = [
+        ("saved_after_forward_bytes", "Saved after forward", SAVED),
+        ("flop_ratio", "FLOPs", FLOP),
+        ("time_ratio", "Step time", TIME),
+    ]
+    saved, flop, time = (
+        Headline(key=key, label=label, value=NOT_MEASURED, delta="", tone="neutral", origin=(), tooltip=tooltip)
+        for key, label, tooltip in unknown
+    )
+    peak = Headline(
+        key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",), tooltip=PEAK,
+        delta=f"baseline {peak_and_end(base)}", tone="neutral",
+    )  # fmt: skip
+    verdict = replace(_gradients(run), delta=who_failed(run), tone="bad")
+    return (peak, saved, flop, time, verdict, _policy(cand))
+
+
+def _of_one(run: Measurement) -> tuple[Headline, ...]:
+    step = run.times.step if run.times and run.complete else None
+    plain = [
+        ("step_peak_bytes", "Step peak", peak_and_end(run), _with_allocator(PEAK, run)),
+        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
+        ("total_flops", "FLOPs", flops(run.total_flops), _with_uncounted(FLOP, run)),
+        ("step_ms", "Step time", milliseconds(step), TIME),
+    ]
+    found = [
+        Headline(
+            key=key, label=label, value=value, delta="", tone="neutral", tooltip=tooltip,
+            origin=("counted",) if key == "total_flops" else ("measured",),
+        )
+        for key, label, value, tooltip in plain
+    ]  # fmt: skip
+    return (*found, _policy(run)) if run.spec.policy.units else tuple(found)
+
+
+def _with_allocator(tooltip: str, run: Measurement) -> str:
+    own = peaks_in_words(run)
+    return f"{tooltip} The {own}." if own else tooltip
+
+
+def _with_uncounted(tooltip: str, run: Measurement) -> str:
+    left_out = uncounted_in_words(run)
+    return f"{tooltip} {left_out}." if left_out else tooltip
+
+
+def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | None]) -> Headline:
+    old, new = sizes
+    moved = change(old, new)
+    return Headline(
+        key=key,
+        label=label,
+        value=f"{_bare(old, new)} → {mib(new)}",
+        delta="no ratio" if moved is None else percent(moved, signed=True),
+        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        origin=("measured",),
+        tooltip=tooltip,
+    )
+
+
+def _bare(old: int | None, new: int | None) -> str:
+    """The old figure, its unit left out where the new one shows the same."""
+    text, unit = mib(old), mib(new).rpartition(" ")[2]
+    return text.removesuffix(f" {unit}") if old is not None and new is not None else text
+
+
+def _flops(base: Measurement, cand: Measurement) -> Headline:
+    moved = change(base.total_flops, cand.total_flops)
+    return Headline(
+        key="flop_ratio",
+        label="FLOPs",
+        value=f"{percent(moved, signed=True)}" if moved is not None else NOT_MEASURED,
+        delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
+        tone="neutral" if not moved else "bad" if moved > 0 else "good",
+        origin=("counted",),
+        tooltip=_with_uncounted(FLOP, cand),
+    )
+
+
+def _time(base: Measurement, cand: Measurement) -> Headline:
+    old, new = (run.times.step if run.times else Samples() for run in (base, cand))
+    ratio = ratio_with_spread(new, old)
+    noise = ratio_inside_noise(new, old)
+    return Headline(
+        key="time_ratio",
+        label="Step time",
+        value=NOT_MEASURED if ratio is None else f"×{ratio[0]:.2f} ± {ratio[1]:.2f}",
+        delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
+        tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
+        origin=("measured",),
+        tooltip=TIME,
+    )
+
+
+def _gradients(run: Comparison) -> Headline:
+    tone: dict[str, Tone] = {
+        "bitwise equal": "good", "rounding": "neutral", "state moved": "bad", "different": "bad"
+    }  # fmt: skip
+    return Headline(
+        key="verdict",
+        label="Gradients",
+        value=run.verdict,
+        delta=_how_many(run),
+        tone=tone.get(run.verdict, "neutral"),
+        origin=("measured",),
+        tooltip=SAME,
+    )
+
+
+def _how_many(run: Comparison) -> str:
+    """How many gradients are equal where the verdict is that they are, else how many differ; of how many."""
+    n, n_equal = run.n_gradients, run.n_bitwise_equal
+    if run.verdict == "not comparable" or not n:
+        return ""
+    if n_equal == n:
+        later = run.verdict in ("different", "rounding")
+        return f"{n:,} of {count(n, 'tensor')} equal" + (" in the first step" if later else "")
+    return f"{n - n_equal:,} of {count(n, 'tensor')} differ"
+
+
+def _policy(run: Measurement) -> Headline:
+    named = dict.fromkeys(run.spec.policy.blocks)
+    again = sum(1 for fqn in named if fqn in run.by_fqn and run.by_fqn[fqn].n_recompute)
+    return Headline(
+        key="n_recompute",
+        label="Recomputed",
+        value=f"{again} of {count(len(named), 'block')}" if run.blocks else NOT_MEASURED,
+        delta=_effect(run, again, len(named)),
+        tone="bad" if run.blocks and again < len(named) else "neutral",
+        origin=("counted",),
+        tooltip=POLICY,
+    )
+
+
+def _effect(run: Measurement, n_again: int, n_named: int) -> str:
+    if not run.blocks or n_again == n_named:
+        return ""
+    if run.failure is not None:
+        return "until it failed"
+    return "in part" if n_again else "policy without effect"

@@ -1,0 +1,1 @@
+"""What every picture is made with: colours, units, axes, rows."""

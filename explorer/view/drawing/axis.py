@@ -1,0 +1,155 @@
+"""Where a tick stands on the x axis, for runs that have different numbers of events.
+
+A recomputed run has more allocator events than the plain one, so event n of one is not the moment of event n of the
+other. On the axis "tick" the drawn run keeps its own event numbers, and the other run is stretched: forward onto
+forward, backward (recompute included) onto backward, optimizer onto optimizer.
+
+    other   |--forward--|--------backward--------|opt|
+    drawn   |--forward--|--bw--|recompute|--bw------|opt|     x = event of the drawn run
+
+An optimizer that steps parameter by parameter has most of the events and nothing to tell: its stretch is never drawn
+wider than OPTIMIZER_SHARE of the picture, and the axis says so.
+
+On the axis "time" each phase is as long as the timed steps say, which nothing was recorded in: recording slows small
+operators down most, so its own clock would draw a recomputed run longer than it is. Within a phase, and where no step
+was timed, moments stand as they were recorded.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.memory.series import array_of
+from explorer.record.measurement import Allocations, Measurement, PhaseSpan
+
+Axis = Literal["tick", "time"]
+OPTIMIZER_SHARE = 1 / 6
+Positions = NDArray[np.float64]
+
+
+def positions(run: Measurement, log: Allocations, drawn: Measurement, *, axis: Axis) -> Positions:
+    """x of each tick 0..n_ticks of `run` in a picture whose events are counted in `drawn`."""
+    if axis == "time":
+        return _timed(run, log)
+    ticks = np.arange(log.n_ticks + 1, dtype=np.float64)
+    return _narrowed(ticks if run is drawn else _stretched(ticks, run, drawn), drawn)
+
+
+def _timed(run: Measurement, log: Allocations) -> Positions:
+    """Milliseconds of each tick: every phase as long as its median, all together as long as the median step."""
+    recorded = array_of(log.time_ns) / 1e6
+    stretches = _borders(run.phases, log.n_ticks)
+    medians = _phase_ms(run)
+    if medians is None or not stretches or run.times is None:
+        return recorded
+    ends = recorded[[end for _, end in stretches]]
+    lasted = np.diff(ends, prepend=0.0)
+    of_phase: dict[str, float] = {}
+    for (phase, _), ms in zip(stretches, lasted):
+        of_phase[phase] = of_phase.get(phase, 0.0) + float(ms)
+    faster = {phase: medians.get(phase, 0.0) / ms if ms else 0.0 for phase, ms in of_phase.items()}
+    widths = np.array([ms * faster[phase] for (phase, _), ms in zip(stretches, lasted)])
+    whole = widths.sum()
+    if not whole:
+        return recorded
+    borders = np.cumsum(widths) * ((run.times.step.median_ms or whole) / whole)
+    return np.asarray(np.interp(recorded, [0.0, *ends], [0.0, *borders]), dtype=np.float64)
+
+
+def _phase_ms(run: Measurement) -> dict[str, float] | None:
+    """Median of each phase in the timed steps, recompute in backward; None: not timed."""
+    if run.times is None:
+        return None
+    found = {
+        "forward": run.times.forward.median_ms,
+        "backward": run.times.backward.median_ms,
+        "optimizer": run.times.optimizer.median_ms,
+    }
+    known = {phase: ms for phase, ms in found.items() if ms is not None}
+    return known if len(known) == len(found) else None
+
+
+def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
+    """Places and labels of round event numbers on the axis "tick" of a picture that `run` is drawn in."""
+    log = run.allocations
+    n = log.n_ticks if log else 0
+    first, factor = _narrow(run)
+    step = 10 ** math.floor(math.log10(max(first, 1)))
+    step = next(size for size in (step // 5, step // 2, step, 2 * step) if size and first / size <= 6)
+    places = [float(x) for x in range(0, first + 1, step)]
+    labels = [f"{x:,.0f}" for x in places]
+    if n > first:
+        places, labels = [*places, first + (n - first) * factor], [*labels, f"{n:,}"]
+    return places, labels
+
+
+def _narrow(run: Measurement) -> tuple[int, float]:
+    """The last event before the optimizer's stretch, and the factor that its width is drawn with."""
+    n = run.allocations.n_ticks if run.allocations else 0
+    span = run.phases[-1] if run.phases else None
+    if span is None or span.phase != "optimizer" or span.first_tick < 2:
+        return n, 1.0
+    before = span.first_tick - 1
+    wide = before * OPTIMIZER_SHARE / (1 - OPTIMIZER_SHARE)
+    return before, min(1.0, wide / max(n - before, 1))
+
+
+def _narrowed(x: Positions, drawn: Measurement) -> Positions:
+    first, factor = _narrow(drawn)
+    return np.where(x <= first, x, first + (x - first) * factor)
+
+
+def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positions:
+    """Event numbers of `run` as event numbers of `drawn`, phase onto phase."""
+    log = run.allocations
+    if log is None or drawn.allocations is None:
+        return ticks
+    own, onto = _borders(run.phases, log.n_ticks), _borders(drawn.phases, drawn.allocations.n_ticks)
+    shared = 0
+    while shared < min(len(own), len(onto)) and own[shared][0] == onto[shared][0]:
+        shared += 1
+    if not shared:
+        return ticks * (drawn.allocations.n_ticks / max(log.n_ticks, 1))
+    whole = shared == len(own) == len(onto)
+    # A run that was cut short is stretched as far as it went; behind the last common border events count as they are.
+    tail = (log.n_ticks - own[shared - 1][1]) if not whole else 0
+    x_own = [0, *(end for _, end in own[:shared]), log.n_ticks]
+    x_onto = [0, *(end for _, end in onto[:shared]), onto[shared - 1][1] + tail]
+    return np.asarray(np.interp(ticks, x_own, x_onto), dtype=np.float64)
+
+
+def has_times(*runs: Measurement | None) -> bool:
+    """Whether each run that is there knows the time of every tick."""
+    logs = [run.allocations for run in runs if run is not None and run.allocations is not None]
+    return bool(logs) and all(len(log.time_ns) == log.n_ticks + 1 for log in logs)
+
+
+def axis_layout(axis: Axis, drawn: Measurement, *, alone: bool) -> dict[str, Any]:
+    """The x axis: what it counts, and round numbers where they belong; `alone`: one run is drawn."""
+    if axis == "time":
+        timed = _phase_ms(drawn) is not None
+        return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
+    places, labels = event_ticks(drawn)
+    narrow = ", optimizer narrowed" if _narrow(drawn)[1] < 1 else ""
+    return {
+        "title": {"text": f"allocator event{'' if alone else ' of the candidate'}{narrow}"},
+        "tickvals": places,
+        "ticktext": labels,
+    }
+
+
+def _borders(phases: tuple[PhaseSpan, ...], n_ticks: int) -> list[tuple[str, int]]:
+    """(phase, last tick) of each stretch, recompute counted as the backward it serves."""
+    stretches: list[tuple[str, int]] = []
+    for span in phases:
+        phase = "backward" if span.phase == "recompute" else span.phase
+        end = min(span.end_tick - 1, n_ticks)
+        if stretches and stretches[-1][0] == phase:
+            stretches[-1] = (phase, end)
+        else:
+            stretches.append((phase, end))
+    return stretches

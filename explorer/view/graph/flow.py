@@ -1,0 +1,160 @@
+"""What flows between the boxes in view, and in which order they stand: the graph of all blocks, folded.
+
+Folding is a quotient: everything inside a closed box is that box, and a tensor that reaches several blocks inside it
+crosses its border once. A join of an open box that one box in view feeds alone is no join there, and is left out.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cached_property
+
+import msgspec
+
+from explorer.record.base import Record
+from explorer.record.graph import Edge, Join, ModelGraph
+from explorer.view.graph.nesting import Node
+
+
+class Arrow(Record):
+    """What flows from one thing in view to another, each tensor once."""
+
+    source: str
+    target: str
+    n_bytes: int
+    n_tensors: int
+    back: bool
+
+
+class Flow(Record):
+    """Arrows between what is in view: closed boxes and the joins of open ones."""
+
+    arrows: tuple[Arrow, ...]
+    paths: Mapping[str, tuple[str, ...]]
+    """From the model down to each node and each join in view."""
+    joins: Mapping[str, tuple[Join, ...]]
+    """In view, by the block that they lie in."""
+
+    @cached_property
+    def lifted(self) -> dict[str, list[tuple[str, str]]]:
+        """For each open box the arrows between its children that run with time."""
+        found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        for arrow in self.arrows:
+            pair = self.siblings(arrow.source, arrow.target)
+            if pair is not None and not arrow.back:
+                found[self.paths[pair[0]][-2]].append(pair)
+        return found
+
+    def siblings(self, source: str, target: str) -> tuple[str, str] | None:
+        """The two children of the nearest common parent that hold both ends; None where one end holds the other."""
+        return next(((a, b) for a, b in zip(self.paths[source], self.paths[target]) if a != b), None)
+
+    def common(self, source: str, target: str) -> str:
+        """The innermost box that holds both."""
+        path = [a for a, b in zip(self.paths[source], self.paths[target]) if a == b]
+        return path[-1]
+
+
+def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]) -> Flow:
+    """The arrows in view when `opened` (the model itself among them) are unfolded."""
+    paths = _paths(graph, nodes)
+    shown = {id: next((step for step in path if step not in opened), id) for id, path in paths.items()}
+    ways: dict[tuple[str, str], dict[int, Edge]] = defaultdict(dict)
+    for number, edge in enumerate(graph.edges):
+        if edge.source not in shown or edge.target not in shown:
+            continue
+        source, target = shown[edge.source], shown[edge.target]
+        apart = any(a != b for a, b in zip(paths[source], paths[target]))
+        if apart:
+            tensor = edge.data if edge.data is not None else -1 - number
+            known = ways[source, target].setdefault(tensor, edge)
+            if known.n_bytes < edge.n_bytes:
+                ways[source, target][tensor] = edge
+    joins = {join.id: join for join in graph.joins if shown.get(join.id) == join.id}
+    _dissolve(joins, ways)
+    by_block: dict[str, list[Join]] = defaultdict(list)
+    for join in joins.values():
+        by_block[join.block].append(join)
+    return Flow(
+        arrows=tuple(_arrow(source, target, way) for (source, target), way in ways.items()),
+        paths=paths,
+        joins={block: tuple(found) for block, found in by_block.items()},
+    )
+
+
+def _paths(graph: ModelGraph, nodes: Mapping[str, Node]) -> dict[str, tuple[str, ...]]:
+    paths: dict[str, tuple[str, ...]] = {}
+    for id, node in nodes.items():  # parents come before children
+        paths[id] = (*(paths[node.parent] if node.parent is not None else ()), id)
+    for join in graph.joins:
+        if join.block in paths:
+            paths[join.id] = (*paths[join.block], join.id)
+    return paths
+
+
+def _arrow(source: str, target: str, way: Mapping[int, Edge]) -> Arrow:
+    return Arrow(
+        source=source,
+        target=target,
+        n_bytes=sum(edge.n_bytes for edge in way.values()),
+        n_tensors=sum(edge.n_tensors for edge in way.values()),
+        back=all(edge.back for edge in way.values()),
+    )
+
+
+def _dissolve(joins: dict[str, Join], ways: dict[tuple[str, str], dict[int, Edge]]) -> None:
+    """Takes out each join that fewer than two things in view feed; what it hands on comes from the one that does."""
+    while True:
+        feeding: dict[str, list[str]] = {id: [] for id in joins}
+        for source, target in ways:
+            if target in feeding:
+                feeding[target].append(source)
+        gone = next((id for id, sources in feeding.items() if len(sources) < 2), None)
+        if gone is None:
+            return
+        del joins[gone]
+        for (_, target), way in [item for item in ways.items() if item[0][0] == gone]:
+            del ways[gone, target]
+            for source in feeding[gone]:
+                if source != target:
+                    back = all(edge.back for edge in ways[source, gone].values())
+                    passed = {n: msgspec.structs.replace(edge, back=back or edge.back) for n, edge in way.items()}
+                    ways[source, target] = {**passed, **ways.get((source, target), {})}
+        for source in feeding[gone]:
+            del ways[source, gone]
+
+
+def ordered(flow: Flow, nodes: Mapping[str, Node], opened: Collection[str]) -> dict[str, tuple[str, ...]]:
+    """Children and joins of each open box, top to bottom."""
+    return {
+        id: tuple(ranked([*(join.id for join in flow.joins.get(id, ())), *nodes[id].children], flow.lifted.get(id, ())))
+        for id in nodes
+        if id in opened
+    }
+
+
+def ranked(children: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Kahn's order; the given order breaks ties, and in a cycle the first that is left goes next."""
+    place = {id: i for i, id in enumerate(children)}
+    after: dict[str, list[str]] = {id: [] for id in children}
+    waiting = dict.fromkeys(children, 0)
+    for a, b in dict.fromkeys(pairs):
+        after[a].append(b)
+        waiting[b] += 1
+    ready = [place[id] for id in children if not waiting[id]]
+    heapq.heapify(ready)
+    order: list[str] = []
+    left = dict.fromkeys(children)
+    while left:
+        id = children[heapq.heappop(ready)] if ready else next(iter(left))
+        if id not in left:
+            continue
+        del left[id]
+        order.append(id)
+        for follower in after[id]:
+            waiting[follower] -= 1
+            if not waiting[follower] and follower in left:
+                heapq.heappush(ready, place[follower])
+    return order

@@ -1,0 +1,251 @@
+"""What stands on each block of the drawing: bytes kept or freed, how often it ran, what toggling would buy, hazards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from explorer.record.base import Record
+from explorer.record.graph import Block, ModelGraph, Trait
+from explorer.record.hazard import Hazard
+from explorer.record.ledger import Ledger
+from explorer.record.measurement import BlockBill, Measurement
+from explorer.record.policy import Policy
+from explorer.view.drawing.units import mib
+from explorer.view.graph.nesting import Node, nest
+
+TRAITS: dict[Trait, tuple[str, str]] = {
+    "uses_rng": ("dice", "Draws random numbers (dropout): recomputing puts the generator back first."),
+    "own_generator": ("dice", "Draws from a random generator of its own, which torch does not put back."),
+    "python_rng": ("dice", "Draws from Python's random, which torch does not put back."),
+    "numpy_rng": ("dice", "Draws from numpy's random generator, which torch does not put back."),
+    "running_statistics": ("stats", "Keeps running statistics (BatchNorm), which forward moves."),
+}
+GRAVITY = ("error", "warning", "note")
+SIGNS = {"dice": "⚄", "stats": "x̄", "shared": "⇄", "error": "✕", "warning": "!", "note": "i"}
+
+
+class Badge(Record):
+    """A sign on a block; `text` says what it means."""
+
+    sign: str
+    severity: str
+    text: str
+
+
+class Label(Record):
+    """What stands on one block beside its name."""
+
+    bytes: str = ""
+    note: str = ""
+    badges: tuple[Badge, ...] = ()
+    title: str = ""
+    heat: float = 0.0
+    """0 to 1: the bar at the bottom of the box."""
+    stage: int | None = None
+
+
+class Facts(Record):
+    """Everything known about the blocks of one model; None or empty where nobody measured."""
+
+    graph: ModelGraph
+    policy: Policy
+    baseline: Measurement | None = None
+    candidate: Measurement | None = None
+    """Only if it ran under exactly this policy."""
+    freed_bytes: Mapping[str, int] = {}
+    """Predicted: how much less is saved if the block is recomputed."""
+    prices: Mapping[str, str] = {}
+    hazards: tuple[Hazard, ...] = ()
+    alive: Ledger | None = None
+    """Drawn as bars: what each block holds at the chosen moment."""
+
+
+def labels(facts: Facts) -> dict[str, Label]:
+    """A label for every node of the drawing."""
+    nodes = nest(facts.graph)
+    on = set(facts.policy.blocks)
+    badges = _badges(facts)
+    for fqn, inside in _inside(facts, nodes).items():
+        badges.setdefault(fqn, []).extend(inside)
+    share = _shares(facts, nodes)
+    return {node.id: _label(facts, node, on, badges, share.get(node.id, 0.0)) for node in nodes.values() if node.id}
+
+
+def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]], heat: float) -> Label:
+    block = facts.graph.by_fqn.get(node.id)
+    if node.members:
+        own = _of_members([_own_badges(facts, badges, fqn) for fqn in node.members])
+    else:
+        own = [] if block is None else _own_badges(facts, badges, node.id)
+    return Label(
+        bytes=_bytes(facts, node, block, on),
+        note=_note(facts, node, on),
+        badges=tuple(own),
+        title=_title(facts, node, block),
+        heat=heat,
+    )
+
+
+def _bytes(facts: Facts, node: Node, block: Block | None, on: set[str]) -> str:
+    """Saved bytes of a block, kept and then recomputed; of a run those of each member, or of all where they differ."""
+    if node.members:
+        return _of_run(facts, node.members, on)
+    if block is not None and not block.n_calls and not node.children:
+        return "never called"
+    return _change(facts, node.id, on)
+
+
+def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
+    each = {_change(facts, fqn, on) for fqn in members}
+    if len(each) == 1:
+        return f"{each.pop()} each"
+    before = sum(_saved(facts, fqn) for fqn in members)
+    held = [_held(facts, fqn) if fqn in on or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members]
+    after = None if None in held else sum(size or 0 for size in held)
+    if after == before:
+        return f"{mib(before)} in all"
+    said = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
+    return f"{_arrow(before, said)} in all"
+
+
+def _held(facts: Facts, fqn: str) -> int | None:
+    """What a block that is recomputed, alone or inside another, still keeps: measured, else predicted."""
+    if facts.candidate and (bill := facts.candidate.by_fqn.get(fqn)):
+        return bill.saved_after_forward_bytes
+    freed = facts.freed_bytes.get(fqn)
+    return None if freed is None else max(_saved(facts, fqn) - freed, 0)
+
+
+def _arrow(saved: int, after: str) -> str:
+    number, _, unit = mib(saved).rpartition(" ")
+    return f"{number if after.endswith(unit) else mib(saved)} → {after}"
+
+
+def _change(facts: Facts, fqn: str, on: set[str]) -> str:
+    saved = _saved(facts, fqn)
+    if fqn not in on:
+        outer = _recomputed_with(fqn, on)
+        if outer is None:
+            return mib(saved)
+        if facts.candidate is None or fqn not in facts.candidate.by_fqn:
+            return f"{mib(saved)} with {outer}"
+    return _arrow(saved, _after(facts, fqn))
+
+
+def _recomputed_with(fqn: str, on: set[str]) -> str | None:
+    """The innermost block around `fqn` that is recomputed."""
+    outer = fqn.rpartition(".")[0]
+    while outer and outer not in on:
+        outer = outer.rpartition(".")[0]
+    return outer or None
+
+
+def _saved(facts: Facts, fqn: str) -> int:
+    """What the block keeps when nothing is recomputed: measured, else counted when the model was described."""
+    bill = _kept_bill(facts, fqn)
+    return bill.saved_after_forward_bytes if bill else facts.graph.by_fqn[fqn].saved_bytes
+
+
+def _kept_bill(facts: Facts, fqn: str) -> BlockBill | None:
+    """None also where a policy is pinned as baseline: its bill says what that policy keeps."""
+    kept = facts.baseline is not None and not facts.baseline.spec.policy.units
+    return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
+
+
+def _after(facts: Facts, fqn: str) -> str:
+    held = _held(facts, fqn)
+    measured = facts.candidate is not None and fqn in facts.candidate.by_fqn
+    return "?" if held is None else mib(held) if measured else f"≈ {mib(held)}"
+
+
+def _note(facts: Facts, node: Node, on: set[str]) -> str:
+    bill = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
+    ran = f"ran {bill.n_forward + bill.n_recompute}×" if bill and bill.n_recompute else ""
+    return ran or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+
+
+def _title(facts: Facts, node: Node, block: Block | None) -> str:
+    """The tooltip: every figure with its unit and origin."""
+    if block is None:
+        return f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
+    origin = "measured" if _kept_bill(facts, node.id) else "counted"
+    lines = [
+        f"{block.fqn} ({block.kind})",
+        f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
+        f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
+    ]
+    if bill := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
+        lines.append(f"ran {bill.n_forward}× in forward and {bill.n_recompute}× again for backward (counted)")
+    if block.shares_parameters_with:
+        lines.append(f"shares parameters with {', '.join(block.shares_parameters_with)}")
+    return "\n".join(lines)
+
+
+def _own_badges(facts: Facts, badges: dict[str, list[Badge]], fqn: str) -> list[Badge]:
+    return [*badges.get(fqn, ()), *_trait_badges(facts.graph.by_fqn[fqn])]
+
+
+def _of_members(each: list[list[Badge]]) -> list[Badge]:
+    """One badge of each sign, the gravest first, with the number of members that carry it: no hazard is folded away."""
+    first: dict[str, Badge] = {}
+    for badge in (badge for own in each for badge in own):
+        first.setdefault(badge.sign, badge)
+    n_with = {sign: sum(any(badge.sign == sign for badge in own) for own in each) for sign in first}
+    return [
+        Badge(sign=sign, severity=badge.severity, text=f"{n_with[sign]} of {len(each)} blocks: {badge.text}")
+        for sign, badge in sorted(first.items(), key=lambda one: GRAVITY.index(one[1].severity))
+    ]
+
+
+def _trait_badges(block: Block) -> list[Badge]:
+    """Dropout's dice and the like stand where they belong: on the block that has the trait without a hazard."""
+    found = [Badge(sign=SIGNS[TRAITS[t][0]], severity="note", text=TRAITS[t][1]) for t in block.traits if t in TRAITS]
+    if block.shares_parameters_with:
+        found.append(
+            Badge(
+                sign=SIGNS["shared"],
+                severity="note",
+                text=f"Shares parameters with {', '.join(block.shares_parameters_with)}.",
+            )
+        )
+    return found[:2]
+
+
+def _badges(facts: Facts) -> dict[str, list[Badge]]:
+    found: dict[str, list[Badge]] = {}
+    for hazard in facts.hazards:
+        for fqn in hazard.blocks:
+            badge = Badge(
+                sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}"
+            )
+            found.setdefault(fqn, []).append(badge)
+    return found
+
+
+def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
+    """On every block around one with an error or a warning: folded away it would not be seen."""
+    found: dict[str, dict[str, Badge]] = {}
+    for hazard in (hazard for hazard in facts.hazards if hazard.severity != "note"):
+        text = f"Inside: {hazard.sentence} {hazard.remedy}"
+        for fqn in hazard.blocks:
+            around = nodes[fqn].parent if fqn in nodes else None
+            while around:
+                if around not in hazard.blocks:
+                    badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=text)
+                    found.setdefault(around, {}).setdefault(hazard.severity, badge)
+                around = nodes[around].parent
+    return {fqn: list(by_severity.values()) for fqn, by_severity in found.items()}
+
+
+def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
+    """Each node's bytes alive, everything below included, relative to the largest drawn at its level."""
+    if facts.alive is None:
+        return {}
+    held: dict[str, int] = {}
+    for fqn, n_bytes in facts.alive.by_block.items():
+        id: str | None = fqn if fqn in nodes else None
+        while id:
+            held[id] = held.get(id, 0) + n_bytes
+            id = nodes[id].parent
+    largest = max(held.values(), default=0)
+    return {id: n_bytes / largest for id, n_bytes in held.items()} if largest else {}

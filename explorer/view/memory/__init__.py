@@ -1,0 +1,1 @@
+"""Memory over a step and at its peak."""

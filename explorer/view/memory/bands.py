@@ -1,0 +1,111 @@
+"""The strip of phases above a timeline: forward, recompute, backward, optimizer, as long as they lasted.
+
+Drawn as four filled traces instead of one shape a span: two hundred recomputed blocks are still four objects, and the
+legend explains them. Recompute is hatched, so the strip reads without colour.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+
+from explorer.record.measurement import PHASES, Measurement, Phase
+from explorer.view.drawing.axis import Positions
+from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, ink, translucent
+
+STRIP_TOP, STRIP_BOTTOM = 1.0, 0.93
+"""Of the plot's height, in y2 units."""
+Outline = list[float | None]
+"""Corners of rectangles on one axis; None ends a rectangle."""
+MAX_SPANS = 500
+"""Rectangles of one phase; neighbours that are thinner than a pixel are merged beyond that."""
+
+
+def add_bands(fig: go.Figure, run: Measurement, x: Positions, *, pale: bool = True) -> None:
+    """Adds the strip of `run`, whose tick t stands at x[t], on an axis y2 of its own; `pale`: bands below it as well.
+
+    The legend names the phases that are too short for a word in the strip.
+    """
+    fig.update_layout(
+        yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True, "side": "right"}
+    )
+    labelled = _label(fig, run, x)
+    for phase in PHASES:
+        spans = _merged(_edges(run, phase, x), x[-1] / MAX_SPANS)
+        if spans:
+            fig.add_trace(_strip(phase, spans, named=phase not in labelled))
+            if pale and phase != "backward":
+                fig.add_trace(_pale(phase, spans))
+
+
+def _edges(run: Measurement, phase: Phase, x: Positions) -> list[tuple[float, float]]:
+    """Start and end on the x axis of each span of `phase`."""
+    last = len(x) - 1
+    return [
+        (float(x[max(span.first_tick - 1, 0)]), float(x[min(span.end_tick - 1, last)]))
+        for span in run.phases
+        if span.phase == phase
+    ]
+
+
+def _merged(spans: list[tuple[float, float]], least: float) -> list[tuple[float, float]]:
+    """All spans while there are few; beyond MAX_SPANS those closer than `least` together."""
+    if len(spans) <= MAX_SPANS:
+        return spans
+    merged = [spans[0]]
+    for start, end in spans[1:]:
+        if start - merged[-1][1] < least:
+            merged[-1] = (merged[-1][0], end)
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def _boxes(spans: list[tuple[float, float]], bottom: float, top: float) -> tuple[Outline, Outline]:
+    xs: Outline = []
+    ys: Outline = []
+    for start, end in spans:
+        xs += [start, end, end, start, start, None]
+        ys += [bottom, bottom, top, top, bottom, None]
+    return xs[:-1], ys[:-1]
+
+
+def _strip(phase: Phase, spans: list[tuple[float, float]], *, named: bool) -> go.Scatter:
+    xs, ys = _boxes(spans, STRIP_BOTTOM, STRIP_TOP)
+    colour = PHASE_COLOURS[phase]
+    fill = translucent(colour, 0.75)
+    return go.Scatter(
+        x=xs, y=ys, yaxis="y2", name=phase, showlegend=named, mode="lines", fill="toself", hoverinfo="skip",
+        line={"width": 0, "color": colour}, fillcolor=fill,
+        fillpattern={"shape": PHASE_PATTERNS[phase], "fgcolor": "white", "bgcolor": fill, "size": 6},
+    )  # fmt: skip
+
+
+def _pale(phase: Phase, spans: list[tuple[float, float]]) -> go.Scatter:
+    xs, ys = _boxes(spans, 0, STRIP_BOTTOM)
+    return go.Scatter(
+        x=xs, y=ys, yaxis="y2", showlegend=False, mode="lines", fill="toself", hoverinfo="skip",
+        line={"width": 0, "color": PHASE_COLOURS[phase]}, fillcolor=translucent(PHASE_COLOURS[phase], 0.10),
+    )  # fmt: skip
+
+
+def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
+    """Writes the names of the long stretches into the strip; the phases that got one."""
+    labelled: set[Phase] = set()
+    whole = float(x[-1]) or 1.0
+    for phase in PHASES:
+        if phase == "recompute":
+            continue
+        edges = _edges(run, phase, x)
+        if phase == "backward":
+            edges = sorted(edges + _edges(run, "recompute", x))
+            edges = [(edges[0][0], edges[-1][1])] if edges and run.spec.n_accumulation == 1 else []
+        longest = max(edges, key=lambda edge: edge[1] - edge[0], default=(0.0, 0.0))
+        if longest[1] - longest[0] >= 0.18 * whole:
+            fig.add_annotation(
+                text=f"<b>{phase}</b>", x=float(np.mean(longest)), y=(STRIP_TOP + STRIP_BOTTOM) / 2, yref="y2",
+                showarrow=False, font={"color": ink(PHASE_COLOURS[phase]), "size": 12},
+                bgcolor=PHASE_COLOURS[phase], borderpad=0,
+            )  # fmt: skip
+            labelled.add(phase)
+    return labelled

@@ -1,0 +1,104 @@
+"""Saved activations block by block: where a policy can save anything at all, and where it did."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import BlockBill, Measurement
+from explorer.view.drawing.colours import RUN_COLOURS
+from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.rows import Row, rows_of
+from explorer.view.drawing.units import byte_axis, flops, mib
+
+QUESTION = "What does each block save?"
+NO_BILL = "Blocks were not measured in this run."
+
+
+def saved_bytes_chart(run: Comparison | Measurement) -> go.Figure:
+    """Bytes each block holds for backward when forward ends, of one run or of both.
+
+    Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
+    """
+    runs = runs_of(run)
+    rows = chart_rows(*runs.values())
+    if not rows:
+        return empty(QUESTION, NO_BILL)
+    lines = {name: [row_sum(one, row, "saved_after_forward_bytes") for row in rows] for name, one in runs.items()}
+    unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
+    fig = figure(QUESTION, _answer(runs), height=150 + (14 + 12 * len(runs)) * max(len(rows), 4))
+    for name, line in lines.items():
+        again = [row_sum(runs[name], row, "n_recompute") for row in rows]
+        fig.add_trace(
+            go.Bar(
+                y=[row.label for row in rows], x=[size / unit for size in line], name=name, orientation="h",
+                customdata=[[" ".join(row.fqns), mib(size), n] for row, size, n in zip(rows, line, again)],
+                # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
+                marker={"color": RUN_COLOURS[name], "pattern": hatch(["/" if n else "" for n in again])},
+                hovertemplate=f"<b>%{{y}}</b>, {name}<br>%{{customdata[1]}} saved for backward"
+                "<br>forward ran again %{customdata[2]} times<extra></extra>",
+            )
+        )  # fmt: skip
+    return bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
+
+
+def saved_bytes_table(run: Comparison | Measurement) -> list[dict[str, Any]]:
+    """The table twin: every block of the model with what it saves, how often it ran, and its FLOPs."""
+    runs = runs_of(run)
+    table = []
+    for fqn in block_names(*runs.values()):
+        row: dict[str, Any] = {"block": fqn or "(whole model)"}
+        for name, one in runs.items():
+            bill = one.by_fqn.get(fqn)
+            if bill is not None:
+                row |= _columns(bill, name if len(runs) > 1 else "")
+        table.append(row)
+    return table
+
+
+def saved_bytes_alt(run: Comparison | Measurement) -> str:
+    """The chart in one sentence, for a screen reader."""
+    return f"Bars of the bytes each block keeps for backward. In all: {_answer(runs_of(run))}."
+
+
+def runs_of(run: Comparison | Measurement) -> dict[str, Measurement]:
+    """The runs inside, baseline first."""
+    if isinstance(run, Comparison):
+        return {"baseline": run.baseline, "candidate": run.candidate}
+    return {"baseline": run}
+
+
+def block_names(*runs: Measurement) -> list[str]:
+    """Every fqn that any of the runs has a bill for, in module order."""
+    return list(dict.fromkeys(bill.fqn for run in runs for bill in run.blocks))
+
+
+def chart_rows(*runs: Measurement) -> tuple[Row, ...]:
+    """The blocks that are rows of a chart; empty: no run has bills."""
+    names = block_names(*runs)
+    return rows_of(names).rows if names else ()
+
+
+def row_sum(run: Measurement, row: Row, field: str) -> int:
+    """Sum of one integer field of the bills of `row`; a block without a bill adds nothing."""
+    return sum(int(getattr(run.by_fqn[fqn], field)) for fqn in row.fqns if fqn in run.by_fqn)
+
+
+def _columns(bill: BlockBill, name: str) -> dict[str, Any]:
+    prefix = f"{name}: " if name else ""
+    return {
+        f"{prefix}saved for backward (bytes)": bill.saved_after_forward_bytes,
+        f"{prefix}saved": mib(bill.saved_after_forward_bytes),
+        f"{prefix}alive at the peak (bytes)": bill.at_peak_bytes,
+        f"{prefix}ran forward": bill.n_forward,
+        f"{prefix}ran again": bill.n_recompute,
+        f"{prefix}forward": flops(bill.forward_flops),
+        f"{prefix}recompute": flops(bill.recompute_flops),
+        f"{prefix}skipped by early stop": flops(bill.skipped_flops),
+    }
+
+
+def _answer(runs: dict[str, Measurement]) -> str:
+    return " to ".join(mib(run.saved_after_forward_bytes) for run in runs.values()) + " saved when forward ends"

@@ -1,0 +1,105 @@
+"""What is alive at one moment, block by block and role by role: bars that add up to the bytes held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.plan.memory.series import is_within
+from explorer.record.ledger import Ledger
+from explorer.record.measurement import ROLES, Role
+from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
+from explorer.view.drawing.figure import bars, figure, hatch
+from explorer.view.drawing.rows import ROOT_LABEL, rows_of
+from explorer.view.drawing.units import byte_axis, mib, percent
+
+
+def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> go.Figure:
+    """One bar a block, stacked by role. `fqns`: all blocks of the model in module order, for the order of the rows.
+
+    Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
+    """
+    question = "What is alive at the peak?" if ledger.is_peak else f"What is alive at event {ledger.tick}?"
+    labels, members, sizes = _grid(ledger, fqns)
+    unit, unit_name = byte_axis(max((sum(row.values()) for row in sizes), default=0))
+    fig = figure(question, f"{mib(ledger.total_bytes)}, {place(ledger)}", height=210 + 24 * max(len(labels), 4))
+    for role in ROLES:
+        line = [row.get(role, 0) for row in sizes]
+        if any(line):
+            custom = [
+                [" ".join(fqn), mib(size), percent(size / ledger.total_bytes)] for fqn, size in zip(members, line)
+            ]
+            fig.add_trace(
+                go.Bar(
+                    y=labels, x=[size / unit for size in line], name=role, orientation="h", customdata=custom,
+                    marker={"color": ROLE_COLOURS[role], "pattern": hatch(ROLE_PATTERNS[role])},
+                    unselected={"marker": {"opacity": 1}},  # a click finds a block, it does not single out a bar
+                    hovertemplate=f"<b>%{{y}}</b><br>{role}: %{{customdata[1]}}, %{{customdata[2]}} of all"
+                    "<extra></extra>",
+                )
+            )  # fmt: skip
+    return bars(fig, f"bytes alive ({unit_name})")
+
+
+def ledger_table(ledger: Ledger) -> list[dict[str, Any]]:
+    """The table twin: every cell, largest first; the bytes add up to the total."""
+    return [
+        {
+            "block": cell.block or ROOT_LABEL,
+            "role": cell.role,
+            "bytes": cell.n_bytes,
+            "size": mib(cell.n_bytes),
+            "share": cell.n_bytes / ledger.total_bytes,
+            "allocations": cell.n_allocations,
+            "largest made by": cell.largest_op or "(before the step)",
+        }
+        for cell in ledger.cells
+    ]
+
+
+def ledger_roles_table(ledger: Ledger) -> list[dict[str, Any]]:
+    """One row a role, in stacking order, and the total."""
+    rows = [
+        {"role": role, "bytes": size, "size": mib(size), "share": size / max(ledger.total_bytes, 1)}
+        for role, size in ledger.by_role.items()
+        if size
+    ]
+    return [*rows, {"role": "total", "bytes": ledger.total_bytes, "size": mib(ledger.total_bytes), "share": 1.0}]
+
+
+def ledger_alt(ledger: Ledger) -> str:
+    """The chart in one sentence, for a screen reader."""
+    largest = list(ledger.by_block.items())[:3]
+    blocks = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in largest)
+    return f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {blocks}."
+
+
+def place(ledger: Ledger) -> str:
+    """Where on the phase band the tick lies: `at 93 % of backward, in layers.0`."""
+    if ledger.phase is None or ledger.phase_share is None:
+        return f"at event {ledger.tick}"
+    phase = f"{ledger.phase} of {ledger.phase_block}" if ledger.phase_block else ledger.phase
+    known = not ledger.at_block or (ledger.phase_block and is_within(ledger.at_block, ledger.phase_block))
+    inside = "" if known else f", in {ledger.at_block}"
+    return f"{ledger.phase_share:.0%} into {phase}{inside}".replace("%", " %")
+
+
+def _natural(fqn: str) -> list[tuple[int, str]]:
+    """`layers.2` before `layers.10`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in fqn.split(".")]
+
+
+def _grid(ledger: Ledger, fqns: Sequence[str]) -> tuple[list[str], list[tuple[str, ...]], list[dict[Role, int]]]:
+    """Labels, fqns and bytes by role of each row that holds something."""
+    known = set(fqns)
+    rows = rows_of([*fqns, *sorted((block for block in ledger.by_block if block not in known), key=_natural)])
+    labels = [*(row.label for row in rows.rows), ROOT_LABEL]
+    members = [*(row.fqns for row in rows.rows), ("",)]
+    sizes: list[dict[Role, int]] = [{} for _ in labels]
+    for cell in ledger.cells:
+        row = sizes[rows.index(cell.block)]
+        row[cell.role] = row.get(cell.role, 0) + cell.n_bytes
+    full = [i for i, row in enumerate(sizes) if row]
+    return [labels[i] for i in full], [members[i] for i in full], [sizes[i] for i in full]

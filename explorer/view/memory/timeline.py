@@ -1,0 +1,195 @@
+"""Held bytes over one step: where the peak is, how much lower the candidate's is, and which roles it is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from explorer.plan.memory.ledger import span_at
+from explorer.plan.memory.series import Bytes, array_of, events, held
+from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
+from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES
+from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty, figure, mark_cursor
+from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
+from explorer.view.drawing.units import byte_axis, change, mib, percent
+from explorer.view.memory.bands import add_bands
+from explorer.view.memory.counters import add_counters, counters, peaks_in_words
+from explorer.view.words.cut_short import peak_and_end
+
+QUESTION = "Where is the peak?"
+QUESTION_OF_TWO = "Where is the peak, how much lower?"
+NO_TIMELINE = "The memory timeline was not measured on this device."
+
+
+def timeline(
+    baseline: Measurement, candidate: Measurement | None = None, *, axis: Axis = "tick", cursor: Cursor = None
+) -> go.Figure:
+    """Both runs on one axis, phases of the candidate (or of the only run) above, the exact peaks marked.
+
+    Every point's customdata starts with its run ("baseline", "candidate") and its own tick. The axis "time" falls back
+    to "tick" where no times were recorded. A run without allocations is left out and named in the title. A single run
+    of a caching allocator also shows what that took for it: see counters.py.
+    """
+    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    logs = {name: run.allocations for name, run in runs.items() if run.allocations is not None}
+    question = QUESTION if candidate is None else QUESTION_OF_TWO
+    if not logs:
+        return empty(question, NO_TIMELINE)
+    if axis == "time" and not has_times(*runs.values()):
+        axis = "tick"
+    drawn = runs["candidate"] if "candidate" in logs else runs["baseline"]
+    fig = figure(question, _answer(baseline, candidate))
+    unit, unit_name = byte_axis(max(run.held_peak_bytes or 0 for run in runs.values()))
+    places = {name: positions(runs[name], log, drawn, axis=axis) for name, log in logs.items()}
+    add_bands(fig, drawn, places["candidate" if "candidate" in logs else "baseline"])
+    for name, x in places.items():
+        fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
+    top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
+    tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
+    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # at one height: the higher stands above
+        up = 17 if tops[0] >= tops[1] else -17
+        fig.layout.annotations[-2].yshift, fig.layout.annotations[-1].yshift = up, -up
+    if cursor is not None and cursor[0] in places:
+        mark_cursor(fig, cursor[1], places[cursor[0]])
+    fig.update_layout(
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.22 * max(*tops, top_counter)]},
+        xaxis=axis_layout(axis, drawn, alone=len(logs) == 1),
+        margin={"r": 86},
+        **HOVER_ALONG_X,
+    )
+    return fig
+
+
+def timeline_table(baseline: Measurement, candidate: Measurement | None = None) -> list[dict[str, Any]]:
+    """The table twin: each phase of each run, its events, and the most it held."""
+    runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
+    table: list[dict[str, Any]] = []
+    for name, run in runs.items():
+        if run.allocations is None:
+            table.append({"run": name, "phase": NO_TIMELINE})
+            continue
+        line = held(run.allocations)
+        for span in run.phases:
+            stretch = line[span.first_tick : span.end_tick]
+            if len(stretch):
+                own = {
+                    f"peak {counter} (bytes)": int(curve[span.first_tick : span.end_tick].max())
+                    for counter, curve in counters(run).items()
+                }
+                table.append(
+                    {
+                        "run": name,
+                        "phase": span.phase,
+                        "block": span.block,
+                        "first event": span.first_tick,
+                        "events": len(stretch),
+                        "peak (bytes)": int(stretch.max()),
+                        "held at its end (bytes)": int(stretch[-1]),
+                        "is the step's peak": int(stretch.max()) == int(line.max()),
+                        **own,
+                    }
+                )
+    return table
+
+
+def timeline_alt(baseline: Measurement, candidate: Measurement | None = None) -> str:
+    """The chart in one sentence, for a screen reader."""
+    return f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}."
+
+
+def drawn_ticks(log: Allocations, line: Bytes, extra: tuple[int, ...] = ()) -> Indices:
+    """The ticks that are drawn: extremes of each bucket and those in `extra`, at most MAX_POINTS together."""
+    return with_points(minmax(line, MAX_POINTS - len(extra)), extra, log.n_ticks + 1)
+
+
+def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[list[str]]:
+    """What happened at each of `ticks`: [phase, event] in words."""
+    event = events(log)
+    first = np.array([span.first_tick for span in run.phases])
+    words = []
+    for tick in ticks.tolist():
+        at = int(np.searchsorted(first, tick, side="right")) - 1 if len(first) else -1
+        span = run.phases[at] if at >= 0 else None
+        phase = "" if span is None else f"{span.phase} of {span.block}" if span.block else span.phase
+        words.append([phase or "before the step", _event_words(log, int(event.entry[tick]), int(event.sign[tick]))])
+    return words
+
+
+def _event_words(log: Allocations, entry: int, sign: int) -> str:
+    if entry < 0:
+        return "held before the step"
+    verb = "allocated" if sign > 0 else "freed"
+    block = log.blocks[log.block[entry]] or "the model itself"
+    op = log.ops[log.op[entry]]
+    by = f" by {op}" if op and sign > 0 else ""
+    return f"{verb} {mib(log.n_bytes[entry])} ({ROLES[log.role[entry]]}) in {block}{by}"
+
+
+def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) -> go.Scatter:
+    log = run.allocations
+    assert log is not None
+    line = held(log)
+    borders = tuple(tick for span in run.phases[:100] for tick in (span.first_tick, span.end_tick - 1))
+    ticks = drawn_ticks(log, line, borders)
+    words = hover_fields(run, log, ticks)
+    custom = [[name, tick, mib(size), *said] for tick, size, said in zip(ticks.tolist(), line[ticks].tolist(), words)]
+    return go.Scatter(
+        x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=np.array(custom, dtype=object),
+        **PICKABLE,
+        line={"shape": "hv", "width": 2, "color": RUN_COLOURS[name], "dash": dash},
+        hovertemplate="<b>%{customdata[2]}</b> held, %{customdata[0]}<br>%{customdata[3]}, event %{customdata[1]}"
+        "<br>%{customdata[4]}<extra></extra>",
+    )  # fmt: skip
+
+
+def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
+    """A marker, the value and a thin line at the peak; its height on the axis."""
+    assert run.allocations is not None
+    line = held(run.allocations)
+    tick = int(line.argmax())
+    top = float(line[tick]) / unit
+    fig.add_trace(
+        go.Scatter(
+            x=[x[tick]], y=[top], mode="markers", name=f"peak of the {name}", showlegend=False, hoverinfo="skip",
+            customdata=[[name, tick]],
+            marker={"symbol": "diamond", "size": 10, "color": RUN_COLOURS[name]},
+            unselected={"marker": {"opacity": 1}},  # the peak stays where another moment is picked
+        )
+    )  # fmt: skip
+    # Beside the plot, where no curve runs, in the page's own text colour.
+    fig.add_annotation(
+        x=1, xref="paper", y=top, text=f"<b>{mib(int(line[tick]))}</b><br>{name}", showarrow=False, yshift=0,
+        xanchor="left", xshift=4, align="left", font={"size": 12},
+    )  # fmt: skip
+    fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)
+    return top
+
+
+def _answer(baseline: Measurement, candidate: Measurement | None) -> str:
+    if candidate is None:
+        own = peaks_in_words(baseline)
+        return f"{peak_and_end(baseline)}, {peak_place(baseline)}" + (f"; {own}" if own else "")
+    if not (baseline.complete and candidate.complete):
+        return f"baseline {peak_and_end(baseline)}; candidate {peak_and_end(candidate)}"
+    old, new = baseline.step_peak_bytes, candidate.step_peak_bytes
+    moved = percent(change(old, new), signed=True) if old and new is not None else "no ratio"
+    return f"{mib(old)} to {mib(new)} ({moved}), now {peak_place(candidate)}"
+
+
+def peak_place(run: Measurement) -> str:
+    """The phase the peak lies in, in words."""
+    if run.allocations is None:
+        return "not measured"
+    span = span_at(run.phases, int(held(run.allocations).argmax()))
+    if span is None:
+        return "before the step"
+    return f"in {span.phase} of {span.block}" if span.block else f"in {span.phase}"
+
+
+def block_of_tick(log: Allocations, tick: int) -> str:
+    """fqn of the block whose event `tick` is; the empty string: none."""
+    entry = int(events(log).entry[tick])
+    return log.blocks[int(array_of(log.block)[entry])] if entry >= 0 else ""

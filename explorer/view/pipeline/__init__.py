@@ -1,0 +1,1 @@
+"""A pipelined step: actions in time, memory by rank, whose fault a difference is."""

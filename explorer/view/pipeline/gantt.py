@@ -1,0 +1,218 @@
+"""A schedule as a picture: one row a rank, one bar an action, the gaps are the bubble.
+
+rank 0  ▓▓0▓▓▓▓1▓▓      ░░0░░      thick: what the title says (measured, else predicted)
+        ──────────      ─────      line below: the critical path, from bar to bar
+        ▁▁▁▁▁▁▁▁▁▁      ▁▁▁▁▁      thin: what was predicted
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.plan.pipeline.transfers import links, transfers
+from explorer.record.pipeline_run import ActionTime, Forecast, Stage
+from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS
+from explorer.view.drawing.figure import empty, figure, hatch
+from explorer.view.drawing.units import mib, percent
+
+QUESTION = "Who works when, and who waits?"
+KINDS = {"F": "forward", "B": "backward", "I": "backward, input part", "W": "backward, weight part"}
+PARTS = ("F", "R", "B", "I", "W")
+"""`R` is the recomputed part at the start of a backward action."""
+COLOURS = {
+    "F": PHASE_COLOURS["forward"],
+    "R": PHASE_COLOURS["recompute"],
+    "B": PHASE_COLOURS["backward"],
+    "I": PHASE_COLOURS["backward"],
+    "W": RUN_COLOURS["baseline"],
+}
+PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
+TRANSFER = "#9A7B5B"
+CRITICAL = RUN_COLOURS["candidate"]
+FADED = 0.18
+"""Opacity of the microbatches that are not followed."""
+FAINT = "rgba(255, 255, 255, 0.28)"
+"""Pattern of the bars that carry a number."""
+NARROWEST_LABEL = 0.022
+"""Share of the step from which a bar carries its microbatch's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Band:
+    """Where in a rank's row the bars stand."""
+
+    offset: float
+    width: float
+    words: str = ""
+
+
+_MAIN = _Band(-0.08, 0.58)
+_THIN = _Band(0.4, 0.13, "predicted ")
+
+
+def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int | None = None) -> go.Figure:
+    """Every action of every rank; `predicted` as a thin row below each; `follow` fades all other microbatches."""
+    if not forecast.actions:
+        return empty(QUESTION, "No action was played.")
+    said = f"step {forecast.makespan_ms:.1f} ms, idle {percent(forecast.bubble_fraction)} ({forecast.origin})"
+    n_ranks = len(forecast.ranks)
+    fig = figure(QUESTION, said, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
+    drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
+    for one, band in drawn:
+        for part in PARTS:
+            _bars(fig, one, part, band, follow)
+    _waits(fig, forecast)
+    _critical(fig, forecast)
+    fig.update_layout(barmode="overlay", bargap=0)
+    fig.update_xaxes(title={"text": "time since the start of the step (ms)"}, rangemode="tozero")
+    fig.update_yaxes(
+        range=[n_ranks - 0.45, -0.55],
+        tickvals=list(range(n_ranks)),
+        ticktext=[f"rank {use.rank}<br>idle {use.bubble_fraction:.0%}" for use in forecast.ranks],
+        showgrid=False,
+    )
+    return fig
+
+
+def _spans(actions: Sequence[ActionTime], part: str) -> list[tuple[ActionTime, float, float]]:
+    """Action, start and length of the bars of one part."""
+    if part == "R":
+        return [(a, a.start_ms, a.recompute_ms) for a in actions if a.recompute_ms]
+    return [(a, a.start_ms + a.recompute_ms, a.duration_ms - a.recompute_ms) for a in actions if a.kind == part]
+
+
+def _bars(fig: go.Figure, forecast: Forecast, part: str, band: _Band, follow: int | None) -> None:
+    spans = _spans(forecast.actions, part)
+    if not spans:
+        return
+    name = "recompute" if part == "R" else KINDS[part]
+    wide = NARROWEST_LABEL * forecast.makespan_ms
+    labelled = band is _MAIN and part != "R"
+    fig.add_trace(
+        go.Bar(
+            orientation="h",
+            name=name,
+            legendgroup=part,
+            showlegend=band is _MAIN,
+            x=[length for _, _, length in spans],
+            base=[start for _, start, _ in spans],
+            y=[a.rank + band.offset for a, _, _ in spans],
+            width=band.width,
+            text=[str(a.microbatch) if labelled and length >= wide else "" for a, _, length in spans],
+            textposition="inside",
+            insidetextanchor="middle",
+            textangle=0,
+            constraintext="none",
+            marker={
+                "color": COLOURS[part],
+                "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],
+                "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
+                "line": {"width": 0.5, "color": "rgba(255, 255, 255, 0.6)"},
+            },
+            customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],
+            hovertemplate=(
+                f"{band.words}{name} (%{{customdata[0]}})<br>stage %{{customdata[1]}}, microbatch %{{customdata[2]}}"
+                "<br>%{customdata[3]:.2f} to %{customdata[4]:.2f} ms<extra></extra>"
+            ),
+        )
+    )
+
+
+def _waits(fig: go.Figure, forecast: Forecast) -> None:
+    """Where a rank was free and its neighbour done: the transfer between them is all that it waits for."""
+    found = transfers(forecast)
+    if not found:
+        return
+    fig.add_trace(
+        go.Bar(
+            orientation="h",
+            name="waits for a transfer",
+            x=[one.wait_ms for one in found],
+            base=[one.start_ms for one in found],
+            y=[one.rank + _MAIN.offset for one in found],
+            width=_MAIN.width / 3,
+            marker={"color": TRANSFER, "pattern": hatch("x")},
+            customdata=[[one.source, one.target, one.wait_ms] for one in found],
+            hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
+            "%{customdata[2]:.2f} ms<extra></extra>",
+        )
+    )
+
+
+def _critical(fig: go.Figure, forecast: Forecast) -> None:
+    """The chain of actions that wait for nothing but each other, as one line along their lower edges."""
+    by_name = {action.name: action for action in forecast.actions}
+    path = [by_name[name] for name in forecast.critical_path if name in by_name]
+    low = _MAIN.offset + _MAIN.width / 2 + 0.05
+    fig.add_trace(
+        go.Scatter(
+            mode="lines",
+            name="critical path",
+            x=[at for action in path for at in (action.start_ms, action.end_ms)],
+            y=[action.rank + low for action in path for _ in range(2)],
+            line={"color": CRITICAL, "width": 3},
+            hoverinfo="skip",
+        )
+    )
+
+
+def gantt_alt(forecast: Forecast) -> str:
+    """For a screen reader."""
+    waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
+    return f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin}); {waits}."
+
+
+def gantt_table(forecast: Forecast) -> list[dict[str, Any]]:
+    """One row an action, in order of start."""
+    critical = set(forecast.critical_path)
+    return [
+        {
+            "rank": action.rank,
+            "action": action.name,
+            "stage": action.stage,
+            "what": KINDS[action.kind],
+            "microbatch": action.microbatch,
+            "start (ms)": round(action.start_ms, 3),
+            "end (ms)": round(action.end_ms, 3),
+            "recompute (ms)": round(action.recompute_ms, 3),
+            "on critical path": action.name in critical,
+        }
+        for action in sorted(forecast.actions, key=lambda action: (action.start_ms, action.rank))
+    ]
+
+
+def link_table(forecast: Forecast, stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """One row a pair of stages between which a rank waited; empty where transfers take no time."""
+    receives = {stage.stage: stage.receive_bytes for stage in stages}
+    return [
+        {
+            "from stage": link.source,
+            "to stage": link.target,
+            "a microbatch": mib(receives.get(max(link.source, link.target))),
+            "waits": link.n_waits,
+            "waited (ms)": round(link.wait_ms, 2),
+            "longest (ms)": round(link.longest_ms, 2),
+            "origin": forecast.origin,
+        }
+        for link in links(forecast)
+    ]
+
+
+def rank_table(forecast: Forecast, predicted: Forecast | None = None) -> list[dict[str, Any]]:
+    """One row a rank: how busy it is, how long it waits, how many microbatches it holds."""
+    said = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
+    return [
+        {
+            "rank": use.rank,
+            "busy (ms)": round(use.busy_ms, 2),
+            "idle": percent(use.bubble_fraction),
+            **({"idle, predicted": percent(said[use.rank].bubble_fraction)} if use.rank in said else {}),
+            "microbatches in flight": use.n_in_flight,
+            "origin": forecast.origin,
+        }
+        for use in forecast.ranks
+    ]

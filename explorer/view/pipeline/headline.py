@@ -1,0 +1,135 @@
+"""The strip of the Pipeline page as data: measured where this very plan ran, predicted otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import Forecast, PipelineRun, RankMemory
+from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
+from explorer.view.words import pipeline as words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure: its value, what stands beside it, where it comes from."""
+
+    label: str
+    value: str
+    delta: str = ""
+    origin: str = ""
+    help: str
+
+
+def figures(
+    run: PipelineRun | None, forecast: Forecast | None, plan: PipelinePlan | None, *, before: PipelineRun | None
+) -> tuple[Figure, ...]:
+    """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
+    measured = run.timing if run is not None else None
+    shown = measured or forecast
+    said = (run.predicted if run is not None else None) if measured else None
+    old = before.timing if before is not None else None
+    return (
+        Figure(
+            label="Step",
+            value=_ms(shown),
+            delta=_against(run, shown, said) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
+            origin=shown.origin if shown else "",
+            help=words.WALL if measured is not None and run is not None and run.wall is not None else words.STEP,
+        ),
+        Figure(
+            label="Bubble",
+            value=percent(shown.bubble_fraction) if shown else NOT_MEASURED,
+            delta=_waits(shown, said, old),
+            origin=shown.origin if shown else "",
+            help=words.BUBBLE,
+        ),
+        _peak(run, forecast),
+        _gradients(run),
+        Figure(
+            label="Plan",
+            value=count(len(plan.stages), "stage") if plan else "none yet",
+            delta=_numbers(plan) if plan else "cut the model first",
+            help=words.PLAN,
+        ),
+    )
+
+
+def _numbers(plan: PipelinePlan) -> str:
+    microbatches = f"{plan.n_microbatches} microbatch{'es' if plan.n_microbatches > 1 else ''}"
+    return f"{microbatches}, {count(plan.n_ranks or len(plan.stages), 'rank')}"
+
+
+def _ms(forecast: Forecast | None) -> str:
+    if forecast is None:
+        return NOT_MEASURED
+    return f"{forecast.makespan_ms:,.1f} ms" if forecast.makespan_ms < 1000 else f"{forecast.makespan_ms / 1000:.2f} s"
+
+
+def _gain(forecast: Forecast | None) -> str:
+    """What the ranks gain over one that does all their work."""
+    if forecast is None or not forecast.makespan_ms:
+        return "the blocks are priced first"
+    work = sum(use.busy_ms for use in forecast.ranks)
+    return f"{work / forecast.makespan_ms:.2f}× as fast as one rank"
+
+
+def _waits(shown: Forecast | None, said: Forecast | None, old: Forecast | None) -> str:
+    if said is not None:
+        return f"predicted {percent(said.bubble_fraction)}"
+    if old is not None:
+        return f"an earlier plan: {percent(old.bubble_fraction)}"
+    most = max(shown.ranks, key=lambda use: use.bubble_fraction, default=None) if shown else None
+    return f"most on rank {most.rank}: {percent(most.bubble_fraction)}" if most else "ranks waiting"
+
+
+def _against(run: PipelineRun | None, shown: Forecast | None, said: Forecast | None) -> str:
+    if run is None or shown is None or said is None:
+        return ""
+    if run.wall is not None:
+        # Links, and on one machine contention, are in the measured step; the prediction knows neither.
+        return f"predicted {_ms(said)} with free links"
+    off = change(said.makespan_ms, shown.makespan_ms)
+    return f"predicted {_ms(said)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
+
+
+def _peak(run: PipelineRun | None, forecast: Forecast | None) -> Figure:
+    memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
+    worst = fullest(memory)
+    if worst is None:
+        return Figure(label="Highest peak", value=NOT_MEASURED, delta="of any rank", help=words.PEAK)
+    said = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
+    guess = said.get(worst.rank) if worst.origin != "predicted" else None
+    at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
+    state = f", + {mib(worst.optimizer_bytes)} optimizer" if worst.optimizer_bytes else ""
+    return Figure(
+        label=f"Peak of rank {worst.rank}",
+        value=mib(worst.peak_bytes),
+        delta=(f"predicted {mib(guess.peak_bytes)}" if guess else at) + state,
+        origin=worst.origin,
+        help=words.PEAK,
+    )
+
+
+def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
+    """The rank whose device has to hold most."""
+    return max(memory, key=lambda one: one.device_bytes or 0, default=None)
+
+
+def _gradients(run: PipelineRun | None) -> Figure:
+    if run is None or not run.gradients:
+        return Figure(label="Gradients", value="not compared", delta="press Run", help=words.TRUTH)
+    said, lost = "bitwise equal to unsplit", sum(s.splitting.presence == "baseline only" for s in run.moved)
+    if lost:
+        said = f"bitwise equal; {lost} never came"
+    elif run.moved:
+        said = f"bitwise equal; {len(run.moved)} different"
+    elif run.n_splitting_rounding:
+        said = f"bitwise equal; {run.n_splitting_rounding} by rounding"
+    return Figure(
+        label="Gradients",
+        value=f"{run.n_splitting_equal} of {len(run.gradients)}",
+        delta=said,
+        origin="measured",
+        help=words.TRUTH,
+    )

@@ -1,0 +1,219 @@
+"""What every rank of a pipeline holds: over the step, at its peak by kind, and beside what was predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from explorer.record.pipeline_run import PipelineRun, RankMemory
+from explorer.view.drawing.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
+from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.thin import minmax
+from explorer.view.drawing.units import byte_axis, mib, percent
+
+OVER_TIME = "How much does each rank hold, and when most?"
+AT_PEAK = "What is each rank's peak made of?"
+AGAINST = "Was the prediction right?"
+NOT_MEASURED = "Memory by rank was not measured."
+TIME = "time since the start of the step (ms)"
+ROW_HEIGHT = 96
+"""Of one rank's small picture."""
+PARTS = (
+    ("parameters and buffers", ROLE_COLOURS["parameter"], ""),
+    ("receive buffers", ROLE_COLOURS["input"], "+"),
+    ("activations, gradients, temporaries", KEEP, ""),
+)
+
+
+def memory_chart(memory: Sequence[RankMemory]) -> go.Figure:
+    """Held bytes over the step, one small picture a rank on the same scales, the peak marked with its action."""
+    drawn = [one for one in memory if one.held_bytes]
+    if not drawn:
+        return empty(OVER_TIME, NOT_MEASURED)
+    worst = max(drawn, key=lambda one: one.peak_bytes or 0)
+    unit, name = byte_axis(worst.peak_bytes or 0)
+    at = f" in {worst.peak_action}" if worst.peak_action else ""
+    said = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})"
+    height = 130 + ROW_HEIGHT * len(drawn)
+    fig = figure(OVER_TIME, said, height=height)
+    fig.set_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=22 / height)
+    for row, one in enumerate(drawn, 1):
+        _small(fig, one, (unit, name), row)
+    fig.update_xaxes(gridcolor=GRID, zeroline=False, rangemode="tozero")
+    fig.update_xaxes(title={"text": TIME}, automargin=True, row=len(drawn), col=1)
+    fig.update_yaxes(gridcolor=GRID, zeroline=False, automargin=True, nticks=3)
+    fig.update_yaxes(range=[0, 1.3 * (worst.peak_bytes or 0) / unit])
+    return fig
+
+
+def rank_chart(one: RankMemory) -> go.Figure:
+    """One rank over the step in three bands: parameters and buffers, receive buffers, what comes and goes."""
+    question = f"What does rank {one.rank} hold, and when most?"
+    if not one.held_bytes:
+        return empty(question, NOT_MEASURED)
+    unit, name = byte_axis(one.peak_bytes or 0)
+    at = f" in {one.peak_action}" if one.peak_action else ""
+    fig = figure(question, f"most: {mib(one.peak_bytes)}{at} ({one.origin})", height=380)
+    kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
+    fixed = one.parameter_bytes + one.receive_bytes
+    rest = [max(one.held_bytes[i] - fixed, 0) for i in kept]
+    levels = ([one.parameter_bytes] * len(kept), [one.receive_bytes] * len(kept), rest)
+    for (label, colour, pattern), values in zip(PARTS, levels):
+        fig.add_trace(
+            go.Scatter(
+                x=[one.time_ns[i] / 1e6 for i in kept],
+                y=[value / unit for value in values],
+                mode="lines",
+                name=label,
+                stackgroup="held",
+                line={"color": colour, "width": 1, "shape": "hv"},
+                fillcolor=translucent(colour, 0.55),
+                fillpattern={**hatch(pattern), "fillmode": "overlay"} if pattern else None,
+                customdata=[_action(one, i) for i in kept],
+                hovertemplate=f"{label}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
+            )
+        )
+    _peak(fig, one, (unit, name), ROLE_COLOURS["parameter"])
+    return _over_time(fig, name, one.peak_bytes or 0, unit)
+
+
+def _over_time(fig: go.Figure, name: str, peak_bytes: int, unit: int) -> go.Figure:
+    fig.update_xaxes(title={"text": TIME}, rangemode="tozero")
+    fig.update_yaxes(title={"text": f"held ({name})"}, range=[0, 1.14 * peak_bytes / unit])
+    return fig
+
+
+def _action(one: RankMemory, index: int) -> str:
+    action = one.action[index]
+    return one.actions[action] if action >= 0 else "between actions"
+
+
+def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> None:
+    """One rank's picture. All wear one colour: the row says whose it is."""
+    unit, name = axis
+    colour = RUN_COLOURS["baseline" if one.origin == "predicted" else "candidate"]
+    kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
+    fig.add_trace(
+        go.Scatter(
+            x=[one.time_ns[i] / 1e6 for i in kept],
+            y=[one.held_bytes[i] / unit for i in kept],
+            mode="lines",
+            name=f"rank {one.rank}",
+            showlegend=False,
+            line={"color": colour, "shape": "hv", "width": 1.6},
+            fill="tozeroy",
+            fillcolor=translucent(colour, 0.16),
+            customdata=[_action(one, i) for i in kept],
+            hovertemplate=f"rank {one.rank}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
+        ),
+        row=row,
+        col=1,
+    )
+    fig.update_yaxes(title={"text": f"rank {one.rank}<br>({name})"}, row=row, col=1)
+    _peak(fig, one, axis, colour, row)
+
+
+def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, row: int | None = None) -> None:
+    """The highest point; in a row of its own it says how high as well."""
+    peak = one.peak_index
+    if peak is None:
+        return
+    high = f"{mib(one.peak_bytes)} {one.peak_action}".rstrip()
+    fig.add_trace(
+        go.Scatter(
+            x=[one.time_ns[peak] / 1e6],
+            y=[one.held_bytes[peak] / axis[0]],
+            mode="markers+text",
+            text=[one.peak_action if row is None else high],
+            textposition="top center",
+            cliponaxis=False,
+            marker={"color": colour, "size": 9, "symbol": "diamond"},
+            showlegend=False,
+            hovertemplate=f"peak of rank {one.rank}: {mib(one.peak_bytes)}<extra></extra>",
+        ),
+        **({} if row is None else {"row": row, "col": 1}),
+    )
+
+
+def bands_chart(memory: Sequence[RankMemory]) -> go.Figure:
+    """The peak of every rank: parameters and buffers, receive buffers, and the rest (activations, gradients)."""
+    drawn = [one for one in memory if one.held_bytes]
+    if not drawn:
+        return empty(AT_PEAK, NOT_MEASURED)
+    unit, name = byte_axis(max(one.peak_bytes or 0 for one in drawn))
+    fig = figure(AT_PEAK, height=180 + 34 * len(drawn))
+    values = (
+        [one.parameter_bytes for one in drawn],
+        [one.receive_bytes for one in drawn],
+        [max((one.peak_bytes or 0) - one.parameter_bytes - one.receive_bytes, 0) for one in drawn],
+    )
+    for (label, colour, pattern), n_bytes in zip(PARTS, values):
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                name=label,
+                y=[f"rank {one.rank}" for one in drawn],
+                x=[value / unit for value in n_bytes],
+                marker={"color": colour, "pattern": hatch(pattern)},
+                hovertemplate=f"%{{y}}, {label}: %{{x:.2f}} {name}<extra></extra>",
+            )
+        )
+    return bars(fig, f"held at the rank's peak ({name})")
+
+
+def against_chart(run: PipelineRun) -> go.Figure:
+    """Predicted beside measured peak, by rank."""
+    pairs = _pairs(run)
+    if not pairs:
+        return empty(AGAINST, "Peaks of the ranks were not both predicted and measured.")
+    worst = max(abs(said - found) / found for _, found, said in pairs)
+    unit, name = byte_axis(max(max(found, said) for _, found, said in pairs))
+    fig = figure(AGAINST, f"peak by rank, furthest off by {percent(worst)}", height=190 + 44 * len(pairs))
+    rows = [f"rank {rank}" for rank, _, _ in pairs]
+    looks = (("measured", 1, RUN_COLOURS["candidate"], ""), ("predicted", 2, RUN_COLOURS["baseline"], "/"))
+    for label, place, colour, pattern in looks:
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                name=label,
+                y=rows,
+                x=[pair[place] / unit for pair in pairs],
+                marker={"color": colour, "pattern": hatch(pattern)},
+                hovertemplate=f"%{{y}}, {label}: %{{x:.2f}} {name}<extra></extra>",
+            )
+        )
+    return bars(fig, f"peak ({name})", mode="group")
+
+
+def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:
+    """Rank, measured and predicted peak where both are known."""
+    said = {one.rank: one.peak_bytes for one in run.predicted.memory} if run.predicted is not None else {}
+    found = [(one.rank, one.peak_bytes, said.get(one.rank)) for one in run.memory]
+    return [(rank, peak, guess) for rank, peak, guess in found if peak and guess is not None]
+
+
+def memory_alt(memory: Sequence[RankMemory]) -> str:
+    """For a screen reader."""
+    said = [f"rank {one.rank} {mib(one.peak_bytes)} at {one.peak_action or 'no action'}" for one in memory]
+    return f"Held bytes over the step; peaks: {', '.join(said)}."
+
+
+def memory_table(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] = ()) -> list[dict[str, Any]]:
+    """One row a rank: peak, the action there, what was predicted, receive buffers."""
+    said = {one.rank: one.peak_bytes for one in predicted}
+    return [
+        {
+            "rank": one.rank,
+            "peak": mib(one.peak_bytes),
+            "origin": one.origin,
+            "at": one.peak_action or "between actions",
+            **({"predicted": mib(said[one.rank])} if one.rank in said else {}),
+            "parameters and buffers": mib(one.parameter_bytes),
+            "receive buffers": mib(one.receive_bytes),
+            "optimizer state (counted, on top)": mib(one.optimizer_bytes),
+        }
+        for one in memory
+    ]

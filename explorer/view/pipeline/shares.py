@@ -1,0 +1,126 @@
+"""What splitting did to the step: whose fault a difference of gradients is, and how often blocks ran."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.record.comparison import TensorDiff, Verdict
+from explorer.record.pipeline_run import BufferShares, GradientShares, PipelineRun, Share
+from explorer.view.drawing.colours import VERDICT_COLOURS, stage_colour
+from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.units import count
+
+TRUTH = "What moved the gradients: microbatching, recompute or splitting?"
+CALLS = "How often does each block run forward?"
+SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
+PATTERNS: dict[Verdict, str] = {"bitwise equal": "", "rounding": ".", "different": "x", "not comparable": "-"}
+"""By the verdict of the record."""
+ABSENT = {"baseline only": "no gradient came", "candidate only": "only after this step", "neither": "none"}
+
+
+def truth_chart(run: PipelineRun) -> go.Figure:
+    """Of every step from the full batch to the split model: how many gradients it left equal in every bit."""
+    if not run.gradients:
+        return empty(TRUTH, "No gradient was compared.")
+    said = f"splitting left {run.n_splitting_equal} of {len(run.gradients)} gradients equal in every bit"
+    if lost := sum(shares.splitting.presence == "baseline only" for shares in run.gradients):
+        said = f"splitting lost {count(lost, 'gradient')}: none came"
+    fig = figure(TRUTH, said, height=290)
+    for verdict, pattern in PATTERNS.items():
+        counts = [sum(getattr(g, share).verdict == verdict for g in run.gradients) for share in SHARES]
+        if any(counts):
+            fig.add_trace(
+                go.Bar(
+                    orientation="h",
+                    name=verdict,
+                    y=[f"moved by {share}?" for share in SHARES],
+                    x=counts,
+                    text=[str(c) if c else "" for c in counts],
+                    textposition="inside",
+                    textangle=0,
+                    insidetextanchor="middle",
+                    marker={
+                        "color": VERDICT_COLOURS[verdict],
+                        # Fainter than elsewhere: a number stands on it.
+                        "pattern": {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"},
+                    },
+                    hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients<extra></extra>",
+                )
+            )
+    return bars(fig, "gradients")
+
+
+def truth_alt(run: PipelineRun) -> str:
+    """For a screen reader."""
+    n = len(run.gradients)
+    equal = [f"{share} {sum(getattr(g, share).bitwise for g in run.gradients)} of {n}" for share in SHARES]
+    return f"Gradients that each step left equal in every bit: {', '.join(equal)}."
+
+
+def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
+    """One row a gradient or buffer: relative distance and verdict by cause; `0 (bitwise)` where no bit moved."""
+    entries: list[tuple[str, GradientShares | BufferShares]] = [("gradient", shares) for shares in run.gradients]
+    entries += [("buffer", shares) for shares in run.buffers]
+    return [
+        {
+            "what": what,
+            "name": entry.name,
+            **{share: _distance(getattr(entry, share)) for share in SHARES},
+            "stages": ", ".join(map(str, entry.stages)) if isinstance(entry, GradientShares) else "",
+        }
+        for what, entry in entries
+    ]
+
+
+def _distance(diff: TensorDiff) -> str:
+    if diff.bitwise:
+        return "0 (bitwise)"
+    if diff.presence != "both":
+        return ABSENT[diff.presence]
+    if diff.relative_norm is None:
+        return f"no distance ({diff.verdict})"
+    return f"{diff.relative_norm:.2g} ({diff.verdict})"
+
+
+def calls_chart(run: PipelineRun) -> go.Figure:
+    """Runs per forward call by block: 1 kept, 2 recomputed once, more where a schedule multiplies the recompute."""
+    blocks = [block for block in run.blocks if block.n_forward]
+    if not blocks:
+        return empty(CALLS, "Calls were not counted.")
+    highest = max(block.multiplier for block in blocks)
+    said = "every block ran once" if highest == 1 else f"at most {highest:g} runs for each forward call (counted)"
+    fig = figure(CALLS, said, height=200 + 24 * len(blocks))
+    for again, label, pattern in ((False, "first run", ""), (True, "runs again for backward", "/")):
+        fig.add_trace(
+            go.Bar(
+                orientation="h",
+                name=label,
+                y=[block.fqn for block in blocks],
+                x=[block.multiplier - 1 if again else 1 for block in blocks],
+                marker={"color": [stage_colour(block.stage) for block in blocks], "pattern": hatch(pattern)},
+                customdata=[[block.stage, block.n_forward, block.n_recompute] for block in blocks],
+                hovertemplate=(
+                    "%{y}, stage %{customdata[0]}: %{customdata[1]} forward calls, "
+                    "%{customdata[2]} runs for backward<extra></extra>"
+                ),
+                showlegend=False,
+            )
+        )
+    fig.update_xaxes(dtick=1 if highest <= 12 else None)
+    return bars(fig, "runs per forward call (hatched: again for backward)")
+
+
+def calls_table(run: PipelineRun) -> list[dict[str, Any]]:
+    """One row a block, counted."""
+    return [
+        {
+            "block": block.fqn,
+            "stage": block.stage,
+            "forward calls": block.n_forward,
+            "runs for backward": block.n_recompute,
+            "runs per forward call": round(block.multiplier, 2),
+        }
+        for block in run.blocks
+    ]

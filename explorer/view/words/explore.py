@@ -1,0 +1,110 @@
+"""One sentence a student understands for every word on the page that is not everyday English."""
+
+from __future__ import annotations
+
+STEP_PEAK = (
+    "The most memory held at any moment of one training step: parameters, optimizer state, gradients and everything "
+    "between. This is what has to fit on the device."
+)
+SAVED = (
+    "Saved activations: results of the forward that autograd keeps until backward needs them. Recomputing a block "
+    "keeps only its input and makes the rest again."
+)
+COST = (
+    "What recomputing costs. Floating-point operations of matrix products, convolutions, attention and recurrent "
+    "layers are counted exactly, element-wise work is not in them. Time is measured by alternating runs: the ± is half "
+    "the distance between the quartiles, about one standard deviation, so one run in three falls outside."
+)
+GRADIENTS = (
+    "Every gradient of the candidate is compared with the baseline's. Bitwise equal: not one bit differs. Rounding: "
+    "as close to a float64 reference as the baseline itself. State moved: gradients are equal, but something that the "
+    "model carries to the next step (a counter, an average, a random generator) moved once more in the recompute. "
+    "An equal loss alone proves nothing."
+)
+HEADLINES = {
+    "step_peak_bytes": STEP_PEAK,
+    "saved_after_forward_bytes": SAVED,
+    "flop_ratio": COST,
+    "time_ratio": COST,
+    "verdict": GRADIENTS,
+    "n_recompute": (
+        "Blocks that forget what they computed and run again for backward. Click blocks in the graph, or take a preset."
+    ),
+}
+
+ORIGIN = {
+    "measured": "A clock or an allocator said so during a real step.",
+    "counted": "Counted exactly: operations, calls, bytes.",
+    "predicted": "Computed from the measured baseline; nothing was run. Press Run to measure it.",
+    "simulated": "Played through by a model of the machine.",
+}
+
+RUN = "Runs real training steps of baseline and candidate from the same start, in turns, and compares every gradient."
+UNDO = "Take back the last change of the policy"
+REDO = "Make it again"
+PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
+PRESET_NAMES = {
+    "keep-all": "Keep all",
+    "all": "Recompute all",
+    "except-last": "All but the last",
+    "every-2": "Every second",
+    "every-3": "Every third",
+    "every-4": "Every fourth",
+    "sqrt": "√n segments",
+}
+"""In the menu; explorer/plan/policy/presets.py says what each does."""
+MODEL = "The sample models of this project and those given on the command line after `--model`."
+SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
+SEARCH = "Unfolds and scrolls to the block; the ◎ on a block shows its bytes in the charts."
+
+OPTIONS = {
+    "device": "Where the step runs. cuda needs an NVIDIA GPU.",
+    "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
+    "autocast": "Runs matrix products in a 16-bit format while parameters stay as they are (mixed precision).",
+    "optimizer": "AdamW keeps two more numbers per parameter, SGD none without momentum; none stops after backward.",
+    "momentum": "Of SGD: keeps one more number per parameter when above zero.",
+    "n_accumulation": "Microbatches whose gradients are added up before one optimizer step; the batch is split.",
+    "frozen": "Blocks whose parameters are not trained: they need no gradient and no optimizer state.",
+    "seed": "Start of all random generators: equal seeds give equal weights, batches and dropout.",
+    "mode": "train uses dropout and moves running statistics; eval does neither.",
+    "n_repeats": "How many steps are timed, after a warm-up.",
+    "n_threads": "CPU threads. One is exact to repeat: two add up sums in another order.",
+    "preserve_rng_state": (
+        "Put the random generators back before recomputing, so dropout draws the same mask. Off saves a little time "
+        "and gives wrong gradients in every block that uses dropout."
+    ),
+    "use_reentrant": (
+        "The older implementation of checkpointing. It trains nothing when no input needs a gradient, and refuses "
+        "torch.autograd.grad; here to be compared with."
+    ),
+    "early_stop": "Stop recomputing as soon as everything backward needs is there. Off runs the block to its end.",
+    "determinism_check": "Compare shapes of recomputed tensors with the first ones and raise an error if they differ.",
+    "running_stats": (
+        "BatchNorm moves its statistics in forward. once: the recompute leaves them alone. every_forward: torch's own "
+        "behaviour, they move twice per step."
+    ),
+}
+
+SEGMENT = (
+    "A segment keeps only the input of its first block: less memory than its blocks one by one, but all of it is "
+    "recomputed at once."
+)
+EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
+PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
+FRESHNESS = {
+    "nothing": "Nothing was measured yet.",
+    "baseline": (
+        ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
+    ),
+    "other options": (
+        ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
+        "Press **Run** to measure both runs with these."
+    ),
+    "pinned": "Choose blocks, then press **Run**.",
+    "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
+    "failed": (":red-badge[:material/error: failed] A run was cut short, so nothing is bought and nothing is proven."),
+    "stale": (
+        ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
+        "Press **Run** to measure it."
+    ),
+}

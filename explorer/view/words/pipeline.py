@@ -1,0 +1,99 @@
+"""One sentence a student understands for every word of the Pipeline page that is not everyday English."""
+
+from __future__ import annotations
+
+from explorer.plan.pipeline.cuts import CutRule
+
+STAGE = (
+    "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
+    "blocks of the graph, or give a number and let parameters be balanced."
+)
+MICROBATCH = (
+    "The batch is split into this many equal parts that pass through the stages one behind the other, so that stages "
+    "work at the same time. More of them shrink the bubble; each one is smaller and uses the device less well."
+)
+RANK = "A rank is one process with a device of its own. It holds one stage, or several in the interleaved schedules."
+SCHEDULE = (
+    "Who does what in which order. GPipe: all forwards, then all backwards. 1F1B: one forward, one backward, so fewer "
+    "microbatches wait. Interleaved1F1B, LoopedBFS: two or more stages a rank. ZBVZeroBubble, InterleavedZeroBubble, "
+    "DualPipeV: backward split in an input part and a weight part that fills the gaps."
+)
+STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
+WALL = (
+    "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "
+    "Without the optimizer."
+)
+LINKS = "What links cost: a rank was free and its neighbour done, and it waited for the transfer between them."
+BUBBLE = "The bubble: share of the ranks' time in which they wait for each other, averaged over the ranks."
+PEAK = (
+    "Most bytes that the fullest rank holds at once in forward and backward: parameters, receive buffers (space for "
+    "what arrives from other ranks), saved activations and gradients. The optimizer's state (two copies of the "
+    "trained parameters for AdamW) is counted and comes on top: both have to fit on that rank's device."
+)
+TRUTH = (
+    "Gradients that splitting left equal in every bit, held against the unsplit model on the same microbatches. "
+    "The Gradients tab says what microbatching and recompute changed before that."
+)
+PLAN = "Stages have colours in the graph. Click a line between two blocks to cut there, or again to join."
+CRITICAL = (
+    "The critical path is the chain of actions that wait for nothing but each other: to shorten the step, one of these "
+    "has to get shorter. Everything else has slack."
+)
+RECEIVE = (
+    "Receive buffers are space for boundary activations and gradients that other ranks send, one for each microbatch, "
+    "held for the whole step. More microbatches in flight or a wider cut make them larger."
+)
+IN_FLIGHT = "In flight: forward is done, backward is not, so its saved activations wait."
+BALANCE: dict[CutRule, str] = {
+    "by-parameters": "even parameters",
+    "by-time": "even time",
+    "by-memory": "even memory",
+}
+BALANCE_HELP = (
+    "Cut anew into the same number of stages, such that the heaviest is as light as possible: by parameters, by "
+    "measured forward and backward time, or by what a stage holds while its microbatches are in flight."
+)
+ENGINES = {"inproc": "one process", "replay": "each rank alone", "procs": "one process a rank"}
+ENGINE_HELP = (
+    "**one process** plays every action in turn on this device. **each rank alone** replays a rank with recorded "
+    "boundary tensors, so its memory and times are those of a machine of its own. **one process a rank** is "
+    "torch.distributed.pipelining for real (gloo on CPU, NCCL with a GPU each). For several machines take the "
+    "torchrun files from the tab Files."
+)
+CHECKPOINT = (
+    "Which microbatches recompute the blocks of the policy. **except_last** keeps the last one, whose backward starts "
+    "at once under GPipe; the words are torchgpipe's."
+)
+KEYED = (
+    "Seeds dropout by (seed, block, microbatch), so that every split draws the same masks. Without it the masks, and "
+    "so the gradients, depend on the split."
+)
+DEFERRED = "Running statistics of BatchNorm move once per batch instead of once per microbatch."
+RUN = "Runs the pipelined step for real, and the unsplit model beside it, and compares every gradient."
+FOLLOW = "Shows one microbatch on its way through the stages and back; the others fade."
+
+NOT_YET = ":gray-badge[:material/timeline: predicted] Drawn from the price of each block. **Run** measures this plan."
+MEASURED = ":green-badge[:material/check: measured] The thin row below each rank is what was predicted."
+OLDER = ":orange-badge[:material/history: for an earlier plan] The plan was changed since this run."
+ONE_RANK = (
+    "All stages are on one rank, so nothing runs side by side: this schedule puts two stages on every rank. Use four "
+    "stages or more."
+)
+LEGEND = "Numbers are microbatches; the gaps are the bubble."
+READ_TRUTH = (
+    "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
+    "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
+    "a mean for each microbatch; elsewhere it only sums in another order. Rounding: no further from the same step in "
+    "float64 than ten times what the unsplit model is; where float64 cannot follow (other masks), a moved gradient is "
+    "called different."
+)
+EMPTY_TRUTH = (
+    "After a run: the full batch, the microbatched, the recomputed and the split model are compared gradient by "
+    "gradient, so that a difference has a cause. Press **Run**."
+)
+EMPTY_CALLS = "After a run: how often each block ran forward, counted. Recompute shows as a second run. Press **Run**."
+EMPTY_SCHEDULE = (
+    "The price of each block is measured first, a few dozen steps of the model: seconds for a small one, minutes for a "
+    "large one. The schedule is drawn from it; the bar below says how far it is."
+)
+KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is that of the Explore page."

@@ -1,0 +1,136 @@
+"""From the options of `pipeline` to a plan: what is asked wins over what the policy file holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from explorer.cli.results import spec_of_results
+from explorer.cli.verbs.pipeline import PlanOptions, plan_of
+from explorer.errors import InvalidPlan, UnreadableFile
+from explorer.plan.export.torchrun import run_files, run_key, torchrun_command
+from explorer.record import KEEP_ALL, ModelRef, PipelinePlan, Policy, RunSpec
+from explorer.record.base import from_json, to_json
+from tests.graphs import gpt
+
+GRAPH = gpt(6)
+
+
+def test_two_stages_are_the_start() -> None:
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    assert len(plan.stages) == 2
+    assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.spine
+
+
+def test_options_win_over_the_file() -> None:
+    kept = plan_of(PlanOptions(stages=3, microbatches=6, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
+    plan = plan_of(PlanOptions(microbatches=8), GRAPH, KEEP_ALL, None, kept=kept)
+    assert (plan.stages, plan.schedule, plan.n_microbatches) == (kept.stages, "1F1B", 8)
+
+
+@pytest.mark.parametrize("rule", ["by-parameters", "by-time", "by-memory"])
+def test_every_rule_cuts(rule: str) -> None:
+    options = PlanOptions(stages=4, microbatches=4, schedule="Interleaved1F1B", cuts=rule)  # type: ignore[arg-type]
+    assert len(plan_of(options, GRAPH, KEEP_ALL, None, kept=None).stages) == 4
+
+
+def test_an_own_schedule_is_read_and_checked(tmp_path: Path) -> None:
+    rows = tmp_path / "own.csv"
+    rows.write_text("0F0,0B0\n1F0,1B0\n")
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    assert plan.actions == (("0F0", "0B0"), ("1F0", "1B0"))
+    with pytest.raises(InvalidPlan, match="0F1 is missing"):
+        plan_of(PlanOptions(stages=2, microbatches=2, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_a_schedule_that_does_not_fit_is_refused_before_any_run() -> None:
+    with pytest.raises(InvalidPlan, match="at least as many microbatches"):
+        plan_of(PlanOptions(stages=4, microbatches=2, schedule="1F1B"), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_the_run_script_says_all_that_torchrun_needs(tmp_path: Path) -> None:
+    plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
+    spec = RunSpec(model=ModelRef(target="m.py"), plan=plan)
+    files = run_files(spec)
+    assert set(files) == {"run_spec.json", "run.sh", "schedule.csv"}
+    assert torchrun_command(spec, tmp_path) == f"sh {tmp_path}/run.sh"
+    assert "torch.distributed.run --nproc-per-node 2" in files["run.sh"]
+    assert str(tmp_path) not in files["run.sh"]
+    assert files["schedule.csv"] == "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
+
+
+def test_a_model_that_is_a_file_goes_with_the_script(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("def build(): ...\n")
+    plan = PipelinePlan(stages=(("a",), ("b",)), n_microbatches=2)
+    files = run_files(RunSpec(model=ModelRef(target=f"{file}:build"), plan=plan))
+    assert files["net.py"] == file.read_text()
+    assert from_json(files["run_spec.json"], RunSpec).model.target == "net.py:build"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(None, "cannot be read"), (b"", "holds no action"), (b"\n\n", "holds no action"), (b"\xff\xfe0F0", "is not text")],
+)
+def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, content: bytes | None, said: str) -> None:
+    rows = tmp_path / "own.csv"
+    if content is not None:
+        rows.write_bytes(content)
+    with pytest.raises(InvalidPlan, match=said):
+        plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+
+
+def test_an_own_schedule_has_its_own_name(tmp_path: Path) -> None:
+    rows = tmp_path / "own.csv"
+    rows.write_text("0F0,0B0\n1F0,1B0\n")
+    plan = plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
+    assert plan.schedule_name == "own schedule"
+    with pytest.raises(InvalidPlan, match="both say"):
+        PlanOptions(schedule="1F1B", rows=rows).changes()
+
+
+RAN = RunSpec(
+    model=ModelRef(target="net.py:build"),
+    plan=PipelinePlan(stages=(("a",), ("b",)), n_microbatches=4, schedule="1F1B"),
+    policy=Policy.recompute(["a"]),
+)
+
+
+def opened(folder: Path, *typed: str, **changed: Any) -> RunSpec:
+    """What `--results` makes of options that differ from what ran in `changed`."""
+    (folder / "run_spec.json").write_bytes(to_json(RAN))
+    of_plan = {name: changed.pop(name) for name in ("schedule", "n_microbatches") if name in changed}
+    plan = msgspec.structs.replace(RAN.plan, **of_plan)
+    asked = msgspec.structs.replace(RAN, model=ModelRef(target="elsewhere/net.py:build"), plan=plan, policy=KEEP_ALL)
+    asked = msgspec.structs.replace(asked, **changed)
+    return spec_of_results(folder / "results", asked, lambda: KEEP_ALL, typed.__contains__)
+
+
+def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
+    spec = opened(tmp_path)
+    assert (spec.plan, spec.policy) == (RAN.plan, RAN.policy)
+    assert spec.model.target == "elsewhere/net.py:build"
+    assert run_key(spec) == run_key(RAN)
+
+
+@pytest.mark.parametrize(
+    ("option", "changed", "said"),
+    [
+        ("schedule", {"schedule": "GPipe"}, "its schedule was 1F1B, not GPipe"),
+        ("microbatches", {"n_microbatches": 8}, "4 microbatches, not 8"),
+        ("seed", {"seed": 1}, "seed was 0, not 1"),
+        ("policy", {}, "recomputes other blocks"),
+        ("model", {"model": ModelRef(target="other.py:build")}, "its model was net.py:build"),
+    ],
+)
+def test_what_is_typed_may_not_deny_what_ran(tmp_path: Path, option: str, changed: dict, said: str) -> None:
+    with pytest.raises(InvalidPlan, match=said):
+        opened(tmp_path, option, **changed)
+
+
+def test_results_without_their_spec_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFile, match="what ran there is not known"):
+        spec_of_results(tmp_path / "results", RAN, lambda: KEEP_ALL, {"seed"}.__contains__)

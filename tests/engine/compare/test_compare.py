@@ -1,0 +1,263 @@
+"""A verdict an expert would sign: planted wrongs are found and named, good policies are equal in every bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from explorer.engine.compare.compare import compare
+from explorer.engine.model.load import load
+from explorer.errors import BadInput, Cancelled
+from explorer.record.comparison import Comparison
+from explorer.record.policy import Policy, Unit
+from explorer.record.progress import Progress
+from explorer.record.run import RunSpec
+from tests.engine.judging import judged, pair
+
+KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
+
+GOOD: list[tuple[str, Any, dict[str, Any]]] = [
+    ("plain", ("1", "2"), {}),
+    ("dropout", ("1", "2"), {}),
+    ("dropout", (("1", "2"),), {}),
+    ("dropout", ("1", "1.trap", "2"), {}),
+    ("dropout", ("1", "2"), {"early_stop": False}),
+    ("dropout", ("1", "2"), {"use_reentrant": True}),
+    ("dropout", ("1", "2"), {"run": {"mode": "eval"}}),
+    ("dropout", ("1", "2"), {"run": {"n_accumulation": 4}}),
+    ("dropout", ("1", "2"), {"run": {"optimizer": "sgd", "momentum": 0.9}}),
+    ("dropout", ("1", "2"), {"run": {"optimizer": "none"}}),
+    ("dropout", ("1", "2"), {"run": {"dtype": "bfloat16"}}),
+    ("dropout", ("1", "2"), {"run": {"autocast": "bfloat16"}}),
+    ("dropout", ("1", "2"), {"run": {"dtype": "float64"}}),
+    ("dropout", ("1", "2"), {"run": {"frozen": ("0",)}}),
+    ("dropout", (), {"policy": Policy(units=(Unit(blocks=("1",), action="save_ops", save_ops=KEEP_PRODUCTS),))}),
+    ("recurrent_dropout", ("1", "2"), {}),
+    ("recurrent_dropout", ("1.cell", "2.cell"), {}),
+    ("batch_norm", ("1", "2"), {}),
+    ("shared", ("cell",), {}),
+    ("keyword", ("block",), {}),
+    ("noise source=own", ("1", "2"), {"restore_rng": ("1.trap.generator", "2.trap.generator")}),
+    ("noise source=python", ("1", "2"), {"restore_rng": ("python",)}),
+    ("noise source=numpy", ("1", "2"), {"restore_rng": ("numpy",)}),
+    ("cache use_cache=False", ("attention",), {}),
+]
+
+
+@pytest.mark.parametrize(("net", "blocks", "options"), GOOD)
+def test_good_policies_are_equal_in_every_bit(net: str, blocks: Any, options: dict[str, Any]) -> None:
+    found = judged(net, blocks, **options)
+    assert found.failure is None
+    assert (found.verdict, found.reproducible, found.causes) == ("bitwise equal", True, ())
+    assert found.n_bitwise_equal == len(found.gradients) > 0
+    assert all(not mask.n_mismatched for mask in found.masks)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "worst"),
+    [("scaled", "2.linear.weight"), ("permuted", "2.linear.bias"), ("missing", "2.linear.weight"),
+     ("nan", "2.linear.weight")],
+)  # fmt: skip
+def test_one_planted_wrong_gradient_is_found_and_named(wrong: str, worst: str) -> None:
+    found = judged(f"planted wrong={wrong}")
+    assert found.verdict == "different"
+    assert found.loss_equal, "the loss never shows it"
+    assert [diff.name for diff in found.gradients if diff.verdict != "bitwise equal"] == [worst]
+    assert found.worst is not None and found.worst.name == worst
+    assert len(found.causes) == 1
+
+
+def test_what_usual_checks_say_of_the_planted_wrongs() -> None:
+    """Loss, whole-model cosine and a sum of norms pass; the tensor's own figures do not."""
+    scaled = next(diff for diff in judged("planted wrong=scaled").gradients if diff.name == "2.linear.weight")
+    assert scaled.cosine is not None and scaled.cosine > 1 - 1e-9
+    assert scaled.norm_ratio == pytest.approx(1.0001, abs=1e-6)
+    permuted = next(diff for diff in judged("planted wrong=permuted").gradients if diff.name == "2.linear.bias")
+    assert permuted.norm_ratio == 1.0
+    assert permuted.cosine is not None and permuted.cosine < 0.9
+    poisoned = next(diff for diff in judged("planted wrong=nan").gradients if diff.name == "2.linear.weight")
+    assert (poisoned.n_nonfinite_mismatch, poisoned.max_abs) == (1, 0.0)
+
+
+WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
+    ("dropout", ("1", "2"), {"preserve_rng_state": False}, "The dropout mask differs in 1.trap, 2.trap"),
+    ("dropout", (("1", "2"),), {"preserve_rng_state": False}, "The dropout mask differs in 1.trap, 2.trap"),
+    ("recurrent_dropout", ("1", "2"), {"preserve_rng_state": False}, "The dropout mask differs in 1.cell.trap"),
+    ("batch_norm", ("1", "2"), {"running_stats": "every_forward"}, "Running statistics moved twice in 1.trap, 2.trap"),
+    ("spectral_norm", ("1", "2"), {}, "The recompute changed the buffer _u of 1.trap.parametrizations.weight.0"),
+    ("counter", ("1",), {}, "The recompute changed the buffer n_forwards of 1.trap once more (1 → 2)"),
+    ("temperature", ("1",), {}, "The recompute changed the attribute temperature of 1.trap once more (2.0 → 3.0)"),
+    ("noise source=own", ("1", "2"), {}, "The random numbers differ in 1.trap, 2.trap"),
+    ("noise source=python", ("1", "2"), {}, "The recompute drew from python once more"),
+    ("noise source=numpy", ("1", "2"), {}, "The recompute drew from numpy once more"),
+    ("rrelu", ("1",), {}, "1.1 drew in forward and not again: early stop"),
+    ("nested", ("block",), {"use_reentrant": True}, "No gradient came for entry.weight"),
+]
+
+
+@pytest.mark.parametrize(("net", "blocks", "options", "cause"), WRONG)
+def test_a_wrong_policy_is_different_and_its_cause_comes_first(
+    net: str, blocks: Any, options: dict[str, Any], cause: str
+) -> None:
+    found = judged(net, blocks, **options)
+    assert found.verdict == ("state moved" if net in ("batch_norm", "counter") else "different")
+    assert found.causes[0].startswith(cause)
+
+
+def test_running_statistics_change_buffers_alone() -> None:
+    found = judged("batch_norm", running_stats="every_forward")
+    assert found.n_bitwise_equal == len(found.gradients)
+    moved = {diff.name.rpartition(".")[2] for diff in found.buffers if diff.verdict == "different"}
+    assert moved == {"running_mean", "running_var", "num_batches_tracked"}
+    assert found.eval_output is not None and found.eval_output.verdict == "different"
+    counter = next(diff for diff in found.buffers if diff.name == "1.trap.num_batches_tracked")
+    assert counter.max_abs == 1.0
+
+
+def test_a_plain_counter_moves_though_no_tensor_shows_it() -> None:
+    found = judged("plain_counter", ("1",))
+    assert (found.verdict, found.moved_twice) == ("state moved", ("n_forwards of 1.trap",))
+    (change,) = found.state_changes
+    assert (change.block, change.name, change.kind) == ("1.trap", "n_forwards", "attribute")
+    assert (change.after_forward, change.after_backward) == ("1", "2")
+    assert judged("plain_counter ask=True", ("1",)).state_changes == ()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5])
+def test_mismatched_masks_are_those_of_two_independent_draws(share: float) -> None:
+    """2 p (1 - p) of the elements differ; torch keeps the same count of draws, so the bound is binomial."""
+    found = judged(f"many_dropouts p={share}", preserve_rng_state=False)
+    n_elements = sum(mask.n_elements for mask in found.masks)
+    n_mismatched = sum(mask.n_mismatched for mask in found.masks)
+    expected = 2 * share * (1 - share)
+    assert n_elements == 2 * 64 * 64
+    assert n_mismatched / n_elements == pytest.approx(expected, abs=5 * (expected / n_elements) ** 0.5)
+
+
+def test_a_model_that_does_not_equal_itself_is_not_comparable() -> None:
+    found = judged("nondeterministic", ("1",))
+    assert (found.verdict, found.reproducible) == ("not comparable", False)
+    assert "6 of 6 gradients (0.weight, 0.bias, 1.linear.weight, …)" in found.not_reproducible_because
+
+
+@pytest.mark.parametrize(("net", "block", "said"), [
+    ("cache", "attention", "CheckpointError"),
+    ("in_place", "1", "modified by an inplace operation"),
+])  # fmt: skip
+def test_a_candidate_that_raises_is_a_result(net: str, block: str, said: str) -> None:
+    found = judged(net, (block,))
+    assert found.verdict == "not comparable"
+    assert found.failure is not None and said in found.failure.sentence
+
+
+def test_reentrant_rounding_is_told_from_wrong() -> None:
+    """The fused LSTM kernel of a forward without gradients rounds differently: rounding, held against float64."""
+    found = judged("lstm", ("lstm",), use_reentrant=True)
+    assert (found.verdict, found.reference) == ("rounding", "float64")
+    assert found.n_bitwise_equal < len(found.gradients)
+
+
+def test_a_model_that_samples_in_its_own_type_has_a_reference() -> None:
+    """torch.rand_like draws other numbers in float64; the reference draws the baseline's."""
+    found = judged("noise_in_own_type", ("1", "2"))
+    assert (found.verdict, found.reference) == ("bitwise equal", "float64")
+    sampled = judged("sampled_lstm", ("lstm",), use_reentrant=True)
+    assert (sampled.verdict, sampled.reference) == ("rounding", "float64")
+    assert any(not diff.bitwise for diff in sampled.gradients)
+    assert sampled.causes == (
+        "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels.",
+    )
+
+
+def test_what_adamw_makes_of_rounding_is_rounding() -> None:
+    """A bias before BatchNorm has no gradient in exact arithmetic; AdamW divides what rounding leaves by its size."""
+    found = judged("lstm_and_batch_norm", ("lstm",), use_reentrant=True)
+    far = [diff for diff in found.parameters if diff.relative_norm and diff.relative_norm > 1e-4]
+    assert far and all(diff.gradients_round for diff in far), "the case is one"
+    assert found.verdict == "rounding"
+
+
+def test_causes_say_what_was_looked_at() -> None:
+    found = judged("planted wrong=scaled")
+    (cause,) = found.causes
+    assert cause.startswith("Looked at and equal: the positions of ") and "values that the model remembers" in cause
+    (cause,) = judged("planted wrong=scaled", full=False).causes
+    assert "Random numbers in forward and recompute were not watched" in cause
+
+
+def test_early_stop_is_no_cause_where_there_is_none() -> None:
+    found = judged("rrelu", ("1",), use_reentrant=True)
+    assert not any("early stop" in cause for cause in found.causes)
+
+
+def test_a_reference_with_other_random_numbers_is_refused() -> None:
+    """Numbers of a source that no seed governs are others in float64: that run is no reference."""
+    found = judged("another_way_in_float64", ("1",))
+    assert found.reference == "none" and "other random numbers" in found.no_reference_because
+    found = judged("float32_alone", ("1",))
+    assert found.reference == "none" and "does not run in float64: RuntimeError" in found.no_reference_because
+    assert judged("dropout").reference == "float64"
+
+
+def test_the_quick_form_still_finds_missing_poisoned_and_moved() -> None:
+    for net, options, verdict in [
+        ("planted wrong=missing", {}, "different"), ("planted wrong=nan", {}, "different"),
+        ("counter", {"blocks": ("1",)}, "state moved"), ("plain_counter", {"blocks": ("1",)}, "state moved"),
+    ]:  # fmt: skip
+        found = judged(net, full=False, **options)
+        assert found.verdict == verdict
+        assert (found.reproducible, found.reference, found.n_steps) == (None, "none", 0)
+
+
+def test_further_steps_start_from_the_first() -> None:
+    found = judged("dropout", preserve_rng_state=False)
+    assert found.n_steps == 2
+    assert {diff.name for diff in found.parameters} == {diff.name for diff in found.gradients}
+    assert any(diff.verdict == "different" for diff in found.parameters)
+
+
+class TestWholeCompare:
+    def test_it_measures_and_judges(self) -> None:
+        heard: list[Progress] = []
+        found = compare(*pair("dropout"), report=heard.append)
+        assert isinstance(found, Comparison) and found.verdict == "bitwise equal"
+        assert found.baseline.step_peak_bytes and found.candidate.step_peak_bytes
+        assert found.candidate.by_fqn["1"].n_recompute == 1 and found.baseline.by_fqn["1"].n_recompute == 0
+        assert all(0 <= progress.done <= progress.total for progress in heard)
+        assert [progress.done for progress in heard] == sorted(progress.done for progress in heard)
+
+    def test_a_failing_candidate_keeps_the_baseline(self) -> None:
+        found = compare(*pair("cache", ("attention",)))
+        assert found.failure is not None and found.verdict == "not comparable"
+        assert found.failure.sentence.startswith("In the candidate: ")
+        assert found.baseline.step_peak_bytes
+
+    def test_the_world_is_left_as_found(self) -> None:
+        torch.manual_seed(3)
+        state, n_threads = torch.get_rng_state(), torch.get_num_threads()
+        compare(*pair("dropout"), full=False)
+        assert torch.equal(state, torch.get_rng_state())
+        assert torch.get_num_threads() == n_threads
+
+    def test_specs_that_differ_in_more_than_policy_are_refused(self) -> None:
+        baseline, candidate = pair("dropout")
+        other = RunSpec(model=baseline.model, policy=candidate.policy, seed=7, mode="eval")
+        with pytest.raises(BadInput, match=r"seed: 0 and 7; .*|mode: 'train' and 'eval'"):
+            compare(baseline, other)
+
+    def test_cancelled_passes_through(self) -> None:
+        def cancel(progress: Progress) -> None:
+            if "gradients" in progress.what:
+                raise Cancelled("The run was cancelled.")
+
+        with pytest.raises(Cancelled):
+            compare(*pair("dropout"), report=cancel)
+
+    def test_the_loaded_model_is_not_touched(self) -> None:
+        spec, _ = pair("batch_norm")
+        before = load(spec.model, seed=0).model.state_dict()
+        compare(*pair("batch_norm"), full=False)
+        after = load(spec.model, seed=0).model.state_dict()
+        assert all(torch.equal(before[name], after[name]) for name in before)

@@ -1,0 +1,201 @@
+"""Distances between tensors: exact by construction, blind to nothing that usual closeness checks miss."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp
+from explorer.engine.world.bits import same_bits
+from explorer.record.comparison import BufferDiff, GradientDiff
+
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+
+
+def judged(baseline: Tensor | None, candidate: Tensor | None, reference: Tensor | None = None) -> GradientDiff:
+    exact = baseline.double() if reference is None and baseline is not None else reference
+    return difference(GradientDiff, "w", baseline, candidate, Yardstick(rerun={"w": baseline}, reference={"w": exact}))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_ulp_counts_the_floats_between(dtype: torch.dtype) -> None:
+    start = torch.tensor([1.0, -1.0, 0.0], dtype=dtype)
+    there = start
+    for _ in range(3):
+        there = torch.nextafter(there, torch.tensor(math.inf, dtype=dtype))
+    assert max_ulp(start, there) == 3
+    assert max_ulp(there, start) == 3
+
+
+def test_ulp_crosses_zero_without_a_gap() -> None:
+    smallest = torch.tensor([math.ldexp(1, -149)])
+    assert max_ulp(-smallest, smallest) == 2
+    assert max_ulp(torch.tensor([-0.0]), torch.tensor([0.0])) == 0
+
+
+def test_ulp_of_far_float64_numbers_does_not_wrap() -> None:
+    huge = torch.tensor([1e308], dtype=torch.float64)
+    assert max_ulp(-huge, huge) == 2**63 - 1
+
+
+@given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), min_size=1, max_size=8))
+@settings(max_examples=60, deadline=None)
+def test_a_tensor_equals_its_copy_whatever_it_holds(values: list[float]) -> None:
+    tensor = torch.tensor(values, dtype=torch.float32)
+    assert same_bits(tensor, tensor.clone())
+    assert judged(tensor, tensor.clone()).bitwise
+
+
+@given(st.integers(0, 5), st.integers(0, 31))
+@settings(max_examples=60, deadline=None)
+def test_one_flipped_bit_is_never_bitwise_equal(position: int, bit: int) -> None:
+    tensor = torch.linspace(-2, 2, 6)
+    flipped = tensor.clone()
+    flipped.view(torch.int32)[position] ^= torch.tensor(1, dtype=torch.int64).bitwise_left_shift(bit).to(torch.int32)
+    assert judged(tensor, flipped).verdict != "bitwise equal"
+
+
+def test_equal_nan_gradients_prove_nothing() -> None:
+    poisoned = torch.tensor([1.0, math.nan])
+    assert judged(poisoned, poisoned.clone()).verdict == "not comparable"
+
+
+def test_an_infinite_mask_buffer_may_be_equal() -> None:
+    mask = torch.full((2, 2), -math.inf).triu(1)
+    assert difference(BufferDiff, "mask", mask, mask.clone(), Yardstick()).verdict == "bitwise equal"
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_a_nonfinite_element_is_a_difference_however_small_the_rest(wrong: float) -> None:
+    baseline = torch.randn(100, generator=torch.Generator().manual_seed(0))
+    candidate = baseline.clone()
+    candidate[7] = wrong
+    diff = judged(baseline, candidate)
+    assert (diff.verdict, diff.n_nonfinite_mismatch, diff.max_abs) == ("different", 1, 0.0)
+
+
+def test_absence_is_a_difference_and_shared_absence_is_none() -> None:
+    there = torch.ones(3)
+    assert judged(there, None).presence == "baseline only"
+    assert judged(there, None).verdict == "different"
+    assert judged(None, there).presence == "candidate only"
+    assert judged(None, None).presence == "neither"
+    assert judged(None, None).verdict == "bitwise equal"
+
+
+def test_names_of_both_sides_are_listed() -> None:
+    diffs = differences(GradientDiff, {"a": torch.ones(1)}, {"b": torch.ones(1)}, Yardstick())
+    assert [(diff.name, diff.presence) for diff in diffs] == [("a", "baseline only"), ("b", "candidate only")]
+
+
+def test_another_shape_or_type_is_a_difference() -> None:
+    assert judged(torch.ones(4), torch.ones(2, 2)).verdict == "different"
+    assert judged(torch.ones(4), torch.ones(4, dtype=torch.float64)).verdict == "different"
+
+
+def test_integers_compare_exactly() -> None:
+    counter = torch.tensor(7)
+    diff = difference(BufferDiff, "n", counter, counter + 1, Yardstick(reference={"n": counter}))
+    assert (diff.verdict, diff.max_abs) == ("different", 1.0)
+
+
+def test_all_figures_of_a_doubled_gradient() -> None:
+    diff = judged(torch.tensor([3.0, 4.0]), torch.tensor([6.0, 8.0]))
+    assert (diff.max_abs, diff.relative_norm, diff.cosine, diff.norm_ratio) == (4.0, 1.0, 1.0, 2.0)
+    assert diff.verdict == "different"
+
+
+def test_cosine_survives_gradients_whose_square_underflows() -> None:
+    diff = judged(torch.full((4,), 1e-30), torch.full((4,), -1e-30))
+    assert diff.cosine == pytest.approx(-1.0)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 1e-12, 1e6])
+def test_the_verdict_does_not_depend_on_the_scale_of_the_loss(scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    exact = torch.randn(1000, generator=generator, dtype=torch.float64) * scale
+    baseline = exact.float()
+    one_ulp_off = torch.nextafter(baseline, torch.zeros(()))
+    assert judged(baseline, one_ulp_off, exact).verdict == "rounding"
+    assert judged(baseline, baseline * 1.0001, exact).verdict == "different"
+
+
+def test_a_truly_zero_gradient_may_be_any_noise() -> None:
+    """A key bias under softmax: both runs hold noise alone, 148 % apart, and both are right."""
+    generator = torch.Generator().manual_seed(0)
+    weight, zero = torch.randn(500, generator=generator, dtype=torch.float64), torch.zeros(50, dtype=torch.float64)
+    noise = [torch.randn(50, generator=generator) * 2e-9 for _ in range(2)]
+    yardstick = Yardstick(reference={"weight": weight, "other": weight, "key.bias": zero})
+    diff = difference(GradientDiff, "key.bias", noise[0], noise[1], yardstick)
+    assert diff.relative_norm is not None and diff.relative_norm > 1
+    assert diff.verdict == "rounding"
+    assert difference(GradientDiff, "key.bias", noise[0], noise[1] + 1e-4, yardstick).verdict == "different"
+
+
+def test_a_reference_that_went_another_way_excuses_nothing() -> None:
+    generator = torch.Generator().manual_seed(0)
+    baseline, other = torch.randn(2, 200, generator=generator)
+    diff = judged(baseline, baseline * 1.1, reference=other.double())
+    assert (diff.candidate_error, diff.verdict) == (None, "different")
+
+
+def test_noise_is_the_distance_to_the_rerun() -> None:
+    base = torch.tensor([3.0, 4.0])
+    yardstick = Yardstick(rerun={"w": base + torch.tensor([0.0, 0.5])})
+    assert difference(GradientDiff, "w", base, base + 1, yardstick).noise == 0.5
+
+
+def test_complex_and_sparse_gradients_compare() -> None:
+    wave = torch.tensor([1 + 2j, 3 - 1j])
+    assert difference(GradientDiff, "w", wave, wave.clone(), Yardstick()).bitwise
+    assert difference(GradientDiff, "w", wave, wave * 2, Yardstick()).norm_ratio == pytest.approx(2.0)
+    rows = torch.eye(3).to_sparse()
+    assert difference(GradientDiff, "w", rows, rows.clone(), Yardstick()).bitwise
+    assert not difference(GradientDiff, "w", rows, rows * 2, Yardstick()).bitwise
+
+
+class TestWhatUsualChecksMiss:
+    """The planted wrong passes the usual check, and does not pass here."""
+
+    def test_assert_close_passes_a_wrong_gradient_of_a_small_loss(self) -> None:
+        baseline = torch.randn(100, generator=torch.Generator().manual_seed(0)) * 1e-6
+        wrong = baseline.roll(1)
+        torch.testing.assert_close(wrong, baseline)  # atol 1e-5 swallows it
+        assert judged(baseline, wrong).verdict == "different"
+
+    def test_the_total_norm_passes_a_permuted_bias(self) -> None:
+        weight = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+        bias = torch.randn(10, generator=torch.Generator().manual_seed(1)) * 0.1
+        wrong = bias.flip(0)
+        whole, other = torch.cat([weight, bias]), torch.cat([weight, wrong])
+        assert math.isclose(whole.norm().item(), other.norm().item(), rel_tol=1e-6)
+        assert torch.cosine_similarity(whole, other, dim=0).item() > 0.9999
+        assert judged(bias, wrong).verdict == "different"
+
+    def test_cosine_passes_a_scaled_gradient(self) -> None:
+        baseline = torch.randn(100, generator=torch.Generator().manual_seed(0))
+        wrong = baseline * 1.0001
+        assert torch.cosine_similarity(baseline, wrong, dim=0).item() == pytest.approx(1.0, abs=1e-6)
+        diff = judged(baseline, wrong)
+        assert diff.verdict == "different"
+        assert diff.norm_ratio == pytest.approx(1.0001, abs=1e-7)
+
+    def test_pythons_max_swallows_a_nan(self) -> None:
+        baseline, wrong = torch.ones(2), torch.tensor([1.0, math.nan])
+        assert max([0.0, *(wrong - baseline).abs().tolist()]) == 0.0
+        assert judged(baseline, wrong).verdict == "different"
+
+
+def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
+    """A bias before a norm: float64 says 1e-18, float32 leaves 1e-6 on a run whose gradients are of size one."""
+    stick = Yardstick(reference={"a": torch.ones(1), "b": torch.ones(1), "zero": torch.full((4,), 1e-18)})
+    zero = stick.reference["zero"]
+    assert zero is not None
+    assert stick.trusts(zero.double(), 2e-6)
+    assert not stick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
+    assert not stick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"

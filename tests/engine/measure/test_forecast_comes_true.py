@@ -1,0 +1,112 @@
+"""What the page predicts at a toggle is what a run then measures: sample models, presets and units inside units."""
+
+from __future__ import annotations
+
+import random
+from functools import cache
+
+import msgspec
+import pytest
+
+from explorer.engine.measure.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.price import prices
+from explorer.plan.policy.presets import preset
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
+
+
+@cache
+def known(sample: str) -> tuple[ModelGraph, Measurement]:
+    model = ModelRef(target=f"sample_models/{sample}.py", size="small")
+    return describe(model), measure(RunSpec(model=model, n_repeats=1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "name"),
+    [
+        ("gpt", "every-2"),
+        ("mlp", "sqrt"),
+        ("resnet", "sqrt"),
+        ("resnet", "every-2"),
+        ("recurrent", "all"),
+        ("unet", "all"),
+        ("unet", "every-2"),
+        ("tied_lm", "all"),
+        ("vit", "except-last"),
+    ],
+)
+def test_a_preset_of_a_sample_model(sample: str, name: str) -> None:
+    graph, base = known(sample)
+    policy: Policy = preset(name, graph)
+    said = Forecaster(base, graph).forecast(policy)
+    run = measure(RunSpec(model=base.spec.model, policy=policy, n_repeats=1))
+    assert run.step_peak_bytes is not None and base.step_peak_bytes is not None
+    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.002)
+    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-4)
+    for fqn in policy.blocks:
+        left = base.by_fqn[fqn].saved_after_forward_bytes - said.freed_bytes[fqn]
+        assert left == run.by_fqn[fqn].saved_after_forward_bytes, fqn
+    assert said.flop_ratio is not None and base.total_flops is not None
+    assert round(said.flop_ratio * base.total_flops) == run.total_flops
+    assert run.step_peak_bytes < 0.8 * base.step_peak_bytes, "a policy that changes nothing proves nothing"
+
+
+@cache
+def small(sample: str, batch: int, autocast: str = "none", optimizer: str = "adamw") -> tuple[ModelGraph, Measurement]:
+    model = ModelRef(target=f"sample_models/{sample}.py", size="small", arguments={"batch": batch})
+    spec = RunSpec(model=model, n_repeats=1, autocast=autocast, optimizer=optimizer)  # type: ignore[arg-type]
+    return describe(model), measure(spec)
+
+
+def holds(graph: ModelGraph, base: Measurement, policy: Policy, *, within: float) -> Measurement:
+    said = Forecaster(base, graph).forecast(policy)
+    run = measure(msgspec.structs.replace(base.spec, policy=policy))
+    assert run.failure is None and said.flop_ratio is not None and base.total_flops is not None
+    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=within)
+    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=2e-3)
+    assert round(said.flop_ratio * base.total_flops) == run.total_flops
+    return run
+
+
+def test_a_chain_recomputed_as_a_whole_and_block_by_block() -> None:
+    """Two levels: each block runs up to three times, and at no moment is more than one of them whole."""
+    graph, base = small("resnet", 8)
+    run = holds(graph, base, Policy.recompute(["blocks", *graph.repeats]), within=5e-4)
+    alone = Forecaster(base, graph).forecast(Policy.recompute(["blocks"]))
+    assert run.step_peak_bytes is not None and alone.step_peak_bytes is not None
+    assert run.step_peak_bytes < 0.6 * alone.step_peak_bytes
+    assert holds(graph, base, Policy.recompute(["blocks", *graph.repeats], early_stop=False), within=5e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sample", "batch"), [("gpt", 2), ("resnet", 4), ("mlp", 64), ("unet", 2), ("tied_lm", 2)])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_units_inside_units(sample: str, batch: int, seed: int) -> None:
+    graph, base = small(sample, batch)
+    called = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
+    containers = [fqn for fqn in called if graph.children[fqn] or fqn in graph.repeats]
+    draw = random.Random(seed)
+    chosen = [fqn for fqn in (called if seed == 0 else containers) if draw.random() < 0.6]
+    holds(graph, base, Policy.recompute(chosen), within=5e-3)
+
+
+def test_a_checkpoint_keeps_what_it_was_given_until_its_backward_has_ended() -> None:
+    """The skip of down.0 goes into a concatenation that up.2 saves: its checkpoint alone keeps the skip itself."""
+    graph, base = small("unet", 2, optimizer="none")
+    holds(graph, base, Policy.recompute(["down.0", "up.2"]), within=1e-3)
+
+
+def test_keeping_a_block_whose_skip_others_hold_costs_it_once() -> None:
+    """down.0 hands on what it saves: recomputed, the skip is there twice, kept it is one."""
+    graph, base = small("unet", 2)
+    run = measure(msgspec.structs.replace(base.spec, policy=Policy.recompute(graph.repeats)))
+    price = next(price for price in prices(run, (), graph=graph) if price.blocks == ("down.0",))
+    kept = measure(msgspec.structs.replace(base.spec, policy=Policy.recompute(graph.repeats[1:])))
+    assert price.peak_bytes == pytest.approx(kept.step_peak_bytes, rel=1e-3)
+
+
+def test_autocast_keeps_its_copies_of_weights_until_forward_ends() -> None:
+    graph, base = small("gpt", 8, autocast="bfloat16")
+    holds(graph, base, Policy.recompute(graph.repeats[:-1]), within=2e-3)

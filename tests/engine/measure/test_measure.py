@@ -1,0 +1,286 @@
+"""A measurement end to end: figures that hold each other up, failures as results, a world left as found."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from explorer.engine.device.allocator import Refusal
+from explorer.engine.device.device import CpuDevice
+from explorer.engine.device.limits import failure_of, limited_cuda, limited_process, out_of_memory, refusal_of
+from explorer.engine.measure.measure import measure, measure_pair
+from explorer.engine.measure.recording import record
+from explorer.engine.measure.snapshot import save_snapshot
+from explorer.engine.model.load import load
+from explorer.engine.step import Trainee, prepare
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice, OutOfMemory
+from explorer.record import Measurement, Policy, RunSpec
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.progress import Progress
+from tests.engine.tiny_nets import ref
+
+BLOCKS = [f"blocks.{i}" for i in range(4)]
+GPT = ref("gpt", width=64, length=64)
+
+
+@pytest.fixture(scope="module")
+def pair() -> tuple[Measurement, Measurement]:
+    return measure_pair(
+        RunSpec(model=GPT, n_repeats=3), RunSpec(model=GPT, n_repeats=3, policy=Policy.recompute(BLOCKS))
+    )
+
+
+def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measurement, Measurement]) -> None:
+    baseline, candidate = pair
+    assert candidate.step_peak_bytes is not None and baseline.step_peak_bytes is not None
+    assert candidate.step_peak_bytes < 0.8 * baseline.step_peak_bytes
+    assert candidate.forward_flops == baseline.forward_flops
+    assert candidate.backward_flops == baseline.backward_flops
+    assert baseline.recompute_flops == 0
+    assert candidate.recompute_flops
+
+
+def test_two_instruments_agree(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        assert run.peaks.alone_peak_bytes == run.step_peak_bytes
+        assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
+
+
+def test_bills_add_up_to_the_headlines(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        root = run.by_fqn[""]
+        assert root.at_peak_bytes == run.step_peak_bytes
+        assert root.saved_after_forward_bytes == run.saved_after_forward_bytes
+        below = [run.by_fqn[fqn] for fqn in BLOCKS]
+        assert run.by_fqn["blocks"].saved_after_forward_bytes == sum(bill.saved_after_forward_bytes for bill in below)
+        assert run.by_fqn["blocks"].forward_flops == sum(bill.forward_flops for bill in below)
+
+
+def test_the_bill_says_which_blocks_ran_again(pair: tuple[Measurement, Measurement]) -> None:
+    baseline, candidate = pair
+    assert {bill.n_recompute for bill in baseline.blocks} == {0}
+    assert [candidate.by_fqn[fqn].n_recompute for fqn in BLOCKS] == [1, 1, 1, 1]
+    assert candidate.by_fqn["head"].n_recompute == 0
+    for fqn in BLOCKS:
+        few, many = candidate.by_fqn[fqn], baseline.by_fqn[fqn]
+        assert few.saved_after_forward_bytes < 0.3 * many.saved_after_forward_bytes
+
+
+def test_early_stop_skips_the_last_product() -> None:
+    """Nothing behind the last Linear saves anything when dropout is 0, so its product is not needed again."""
+    model = ref("gpt", dropout=0.0)
+    skip = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS)))
+    last_linear = 2 * 4 * 32 * (4 * 32) * 32
+    assert [skip.by_fqn[fqn].skipped_flops for fqn in BLOCKS] == [last_linear] * 4
+    assert skip.by_fqn[""].skipped_flops == 4 * last_linear
+    assert skip.recompute_flops == sum(skip.by_fqn[fqn].forward_flops for fqn in BLOCKS) - 4 * last_linear
+    whole = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS, early_stop=False)))
+    assert whole.by_fqn[""].skipped_flops == 0
+
+
+def test_times_have_one_reading_a_repeat(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        assert run.times is not None
+        assert run.times.clock == "process CPU time"
+        for samples in (run.times.step, run.times.forward, run.times.backward, run.times.optimizer):
+            assert len(samples.ms) == 3 and min(samples.ms) > 0
+        for whole, *parts in zip(
+            run.times.step.ms, run.times.forward.ms, run.times.backward.ms, run.times.optimizer.ms
+        ):
+            assert whole == pytest.approx(sum(parts))
+    baseline, candidate = pair
+    assert len(candidate.by_fqn["blocks.0"].recompute.ms) == 3
+    assert len(candidate.by_fqn[""].recompute.ms) == 3
+    assert baseline.by_fqn["blocks.0"].recompute.ms == ()
+    assert len(baseline.by_fqn["blocks.0"].forward.ms) == 3
+
+
+def test_a_measurement_survives_the_pipe(pair: tuple[Measurement, Measurement]) -> None:
+    for run in pair:
+        assert from_msgpack(to_msgpack(run), Measurement) == run
+
+
+def test_the_first_loss_is_that_of_the_initial_weights(pair: tuple[Measurement, Measurement]) -> None:
+    baseline, candidate = pair
+    assert baseline.loss == candidate.loss
+    assert baseline.loss is not None and 3 < baseline.loss < 5  # about ln(50)
+
+
+def test_the_environment_says_that_one_thread_is_pinned(pair: tuple[Measurement, Measurement]) -> None:
+    assert pair[0].environment.n_threads == 1
+    assert pair[0].environment.device == "cpu"
+    assert pair[0].environment.total_memory_bytes
+
+
+def test_the_world_is_left_as_found() -> None:
+    before = torch.get_rng_state()
+    threads = torch.get_num_threads()
+    measure(RunSpec(model=ref("chain"), n_repeats=1))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == threads
+    assert torch.is_grad_enabled()
+
+
+def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
+    told: list[Progress] = []
+    measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
+    assert [p.done for p in told] == list(range(len(told)))
+    assert told[0].total >= len(told)
+
+    def stop(progress: Progress) -> None:
+        if "recording" in progress.what:
+            raise Cancelled("A person ended the run.")
+
+    with pytest.raises(Cancelled):
+        measure(RunSpec(model=ref("chain"), n_repeats=1), stop)
+
+
+def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
+    run = measure(RunSpec(model=ref("greedy", n_bytes=2**50), n_repeats=1))
+    assert run.failure is not None
+    assert run.failure.kind == "out of memory"
+    assert run.failure.asked_bytes == 2**50
+    assert run.failure.free_bytes is not None and 0 < run.failure.free_bytes < 2**50
+    assert run.times is None
+    assert run.allocations is not None
+    ops = {run.allocations.ops[op] for op in run.allocations.op}
+    assert "aten.tanh.default" in ops
+    assert [span.phase for span in run.phases] == ["forward"]
+    assert run.by_fqn["first"].n_forward == 1
+
+
+def test_a_failure_while_timing_keeps_the_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("explorer.engine.measure.measure.step_ms", refuse)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=1))
+    assert run.failure is not None and run.failure.kind == "out of memory"
+    assert run.times is None
+    assert run.step_peak_bytes is None and run.held_peak_bytes and run.by_fqn["0.0"].n_forward == 1
+
+
+def test_a_memory_limit_is_met_and_taken_back() -> None:
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    run = measure(RunSpec(model=ref("greedy", n_bytes=2**31), n_repeats=1, memory_limit_bytes=2**29))
+    assert run.failure is not None and run.failure.kind == "out of memory"
+    assert run.failure.asked_bytes == 2**31
+    assert run.failure.free_bytes is not None and run.failure.free_bytes <= 2**29
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+    with limited_process(None):
+        assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_a_model_that_raises_is_a_result_with_its_traceback() -> None:
+    run = measure(RunSpec(model=ref("raises"), n_repeats=1))
+    assert run.failure is not None
+    assert run.failure.kind == "model raised"
+    assert "does not fit" in run.failure.sentence
+    assert "tiny_nets.py" in run.failure.traceback
+    assert run.allocations is not None and run.by_fqn["first"].n_forward == 1
+
+
+def test_the_callers_mistakes_are_raised() -> None:
+    with pytest.raises(InvalidPolicy):
+        measure(RunSpec(model=ref("chain"), policy=Policy.recompute(["nowhere"])))
+    with pytest.raises(BadInput, match="differ in seed, dtype|differ in dtype, seed"):
+        measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
+
+
+def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
+    run = measure(RunSpec(model=ref("attention"), n_repeats=1))
+    assert run.step_peak_bytes is not None and run.peaks.alone_peak_bytes is not None
+    apart = abs(run.step_peak_bytes - run.peaks.alone_peak_bytes) / run.peaks.alone_peak_bytes
+    said = [sentence for sentence in run.warnings if "Being watched" in sentence]
+    assert bool(said) == (apart > 0.005)
+    if said:
+        assert f"{run.peaks.alone_peak_bytes:,}" in said[0] and f"{run.step_peak_bytes:,}" in said[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_layers_left_out_by_chance_are_not_taken_for_the_observers_doing(seed: int) -> None:
+    """Watched and unwatched step draw the same layers: equal to the byte, and nothing is said."""
+    run = measure(RunSpec(model=ref("dropped_layers"), n_repeats=1, seed=seed))
+    assert run.step_peak_bytes == run.peaks.alone_peak_bytes
+    assert not [sentence for sentence in run.warnings if "Being watched" in sentence]
+
+
+@pytest.mark.parametrize(
+    ("message", "asked", "free"),
+    [
+        ("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes.", 4096, None),
+        (
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.70 GiB of which "
+            "512.00 MiB is free. Of the allocated memory 14.00 GiB is allocated by PyTorch",
+            2 * 2**30,
+            512 * 2**20,
+        ),
+    ],
+)
+def test_the_words_of_torch_are_read(message: str, asked: int, free: int | None) -> None:
+    error = torch.OutOfMemoryError(message) if message.startswith("CUDA") else RuntimeError(message)
+    failure = failure_of(error)
+    assert failure.kind == "out of memory"
+    assert failure.asked_bytes == asked
+    assert free is None or failure.free_bytes == free
+
+
+def test_unknown_bytes_are_not_zero() -> None:
+    failure = failure_of(MemoryError())
+    assert (failure.asked_bytes, failure.free_bytes) == (None, None)
+    assert "0 bytes" not in failure.sentence
+    assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
+
+
+def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
+    with pytest.raises(NotOnThisDevice, match="asked of cpu"):
+        save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On CUDA a baseline's parameters and gradients would lie in the candidate's total."""
+    kept: list[weakref.ref[torch.nn.Module]] = []
+
+    def prepared(*arguments: object) -> Trainee:
+        trainee = prepare(*arguments)  # type: ignore[arg-type]
+        kept.append(weakref.ref(trainee.model))
+        return trainee
+
+    monkeypatch.setattr("explorer.engine.measure.recording.prepare", prepared)
+    spec = RunSpec(model=GPT, policy=Policy.recompute(BLOCKS))
+    run = record(spec, load(spec.model), CpuDevice(), lambda said: None)
+    gc.collect()
+    assert run.tracker is not None and run.attribution is not None
+    assert kept and kept[0]() is None
+
+
+def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.cuda as its sources describe it, made by hand: no GPU took part."""
+    share = [0.7]
+    fakes = {
+        "get_device_properties": lambda device: SimpleNamespace(total_memory=1000),
+        "get_per_process_memory_fraction": lambda device: share[0],
+        "set_per_process_memory_fraction": lambda fraction, device: share.__setitem__(0, fraction),
+        "empty_cache": lambda: None,
+        "memory_reserved": lambda device: 80,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    said = (
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
+        "is free."
+    )
+    with pytest.raises(OutOfMemory) as caught, limited_cuda(100, torch.device("cuda", 0)):
+        assert share == [0.1]
+        raise torch.OutOfMemoryError(said)
+    assert share == [0.7]
+    assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
+    assert refusal_of(torch.OutOfMemoryError(said)).free_bytes == 100 * 2**30

@@ -1,0 +1,444 @@
+"""The graph says what one forward did: who called whom, what flowed, what was kept, what drew, what moved."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from explorer.engine.measure.measure import measure
+from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.policy.apply import apply_policy
+from explorer.errors import Cancelled, ModelFailed
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import Policy
+from explorer.record.progress import Progress
+from explorer.record.run import RunSpec
+
+B, W = 4, 8
+ROW = B * W * 4
+"""Bytes of one float32[B, W]."""
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+
+
+def graph(model: nn.Module, inputs: object = None) -> ModelGraph:
+    return graph_of(model, torch.randn(B, W) if inputs is None else inputs)
+
+
+def having(found: ModelGraph, trait: str) -> list[str]:
+    return [block.fqn for block in found.blocks if trait in block.traits]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(W)
+        self.up = nn.Linear(W, 2 * W)
+        self.down = nn.Linear(2 * W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Walk(nn.Module):
+    def __init__(self, n: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(W, W)
+        self.blocks = nn.ModuleList(Residual() for _ in range(n))
+        self.unused = nn.Linear(W, W)
+        self.head = nn.Linear(W, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None:
+    model = Walk()
+    found = graph(model)
+    assert [block.fqn for block in found.blocks] == [fqn for fqn, _ in model.named_modules()]
+    assert (found.by_fqn[""].n_calls, found.by_fqn["blocks"].n_calls, found.by_fqn["unused"].n_calls) == (1, 0, 0)
+    assert found.by_fqn["stem"].parameter_bytes == (W * W + W) * 4
+    assert found.by_fqn["stem"].own_parameters == ("stem.weight", "stem.bias")
+    assert found.by_fqn[""].parameter_bytes == sum(p.nbytes for p in model.parameters())
+    assert found.n_parameters == sum(p.numel() for p in model.parameters())
+    assert [found.by_fqn[f"blocks.{i}"].repeat_of for i in range(3)] == [None, "blocks.0", "blocks.0"]
+    assert found.repeats == ("blocks.0", "blocks.1", "blocks.2")
+    assert found.input_shapes == ((B, W),)
+
+
+def test_flops_are_those_of_the_matrix_products() -> None:
+    found = graph(Walk())
+    assert found.by_fqn["stem"].forward_flops == 2 * B * W * W
+    assert found.by_fqn["blocks.1"].forward_flops == 2 * (2 * B * W * 2 * W)
+    assert found.by_fqn[""].forward_flops == 2 * B * W * W + 3 * 8 * B * W * W + 2 * B * W * 2
+
+
+def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
+    """A linear layer saves its input before it multiplies; tanh and a norm save what they made."""
+    blocks = graph(Walk()).by_fqn
+    up, down = (2 * B * W * 2 * W for _ in range(2))
+    assert (blocks["blocks.0"].forward_flops, blocks["blocks.0"].rerun_flops) == (up + down, up)
+    assert (blocks["blocks.0.down"].forward_flops, blocks["blocks.0.down"].rerun_flops) == (down, 0)
+    smooth = graph(nn.Sequential(nn.Linear(W, W), nn.Tanh())).by_fqn[""]
+    assert smooth.rerun_flops == smooth.forward_flops == 2 * B * W * W
+    assert (blocks["blocks.0"].last_saved_in, blocks["blocks.0.up"].last_saved_in) == ("blocks.0.down", "blocks.0.up")
+
+
+class Forked(nn.Module):
+    """Hands on two tensors: a linear layer saves the first, the second is only added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fork = Fork()
+        self.after = nn.Linear(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x, skip = self.fork(x)
+            x = self.after(x) + skip
+        return x
+
+
+class Fork(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(x), torch.sigmoid(x)
+
+
+def test_who_else_saves_an_output_is_known_also_of_a_block_called_twice() -> None:
+    blocks = graph(Forked(), torch.randn(B, W, requires_grad=True)).by_fqn
+    assert blocks["fork"].outputs_saved_outside == (True, False)
+    assert graph(nn.Sequential(nn.Tanh(), nn.Tanh())).by_fqn["0"].outputs_saved_outside == (False,)
+
+
+def test_a_container_holds_what_its_children_do() -> None:
+    blocks = graph(Walk()).by_fqn
+    children = [blocks[f"blocks.{i}"] for i in range(3)]
+    assert blocks["blocks"].n_calls == 0
+    assert blocks["blocks"].forward_flops == sum(child.forward_flops for child in children)
+    assert blocks["blocks"].saved_bytes == sum(child.saved_bytes for child in children) > 0
+
+
+def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
+    """Addresses are handed out again: an output that died must not be taken for what lies there later."""
+    torch.manual_seed(0)
+    model, kept = Walk(16), []
+    graphs = []
+    for i in range(15):
+        kept.append(torch.empty(ROW // 4 * (i % 3)))  # the allocator's lists differ a little every time
+        graphs.append(graph(model))
+    assert all(found == graphs[0] for found in graphs[1:])
+    assert graphs[0].by_fqn["blocks.3.down"].outputs_saved_outside == (False,)
+    assert graphs[0].by_fqn["blocks.3"].outputs_saved_outside == (True,)
+
+
+def test_the_spine_and_its_cuts() -> None:
+    found = graph(Walk())
+    assert found.spine == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.spine, found.spine[1:]))
+    assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in found.cuts} == {(ROW, 1, None)}
+
+
+def test_edges_carry_the_bytes_from_writer_to_reader() -> None:
+    flow = {(edge.source, edge.target): edge.n_bytes for edge in graph(Walk(1)).edges}
+    assert flow == {
+        ("stem", "blocks.0.norm"): ROW,
+        ("stem", "blocks.0:add"): ROW,
+        ("blocks.0.norm", "blocks.0.up"): ROW,
+        ("blocks.0.up", "blocks.0.down"): 2 * ROW,
+        ("blocks.0.down", "blocks.0:add"): ROW,
+        ("blocks.0:add", "head"): ROW,
+    }
+
+
+def test_in_place_operators_become_the_writer() -> None:
+    flow = {
+        (edge.source, edge.target)
+        for edge in graph(nn.Sequential(nn.Linear(W, W), nn.ReLU(inplace=True), nn.Linear(W, W))).edges
+    }
+    assert flow == {("0", "1"), ("1", "2")}
+
+
+@pytest.mark.parametrize("quiet", [nn.Identity(), nn.Flatten(), nn.Dropout(0.5).eval()], ids=lambda m: type(m).__name__)
+def test_a_leaf_without_operators_of_its_own_still_stands_in_the_flow(quiet: nn.Module) -> None:
+    found = graph(nn.Sequential(nn.Linear(W, W), quiet, nn.Linear(W, W)))
+    assert {(edge.source, edge.target): edge.n_bytes for edge in found.edges} == {("0", "1"): ROW, ("1", "2"): ROW}
+    assert [(cut.n_tensors, cut.n_bytes) for cut in found.cuts] == [(1, ROW), (1, ROW)]
+
+
+def test_saved_bytes_are_those_made_in_a_block_whoever_saves_them() -> None:
+    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(nn.Tanh(), nn.Sigmoid())))
+    assert found.by_fqn["0"].saved_bytes == 0  # tanh keeps its result, not what it was given
+    assert found.by_fqn["1.0"].saved_bytes == ROW
+    assert found.by_fqn["1"].saved_bytes == 2 * ROW
+    model = nn.Sequential(nn.ReLU(), nn.Linear(W, W), nn.Linear(W, W))
+    found = graph(model, torch.randn(B, W, requires_grad=True))
+    assert [found.by_fqn[fqn].saved_bytes for fqn in ("0", "1", "2", "")] == [
+        ROW,
+        ROW,
+        ROW,
+        3 * ROW,
+    ]  # the loss saves the last
+
+
+SMALL: dict[str, dict[str, int | float]] = {
+    "gpt": {"n_layers": 2, "width": 8, "n_heads": 2, "length": 4, "batch": 2, "vocabulary": 8},
+    "mlp": {"n_layers": 2, "batch": 8},
+    "recurrent": {"length": 3, "width": 8, "expansion": 2, "batch": 2, "vocabulary": 8},
+    "resnet": {"width": 4, "blocks_per_stage": 1, "n_stages": 2, "side": 8, "batch": 2},
+    "tied_lm": {"n_layers": 1, "width": 8, "length": 4, "batch": 2, "vocabulary": 8},
+    "unet": {"width": 4, "depth": 2, "side": 8, "batch": 1},
+    "vit": {"n_layers": 1, "width": 8, "n_heads": 2, "side": 8, "patch": 4, "batch": 2},
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_block_keeps_what_a_measurement_bills_to_it(name: str) -> None:
+    """One definition on the page before a run, after it, and on the command line. (MoE routes at random.)"""
+    ref = ModelRef(target=f"sample_models/{name}.py", arguments=SMALL[name])
+    found, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=1)).by_fqn
+    for block in found.blocks[1:]:
+        assert block.saved_bytes == measured[block.fqn].saved_after_forward_bytes, block.fqn
+
+
+def test_the_policy_does_not_show_in_the_graph_of_the_bare_model() -> None:
+    model = Walk()
+    inputs = torch.randn(B, W)
+    bare = graph(model, inputs)
+    with apply_policy(model, Policy.recompute(["blocks.1"])):
+        assert graph(model, inputs).edges == bare.edges
+    assert graph(model, inputs) == bare
+
+
+class Draws(nn.Module):
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(W, W)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.linear(x))
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("trait", "how"),
+    [
+        ("uses_rng", lambda x: F.dropout(x, 0.5)),
+        ("uses_rng", lambda x: x + torch.randn_like(x)),
+        ("own_generator", lambda x: x + torch.randn(x.shape, generator=GENERATOR)),
+        ("python_rng", lambda x: x * random.random()),
+        ("numpy_rng", lambda x: x * float(numpy.random.rand())),
+    ],
+)
+def test_random_sources_are_told_apart_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
+    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
+    for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):
+        assert having(found, other) == (["", "1", "1.0"] if other == trait else [])
+    assert found.by_fqn["1.0"].uses_rng
+    assert not found.by_fqn["0"].uses_rng
+
+
+@pytest.mark.parametrize("quiet", [nn.Dropout(0.0), nn.Dropout(0.5).eval()], ids=["p=0", "eval"])
+def test_a_dropout_that_draws_nothing_has_no_trait(quiet: nn.Module) -> None:
+    assert having(graph(nn.Sequential(nn.Linear(W, W), quiet)), "uses_rng") == []
+
+
+def test_rrelu_at_the_end_of_a_block() -> None:
+    assert having(graph(nn.Sequential(nn.Sequential(nn.Linear(W, W), nn.RReLU()), nn.Linear(W, W))), "rng_last") == [
+        "0",
+        "0.1",
+    ]
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(W, W)
+        self.register_buffer("mean", torch.zeros(W))
+        self.n_calls = 0
+        self.width = W
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))  # type: ignore[operator]
+        return self.linear(x) - self.mean
+
+
+def test_state_that_forward_moves() -> None:
+    found = graph(
+        nn.Sequential(nn.BatchNorm1d(W), nn.Sequential(Counts()), nn.BatchNorm1d(W, track_running_stats=False))
+    )
+    assert having(found, "running_statistics") == ["", "0"]
+    assert having(found, "moves_buffers") == having(found, "moves_attributes") == ["", "1", "1.0"]
+
+
+def test_writing_into_an_input_is_told_of_the_one_who_was_given_it() -> None:
+    inner = nn.Sequential(nn.Linear(W, W), nn.ReLU(inplace=True))
+    assert having(graph(nn.Sequential(inner, nn.Linear(W, W))), "changes_inputs") == ["0.1"]
+
+
+class Speaks(nn.Module):
+    """Takes its tensor by name and answers in a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(W, W)
+
+    def forward(self, *, hidden: Tensor, cache: object = None) -> dict[str, Tensor]:
+        return {"hidden": self.linear(hidden)}
+
+
+class Asks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.speaks = Speaks()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.speaks(hidden=x * 1.0, cache=[])["hidden"]
+
+
+def test_ways_of_calling_that_checkpointing_cares_for() -> None:
+    found = graph(Asks())
+    assert having(found, "keyword_inputs") == having(found, "nested_outputs") == ["speaks"]
+    assert having(found, "keeps_cache") == []  # handed one, and leaves it alone
+    assert having(graph(Walk(1)), "inputs_need_no_grad") == ["", "stem"]
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(9, W)
+        self.body = nn.Sequential(nn.Linear(W, W), nn.Tanh())
+        self.head = nn.Linear(W, 9, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.head(self.body(self.embedding(ids)))
+
+
+def test_shared_parameters_are_named_on_both_sides_and_counted_once() -> None:
+    found = graph(Tied(), torch.randint(9, (B, 3)))
+    assert found.by_fqn["embedding"].shares_parameters_with == ("head",)
+    assert found.by_fqn["head"].shares_parameters_with == ("embedding",)
+    assert found.by_fqn["body"].shares_parameters_with == found.by_fqn[""].shares_parameters_with == ()
+    assert found.by_fqn[""].parameter_bytes == (9 * W + W * W + W) * 4
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.same = nn.Linear(W, W)
+        self.other = nn.Linear(W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.same(torch.tanh(self.other(self.same(x))))
+
+
+def test_a_block_on_both_sides_refuses_the_cut() -> None:
+    found = graph(Twice())
+    assert found.by_fqn["same"].n_calls == 2
+    assert [(cut.after, cut.before, bool(cut.refusal)) for cut in found.cuts] == [("same", "other", True)]
+
+
+def test_skips_cross_a_cut_as_further_tensors() -> None:
+    found = describe(
+        ModelRef(target="sample_models/unet.py", arguments={"width": 4, "side": 8, "batch": 1, "depth": 2})
+    )
+    assert [cut.n_tensors for cut in found.cuts] == [2, 3, 3, 2, 1]
+    assert all(cut.refusal is None for cut in found.cuts)
+
+
+def test_experts_beside_each_other_are_no_spine() -> None:
+    small = {"n_layers": 2, "width": 8, "length": 4, "batch": 2, "vocabulary": 8}
+    found = describe(ModelRef(target="sample_models/moe.py", arguments=small))
+    assert found.spine == ("embedding", "blocks.0", "blocks.1", "norm", "head")
+
+
+def test_the_fingerprint_knows_the_model_and_not_the_batch() -> None:
+    prints = {graph(Walk(), torch.randn(n, W)).fingerprint for n in (1, 2, 5)}
+    assert len(prints) == 1
+    assert graph(Walk(4)).fingerprint not in prints
+
+
+def test_a_forward_that_fails_shows_the_batch_and_leaves_no_hook() -> None:
+    model = Walk()
+    with pytest.raises(ModelFailed, match=r"RuntimeError.*float32\[4, 3\]"):
+        graph(model, torch.randn(B, 3))
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_progress_is_told_and_can_cancel() -> None:
+    ref = ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2})
+    told: list[Progress] = []
+    describe(ref, report=told.append)
+    assert [progress.done for progress in told] == sorted(progress.done for progress in told)
+
+    def cancel(progress: Progress) -> None:
+        raise Cancelled("A person cancelled.")
+
+    with pytest.raises(Cancelled):
+        describe(ref, report=cancel)
+
+
+HF = {
+    "GPT2Config": ({"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 60, "n_positions": 32}, "transformer.h.0"),
+    "LlamaConfig": (
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 4,
+            "vocab_size": 60,
+        },
+        "model.layers.0",
+    ),
+    "T5Config": (
+        {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 60},
+        "encoder.block.0",
+    ),
+    "ViTConfig": (
+        {
+            "num_hidden_layers": 2,
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_attention_heads": 4,
+            "image_size": 32,
+            "patch_size": 8,
+        },
+        "vit.layers.0",
+    ),
+    "ResNetConfig": (
+        {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
+        "resnet.encoder.stages.0",
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", HF)
+def test_models_of_transformers_unmodified(config: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    assert hasattr(transformers, config)
+    arguments, unit = HF[config]
+    found = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
+    assert unit in found.spine
+    assert len(found.cuts) == len(found.spine) - 1
+    ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
+    assert ends <= set(found.by_fqn) | {join.id for join in found.joins}
+    assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)

@@ -1,0 +1,104 @@
+"""On models of every shape: a preset proposes nothing that a hazard calls an error, nothing useless, and leaves no
+repeated or large block out; what it proposes runs, and gives the bare gradients bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load
+from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.errors import InvalidPolicy
+from explorer.plan.catalogue import catalogue
+from explorer.plan.hazards.case import is_under
+from explorer.plan.hazards.known import hazards
+from explorer.plan.policy.presets import PRESETS, preset
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
+from tests.engine import preset_nets
+
+SAMPLES = [ModelRef(target=sample.target) for sample in catalogue()]
+NETS = [preset_nets.ref(name) for name in ("encoder_decoder", "unet", "operators", "dense")]
+NETS += [preset_nets.ref("dense", n_blocks=1), preset_nets.ref("encoder_decoder", drop=0.5)]
+
+
+def named(ref: ModelRef) -> str:
+    return f"{ref.target.rpartition('/')[2]} {ref.arguments or ''}"
+
+
+def left_out(graph: ModelGraph, policy: Policy) -> set[str]:
+    """Blocks with children that save as much as the smallest unit does, and are neither in a unit nor around one."""
+    least = min(sum(graph.by_fqn[fqn].saved_bytes for fqn in unit.blocks) for unit in policy.units)
+    inside = [block for block in graph.blocks if graph.children[block.fqn] and block.saved_bytes >= max(least, 1)]
+    return {
+        block.fqn
+        for block in inside
+        if not any(is_under(block.fqn, fqn) or is_under(fqn, block.fqn) for fqn in policy.blocks)
+    }
+
+
+@pytest.mark.parametrize("ref", [*SAMPLES, *NETS], ids=named)
+def test_no_error_nothing_left_out(ref: ModelRef) -> None:
+    graph = describe(ref)
+    for name in PRESETS:
+        found = hazards(graph, preset(name, graph))
+        assert not [
+            hazard for hazard in found if hazard.severity in ("error", "warning") and "attributes" not in hazard.rule
+        ]
+    every = preset("all", graph)
+    assert left_out(graph, every) == set()
+    lone = [unit.blocks[0] for unit in every.units if len(unit.blocks) == 1 and not graph.children[unit.blocks[0]]]
+    assert all(graph.by_fqn[fqn].saved_bytes > graph.by_fqn[fqn].output_bytes for fqn in lone)
+
+
+def gradients(ref: ModelRef, policy: Policy) -> tuple[dict[str, Tensor | None], int]:
+    """And the bytes that saved tensors hold after forward, each storage once."""
+    held: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    spec = RunSpec(model=ref, policy=policy, optimizer="none")
+    with left_as_found(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        trainee = prepare(spec, load(ref))
+        n_bytes: list[int] = []
+        forward_backward(trainee, lambda phase: n_bytes.append(sum(held.values())))
+    return {name: parameter.grad for name, parameter in trainee.model.named_parameters()}, n_bytes[1]
+
+
+@pytest.mark.parametrize("ref", NETS, ids=named)
+def test_what_is_proposed_runs_saves_memory_and_changes_no_gradient(ref: ModelRef) -> None:
+    graph = describe(ref)
+    bare, kept_bytes = gradients(ref, KEEP_ALL)
+    for name in ("all", "sqrt"):
+        policy = preset(name, graph)
+        found, n_bytes = gradients(ref, policy)
+        assert found.keys() == bare.keys()
+        wrong = [fqn for fqn, gradient in bare.items() if not _same(gradient, found[fqn])]
+        assert not wrong and (n_bytes < kept_bytes or not policy.units)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    return one is other if one is None or other is None else torch.equal(one, other)
+
+
+def test_what_each_of_them_recomputes() -> None:
+    def blocks(name: str, **arguments: object) -> tuple[str, ...]:
+        return preset("all", describe(preset_nets.ref(name, **arguments))).blocks
+
+    layers = tuple(f"encoder.{i}" for i in range(4))
+    assert blocks("encoder_decoder") == (*layers, "decoder")
+    assert blocks("encoder_decoder", drop=0.5) == (*layers, "decoder")
+    assert blocks("unet") == ("down.0", "down.1", "middle.0", "middle.1", "up.0", "up.1")
+    assert blocks("dense") == ("0", "2")
+    assert blocks("dense", n_blocks=1) == ("0",)
+    with pytest.raises(InvalidPolicy, match="each is a single operation"):
+        blocks("flat")
+
+
+def test_the_sample_unet_with_its_middle() -> None:
+    assert "middle" in preset("all", describe(ModelRef(target="sample_models/unet.py"))).blocks

@@ -1,0 +1,233 @@
+"""Real ranks over gloo: the same bits, the same bytes, and an end that names the guilty one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+from torch.distributed.pipelining import PipelineStage
+
+from explorer.engine.pipeline.play.torchrun_rank import check_world, network
+from explorer.engine.pipeline.run import open_results, run_pipeline
+from explorer.errors import Cancelled, InvalidPlan
+from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
+from explorer.plan.pipeline.actions import format_rows
+from explorer.plan.pipeline.schedules import one_f_one_b
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.progress import Progress
+from explorer.record.run import RunSpec
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
+from tests.engine.pipeline.plans import spec
+from tests.forked import forked, server_of
+
+SOME = Policy.recompute(LANGUAGE[1:4])
+ROOMY = {"width": 128, "length": 64, "batch": 16}
+
+
+def assert_same(real: PipelineRun) -> None:
+    assert real.failure is None, real.failure
+    moved = {s.name: s.splitting.max_abs for s in real.gradients if not s.splitting.bitwise}
+    assert not moved, moved
+    assert all(s.splitting.bitwise for s in real.buffers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("schedule", "n_stages", "policy"),
+    [
+        ("GPipe", 2, KEEP_ALL),
+        ("1F1B", 3, SOME),
+        ("Interleaved1F1B", 4, SOME),
+        ("InterleavedZeroBubble", 4, SOME),
+        ("ZBVZeroBubble", 4, SOME),
+        ("DualPipeV", 4, SOME),
+        ("GPipe", 4, SOME),
+    ],
+)
+def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, policy: Policy) -> None:
+    plan = spec("language", LANGUAGE, n_stages, policy, schedule=schedule, arguments=ROOMY)
+    real, alone = run_pipeline(plan, "procs"), run_pipeline(plan, "replay")
+    assert_same(real)
+    assert real.losses == alone.losses
+    for one, other in zip(real.memory, alone.memory, strict=True):
+        assert one.peak_bytes is not None
+        assert other.peak_bytes is not None
+        assert abs(one.peak_bytes - other.peak_bytes) <= 0.01 * one.peak_bytes
+        assert one.peak_action == other.peak_action
+    assert {b.fqn: b.n_recompute for b in real.blocks} == {b.fqn: b.n_recompute for b in alone.blocks}
+    assert not forked()
+
+
+@pytest.mark.slow
+def test_batch_norm_skips_and_integers_cross_processes() -> None:
+    assert_same(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
+    integers = run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs")
+    if hasattr(PipelineStage, "_get_grad_send_meta"):
+        assert_same(integers)
+    else:  # torch 2.11 would wait for the gradient of integers
+        assert integers.failure is not None and integers.failure.kind == "not on this device"
+
+
+@pytest.mark.slow
+def test_an_own_action_list_runs_on_real_ranks() -> None:
+    rows = format_rows(one_f_one_b(3, 4))
+    own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2])
+    assert_same(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "kind", "words"),
+    [
+        ("die", "crash", "Rank 1 ended with exit code 1"),
+        ("raise", "model raised", "Rank 1 failed: The model raised"),
+        ("memory", "out of memory", "Rank 1 failed"),
+        ("sleep", "time-out", "Rank 1 was still at work"),
+    ],
+)
+def test_a_rank_that_fails_is_named_and_the_others_are_stopped(how: str, kind: str, words: str) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": how}, n_microbatches=2)
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=6.0 if how == "sleep" else 60.0), "procs")
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == (kind, 1)
+    assert words in run.failure.sentence
+    assert not forked()
+
+
+@pytest.mark.slow
+def test_cancel_leaves_nobody_behind() -> None:
+    seen: set[int] = set()
+
+    def report(progress: Progress) -> None:
+        seen.update(forked())
+        if len(seen) == 3:
+            raise Cancelled("The run was cancelled.")
+
+    with pytest.raises(Cancelled):
+        run_pipeline(spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2), "procs", report)
+    assert len(seen) == 3
+    assert not forked()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("whom", "words"), [("rank", "was ended by SIGKILL"), ("server", "fork server")])
+def test_an_end_from_outside_is_a_crash_and_not_lack_of_memory(whom: str, words: str, tmp_path: Path) -> None:
+    killed: list[int] = []
+
+    def report(progress: Progress) -> None:
+        if not killed and len(forked()) == 3:
+            rank = max(forked())
+            killed.append(rank if whom == "rank" else server_of(rank))
+            os.kill(killed[0], signal.SIGKILL)
+
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
+    run = run_pipeline(msgspec.structs.replace(plan, time_limit_s=60.0), "procs", report)
+    assert run.failure is not None
+    assert (run.failure.kind, words in run.failure.sentence) == ("crash", True), run.failure
+    assert not forked()
+
+
+def unpacked(plan: RunSpec, folder: Path) -> Path:
+    """The torchrun files, in a folder that was not there when they were written."""
+    files = run_files(plan)
+    folder.mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def torchruns(folder: Path, n_machines: int = 1) -> list[subprocess.Popen[str]]:
+    """Started from elsewhere, without torchrun on the path; several machines are several torchruns here."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}".split()
+    return [
+        subprocess.Popen(
+            ["sh", str(folder / SCRIPT_FILE), *([*beside, "--node-rank", str(rank)] if n_machines > 1 else [])],
+            env={**os.environ, "PATH": "/usr/bin:/bin"},
+            cwd="/",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(n_machines)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n_machines", [1, 2])
+def test_torchrun_runs_the_files_we_write(tmp_path: Path, n_machines: int) -> None:
+    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
+    folder = unpacked(plan, tmp_path / "elsewhere")
+    started = torchruns(folder, n_machines)
+    said = [machine.communicate(timeout=200)[0] for machine in started]
+    assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(said)
+    assert spec_beside(folder / RESULTS).plan == plan.plan
+    run = open_results(plan, folder / RESULTS)
+    assert_same(run)
+    assert run.engine == "torchrun"
+    assert run.wall is not None
+    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms == max(time.end_ms for time in run.actions)
+    with pytest.raises(InvalidPlan, match="another run"):
+        open_results(msgspec.structs.replace(plan, seed=1), folder / RESULTS)
+
+
+@pytest.mark.slow
+def test_what_a_rank_said_last_is_the_result(tmp_path: Path) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "raise"}, n_microbatches=2)
+    folder = unpacked(plan, tmp_path / "elsewhere")
+    (started,) = torchruns(folder)
+    started.communicate(timeout=200)
+    assert started.returncode != 0
+    run = open_results(plan, folder / RESULTS)
+    assert run.failure is not None
+    assert (run.failure.kind, run.failed_rank) == ("model raised", 1)
+    assert not run.gradients
+
+
+@pytest.mark.slow
+def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
+    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
+    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=15.0), tmp_path / "elsewhere")
+    (started,) = torchruns(folder)
+    said, _ = started.communicate(timeout=200)
+    assert started.returncode != 0
+    assert "when the limit of 15 s was reached" in said
+
+
+@pytest.mark.slow
+def test_a_rank_without_a_stage_waits() -> None:
+    rows = (*format_rows(one_f_one_b(2, 4)), ())
+    run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
+    assert_same(run)
+    assert [memory.rank for memory in run.memory] == [0, 1, 2]
+
+
+@pytest.mark.slow
+def test_one_clock_reads_actions_and_what_they_recompute() -> None:
+    """A block that waits takes wall time and no CPU time: its recompute is as long as its forward."""
+    run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
+    assert run.failure is None
+    forward = {time.microbatch: time.duration_ms for time in run.actions if (time.stage, time.kind) == (1, "F")}
+    for time in run.actions:
+        if (time.stage, time.kind) == (1, "B"):
+            assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
+
+
+def test_the_world_has_as_many_ranks_as_the_plan() -> None:
+    with pytest.raises(InvalidPlan, match="has 3 ranks, and torchrun started 2"):
+        check_world(spec("language", LANGUAGE, 3), 2)
+
+
+def test_gloo_takes_the_interface_that_leads_to_the_first_machine() -> None:
+    one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    assert network(one) == {"GLOO_SOCKET_IFNAME": "lo"}
+    assert network({**one, "LOCAL_WORLD_SIZE": "2"}) == {}
+    assert network({**one, "GLOO_SOCKET_IFNAME": "eth7"}) == {}

@@ -1,0 +1,511 @@
+"""A policy in force changes what is held and nothing else; taken off, it leaves no trace."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils.checkpoint import _infer_device_type
+
+from explorer.engine.policy.apply import apply_policy, is_wrapped, witnesses
+from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.world.rng import seed_everything
+from explorer.errors import InvalidPolicy
+from explorer.plan.export.torch_file import to_torch
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import PolicyFile
+
+
+class Residual(nn.Module):
+    """Norm, dropout and a residual: a little of each trap."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+        self.up = nn.Linear(width, 2 * width)
+        self.dropout = nn.Dropout(0.3)
+        self.down = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.dropout(torch.tanh(self.up(self.norm(x)))))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Linear(8, 8)
+        self.blocks = nn.ModuleList(Residual() for _ in range(3))
+        self.chain = nn.Sequential(Residual(), nn.GELU(), nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.chain(x)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+
+
+def net(seed: int = 0) -> Net:
+    seed_everything(seed)
+    return Net()
+
+
+def gradients(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    """Gradients and buffers after one backward, and the next random number."""
+    model.zero_grad()
+    seed_everything(seed)
+    model(torch.randn(6, 8)).square().mean().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    return found | {"next": torch.rand(3)}
+
+
+def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
+    assert expected.keys() == actual.keys(), expected.keys() ^ actual.keys()
+    wrong = [name for name in expected if not torch.equal(expected[name], actual[name])]
+    assert not wrong, wrong
+
+
+def reruns(model: nn.Module, seed: int = 1) -> list[str]:
+    seen: list[str] = []
+    with observe_recompute(lambda fqn, starts: seen.append(fqn) if starts else None):
+        gradients(model, seed)
+    return seen
+
+
+UNITS = (
+    ("stem",),
+    ("blocks.0",),
+    ("blocks.1",),
+    ("blocks.2.up",),
+    ("chain.0", "chain.1"),
+    ("chain.2", "chain.3"),
+    ("chain",),
+    ("",),
+)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs")  # reentrant below reentrant runs without gradients first
+@settings(max_examples=40, deadline=None)
+@given(chosen=st.sets(st.sampled_from(UNITS)), reentrant=st.booleans(), early_stop=st.booleans())
+def test_any_policy_gives_the_bare_step_bit_by_bit(
+    chosen: set[tuple[str, ...]], reentrant: bool, early_stop: bool
+) -> None:
+    if reentrant:  # the first block of a reentrant unit trains nothing when its input needs no gradient
+        chosen -= {("stem",), ("",)}
+    bare = gradients(net())
+    model = net()
+    policy = Policy.recompute(chosen, use_reentrant=reentrant, early_stop=early_stop)
+    with apply_policy(model, policy):
+        assert_same(bare, gradients(model))
+        again = net()
+        gradients(again)
+        assert_same(gradients(again, seed=2), gradients(model, seed=2))  # running statistics add up
+
+
+@pytest.mark.parametrize(("option", "value"), [("preserve_rng_state", False), ("running_stats", "every_forward")])
+def test_the_options_that_protect_can_be_seen_to_protect(option: str, value: object) -> None:
+    model = net()
+    bare = gradients(net())
+    with (
+        apply_policy(model, Policy.recompute(["blocks.0", "blocks.1"], **{option: value})),
+        pytest.raises(AssertionError),
+    ):
+        assert_same(bare, gradients(model))
+
+
+def test_every_unit_runs_again_exactly_once_and_nothing_else_does() -> None:
+    model = net()
+    units = [("blocks.0",), ("blocks.2",), ("chain.1", "chain.2", "chain.3")]
+    with apply_policy(model, Policy.recompute(units)):
+        assert sorted(reruns(model)) == ["blocks.0", "blocks.2", "chain.1"]
+    assert reruns(model) == []
+
+
+def test_nothing_is_recomputed_without_gradients_and_everything_in_eval_mode() -> None:
+    model = net().eval()
+    with apply_policy(model, Policy.recompute(["blocks.0"])), torch.no_grad():
+        model(torch.randn(6, 8))
+    with apply_policy(model, Policy.recompute(["blocks.0"])):
+        assert reruns(model) == ["blocks.0"]
+
+
+def test_names_keys_types_and_printed_form_stay() -> None:
+    model = net()
+
+    def said() -> tuple[object, ...]:
+        names = [
+            [name for name, _ in walk()] for walk in (model.named_modules, model.named_parameters, model.named_buffers)
+        ]
+        return names, list(model.state_dict()), [type(m) for m in model.modules()], repr(model)
+
+    before = said()
+    handle = apply_policy(model, Policy.recompute(["blocks.0", ("chain.1", "chain.2")]))
+    assert said() == before
+    assert isinstance(model.blocks[0], Residual)
+    handle.undo()
+    assert said() == before
+
+
+def test_undo_leaves_no_trace() -> None:
+    model = net()
+    model.blocks[1].forward = model.blocks[1].forward  # somebody's own patch on the instance
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    units = ["", "blocks.0", "blocks.1", "chain", ("chain.0", "chain.1"), ("chain.3", "chain.4")]
+    handle = apply_policy(model, Policy.recompute(units))
+    assert [name for name, m in model.named_modules() if is_wrapped(m)] == ["", "blocks.0", "blocks.1", "chain"]
+    handle.undo()
+    handle.undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+
+
+@pytest.mark.parametrize("units", [["blocks.0"], [("chain.0", "chain.1", "chain.2")], [""]])
+def test_a_deep_copy_runs_its_own_weights(units: list[str | tuple[str, ...]]) -> None:
+    model = net()
+    apply_policy(model, Policy.recompute(units))
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    assert_same(gradients(net()), gradients(twin))
+    assert reruns(twin) == [units[0] if isinstance(units[0], str) else units[0][0]]
+    assert all(p.isnan().all() for p in model.parameters())
+
+
+def through_pickle(model: nn.Module) -> nn.Module:
+    return pickle.loads(pickle.dumps(model))  # type: ignore[no-any-return]
+
+
+def through_torch_save(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("through", [through_pickle, through_torch_save])
+def test_a_policed_model_travels(through: Callable[[nn.Module], nn.Module]) -> None:
+    model = net()
+    apply_policy(model, Policy.recompute(["", "blocks.0", ("chain.0", "chain.1")]))
+    twin = through(model)
+    assert_same(gradients(net()), gradients(twin))
+    assert sorted(reruns(twin)) == ["", "blocks.0", "chain.0"]
+
+
+def test_a_module_that_is_a_child_twice_runs_twice_inside_and_outside_a_segment() -> None:
+    def shared() -> nn.Module:
+        seed_everything(0)
+        same = nn.Linear(8, 8)
+        return nn.Sequential(same, nn.Tanh(), same, same, nn.Tanh())
+
+    bare = gradients(shared())
+    for units in ([("0", "1")], [("2", "3")], [("1", "2", "3")], ["0"]):
+        model = shared()
+        with apply_policy(model, Policy.recompute(units)):
+            assert_same(bare, gradients(model))
+
+
+def test_hooks_fire_on_the_block_once_and_below_it_twice() -> None:
+    model = net()
+    fired: list[str] = []
+    for name in ("blocks.0", "blocks.0.up", "chain.2"):
+        model.get_submodule(name).register_forward_hook(lambda *_, name=name: fired.append(name))
+    with apply_policy(model, Policy.recompute(["blocks.0", ("chain.2", "chain.3")])):
+        gradients(model)
+    assert sorted(fired) == ["blocks.0", "blocks.0.up", "blocks.0.up", "chain.2", "chain.2"]
+
+
+class Noise(nn.Module):
+    """Multiplies by numbers drawn from everywhere torch does not look."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.source = source
+        self.own = torch.Generator().manual_seed(7)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        if self.source == "own":
+            return x * torch.rand(x.shape, generator=self.own)
+        if self.source == "global":
+            return x * torch.rand(x.shape, generator=GLOBAL)
+        if self.source == "numpy":
+            import numpy
+
+            return x * torch.from_numpy(numpy.random.rand(*x.shape)).float()
+        return x * torch.full_like(x, random.random())  # a bare float would be kept by the autograd node
+
+
+GLOBAL = torch.Generator()
+
+
+def noisy(source: str) -> nn.Module:
+    GLOBAL.manual_seed(9)
+    seed_everything(0)
+    return nn.Sequential(nn.Linear(8, 8), Noise(source), nn.Linear(8, 8), Noise(source))
+
+
+@pytest.mark.parametrize(
+    ("source", "names", "generators"),
+    [
+        ("own", ("1.own", "3.own"), ()),
+        ("python", ("python",), ()),
+        ("numpy", ("numpy",), ()),
+        ("global", (), (GLOBAL,)),
+    ],
+)
+def test_generators_torch_does_not_stash_are_restored_when_named(
+    source: str, names: tuple[str, ...], generators: tuple[torch.Generator, ...]
+) -> None:
+    bare = gradients(noisy(source))
+    forgotten = noisy(source)
+    with apply_policy(forgotten, Policy.recompute(["1", "3"])), pytest.raises(AssertionError):
+        assert_same(bare, gradients(forgotten))
+    model = noisy(source)
+    apply_policy(model, Policy.recompute(["1", "3"], restore_rng=names), generators=generators)
+    assert_same(bare, gradients(model))
+    twin = copy.deepcopy(noisy(source))
+    apply_policy(twin, Policy.recompute([("1", "2", "3")], restore_rng=names), generators=generators)
+    assert_same(bare, gradients(copy.deepcopy(twin)))
+
+
+def test_a_copy_draws_from_its_own_generator_and_shares_the_worlds() -> None:
+    model = noisy("own")
+    apply_policy(model, Policy.recompute(["1"], restore_rng=("1.own",)), generators=[GLOBAL])
+    twin = copy.deepcopy(model)
+    outside = twin[1].forward.args[2].outside  # type: ignore[index]
+    assert outside.own == (twin[1].own,)  # type: ignore[index]
+    assert outside.own[0] is not model[1].own  # type: ignore[index]
+    assert outside.shared == (GLOBAL,)
+
+
+def test_selective_recompute_keeps_results_and_running_statistics() -> None:
+    bare = gradients(net())
+    model = net()
+    saving = Unit(blocks=("blocks.0",), action="save_ops", save_ops=("aten.addmm.default",))
+    whole = Unit(blocks=("chain.0", "chain.1"), action="save_ops", save_ops=("aten.tanh.default",))
+    with apply_policy(model, Policy(units=(saving, whole))):
+        assert_same(bare, gradients(model))
+
+
+def test_offload_gives_the_same_step() -> None:
+    model = net()
+    with apply_policy(model, Policy(units=(Unit(blocks=("blocks.0",), action="offload"),))):
+        assert_same(gradients(net()), gradients(model))
+        assert reruns(model) == []
+
+
+def test_second_order_is_exact() -> None:
+    def product(model: nn.Module) -> list[Tensor]:
+        seed_everything(3)
+        loss = model(torch.randn(6, 8)).square().mean()
+        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), list(model.parameters())))
+
+    bare, model = net(), net()
+    with apply_policy(model, Policy.recompute(["blocks.0", "blocks.1", ("chain.0", "chain.1")])):
+        pairs = list(zip(product(bare), product(model), strict=True))
+    assert all(torch.equal(a, b) for a, b in pairs)
+    assert all(torch.equal(a, b) for a, b in zip(bare.buffers(), model.buffers(), strict=True))
+
+
+BAD = [
+    (Policy.recompute(["block.0"]), "no block 'block.0' (did you mean"),
+    (Policy.recompute(["blocks"]), "ModuleList, which is never called"),
+    (Policy.recompute(["blocks.0", "blocks.0"]), "named 2 times"),
+    (Policy.recompute([("chain.0", "chain.1"), ("chain.1", "chain.2")]), "'chain.1' is named 2 times"),
+    (Policy.recompute([("chain.0", "chain.2")]), "do not follow each other"),
+    (Policy.recompute([("chain.1", "chain.0")]), "do not follow each other"),
+    (Policy.recompute([("blocks.0", "blocks.1")]), "ModuleList is not a Sequential"),
+    (Policy.recompute([("stem", "chain.0")]), "different parents"),
+    (Policy(units=(Unit(blocks=()),)), "names no block"),
+    (Policy(units=(Unit(blocks=("stem",), action="save_ops"),)), "names no operator"),
+    (Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm",)),)), "no operator 'aten.mm'"),
+    (Policy(units=(Unit(blocks=("stem",), save_ops=("aten.mm.default",)),)), "its action is recompute"),
+    (Policy(units=(Unit(blocks=("stem",), action="nothing"),)), "the action 'nothing'"),
+    (Policy.recompute(["stem"], restore_rng=("stem.generator",)), "restore_rng names 'stem.generator'"),
+    (Policy.recompute(["stem"], running_stats="twice"), "running_stats is 'twice'"),
+    (
+        Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm.default",)),), use_reentrant=True),
+        "use_reentrant=True cannot save",
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "said"), BAD, ids=[said for _, said in BAD])
+def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, said: str) -> None:
+    model = net()
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    with pytest.raises(InvalidPolicy) as caught:
+        apply_policy(model, policy)
+    assert said in caught.value.sentence
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidPolicy, match="4 faults.*stm.*chain.9.*blocks.*running_stats|4 faults"):
+        apply_policy(net(), Policy.recompute(["stm", "chain.9", "blocks"], running_stats="twice"))
+
+
+def test_another_policy_is_refused_and_the_same_one_changes_nothing() -> None:
+    model = net()
+    bare, before = gradients(net()), {name: dict(vars(m)) for name, m in model.named_modules()}
+    policy = Policy.recompute(["stem", ("chain.0", "chain.1"), "chain.3"], restore_rng=("python",))
+    handle = apply_policy(model, policy)
+    for other in (Policy.recompute(["blocks.0"]), Policy.recompute(["stem"]), Policy(units=policy.units)):
+        with pytest.raises(InvalidPolicy, match="already carries one"):
+            apply_policy(model, other)
+    applied = {name: dict(vars(m)) for name, m in model.named_modules()}
+    apply_policy(model, policy).undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == applied
+    assert reruns(model) == ["chain.3", "chain.0", "stem"]
+    assert_same(bare, gradients(net()))
+    twin = copy.deepcopy(model)
+    apply_policy(twin, policy)
+    handle.undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+    apply_policy(model, Policy.recompute(["blocks.0"])).undo()
+
+
+def test_generators_are_part_of_what_makes_a_policy_the_same() -> None:
+    model, generator = net(), torch.Generator()
+    apply_policy(model, Policy.recompute(["stem"]), generators=(generator,))
+    apply_policy(model, Policy.recompute(["stem"]), generators=(generator,))
+    with pytest.raises(InvalidPolicy, match="already carries one"):
+        apply_policy(model, Policy.recompute(["stem"]))
+
+
+class Growing(nn.ModuleDict):
+    """A dictionary of modules that is called, like torchvision's dense block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.values():
+            x = torch.cat((x, torch.tanh(layer(x))), 1)
+        return x
+
+
+def test_a_dictionary_of_modules_with_a_forward_is_a_block() -> None:
+    def dense() -> nn.Module:
+        seed_everything(0)
+        return nn.Sequential(Growing({"a": nn.Linear(8, 8), "b": nn.Linear(16, 8)}), nn.Linear(24, 1))
+
+    model = dense()
+    with apply_policy(model, Policy.recompute(["0"])):
+        assert reruns(model) == ["0"]
+        assert_same(gradients(dense()), gradients(model))
+
+
+class ByName(nn.Module):
+    """A block whose tensors come by keyword alone, one of them inside a dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(8, 8)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, *, x: Tensor, more: dict[str, Tensor]) -> Tensor:
+        return self.dropout(torch.tanh(self.up(x) * more["scale"]))
+
+
+class CallsByName(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), ByName()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.block(x=h, more={"scale": h.sigmoid()})
+
+
+@pytest.mark.parametrize("witnessed", [False, True])
+def test_tensors_given_by_keyword_get_their_exact_gradients(witnessed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With and without the witnesses that a GPU would add to the call: `stem` learns through the keywords alone."""
+    if witnessed:
+        monkeypatch.setattr("explorer.engine.policy.apply.witnesses", lambda *_: (torch.ones(1),))
+    seed_everything(0)
+    bare, model = CallsByName(), CallsByName()
+    model.load_state_dict(bare.state_dict())
+    with apply_policy(model, Policy.recompute(["block"])):
+        assert_same(gradients(bare), gradients(model))
+        assert reruns(model) == ["block"]
+
+
+class Keywords(nn.Module):
+    """A block that is handed one tensor by position and two by keyword, and one that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.block = nn.Linear(8, 8), Mixes()
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x)
+        return self.block(h, gate=h.sigmoid(), shift=h * 2, power=2)
+
+
+class Mixes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.dropout = nn.Linear(8, 8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, *, shift: Tensor, gate: Tensor, power: int) -> Tensor:
+        return self.dropout(torch.tanh(self.up(x) * gate + shift)) ** power
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_reentrant_checkpointing_takes_keywords_by_position(by_file: bool) -> None:
+    seed_everything(0)
+    bare, model = Keywords(), Keywords()
+    model.load_state_dict(bare.state_dict())
+    policy = Policy.recompute(["block"], use_reentrant=True)
+    if by_file:
+        namespace: dict[str, Any] = {}
+        exec(to_torch(PolicyFile(policy=policy)), namespace)
+        namespace["apply_checkpointing"](model)
+    else:
+        apply_policy(model, policy)
+        assert reruns(model) == ["block"]
+    assert_same(gradients(bare), gradients(model))
+
+
+def test_torch_sees_every_device_of_a_unit() -> None:
+    """Fake tensors stand in for GPUs: what witnesses name is what torch's own search then finds."""
+    with FakeTensorMode():
+        here, first, second = (torch.empty(2, device=device) for device in ("cpu", "cuda:0", "cuda:1"))
+        block = nn.Module()
+        block.weight = nn.Parameter(second)
+    assert witnesses((here,), {}, ()) == ()
+    assert witnesses((first,), {"x": first}, ()) == ()
+    assert [w.device for w in witnesses((here,), {"x": [first]}, (block,))] == [first.device, second.device]
+    assert witnesses((first, second), {"x": first}, (block,)) == ()
+    assert _infer_device_type(here, witnesses((here,), {"x": {"deep": first}}, ())) == "cuda"
+
+
+def test_a_stage_takes_its_part_of_a_policy() -> None:
+    """A split model: each part keeps the names of the whole and lacks the blocks of the others."""
+    whole = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(3)))
+    policy = Policy.recompute(["0", "2"])
+    part = copy.deepcopy(whole)
+    del part[0]
+    stage = nn.ModuleDict({"1": part[0], "2": part[1]})
+    with pytest.raises(InvalidPolicy, match="no block '0'"):
+        apply_policy(stage, policy)
+    handle = apply_policy(stage, policy, part=True)
+    assert [is_wrapped(module) for module in stage.values()] == [False, True]
+    handle.undo()
+    assert not is_wrapped(stage["2"])

@@ -1,0 +1,91 @@
+"""A policy below DistributedDataParallel and FSDP2, on two real ranks: the gradients of an unpoliced model, bit by bit.
+
+This file is the test and, under torchrun, each of its ranks.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.record.policy import Policy
+
+ALL = Policy.recompute(["0", "1", "2"])
+HOW = ("ddp", "fsdp of policed", "policed fsdp")
+Tensors = dict[str, Tensor]
+
+
+@pytest.mark.slow
+def test_two_ranks_keep_their_gradients_under_a_policy(root: Path) -> None:
+    # A rank that gloo aborts is started once more; wrong gradients are wrong again.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    ran = subprocess.run(
+        [*command, "--nproc-per-node", "2", "-m", "tests.engine.policy.test_data_parallel"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+    )
+    assert ran.returncode == 0, ran.stdout
+    for how in HOW:
+        assert ran.stdout.count(f"{how}: the same 19 tensors") >= 2, ran.stdout
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.GELU(), nn.Dropout(0.2)) for _ in range(3)),
+        nn.Linear(16, 1, bias=False),
+    )
+
+
+def step(how: str, policy: Policy) -> Tensors:
+    """Whole gradients and running statistics of this rank's second step."""
+    model = called = net()
+    if how != "policed fsdp":
+        apply_policy(model, policy)
+    if how == "ddp":
+        called = DistributedDataParallel(model)
+    else:
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for block in model:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    if how == "policed fsdp":
+        apply_policy(model, policy)
+    for _ in range(2):
+        model.zero_grad()
+        torch.manual_seed(3 + dist.get_rank())
+        called(torch.randn(4, 16)).square().mean().backward()
+    found = {name: _whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+    return found | {name: b.clone() for name, b in model.named_buffers() if "num_batches" not in name}
+
+
+def _whole(gradient: Tensor) -> Tensor:
+    return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    for how in HOW:
+        expected, found = step(how, Policy()), step(how, ALL)
+        wrong = [name for name in expected if not torch.equal(expected[name], found[name])]
+        assert expected.keys() == found.keys() and not wrong, wrong
+        print(f"{how}: the same {len(found)} tensors", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,415 @@
+"""Every hazard, for real: a tiny model walks into the trap the rule names, and the remedy leads out again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from explorer.engine.derivatives.matrix import Bench
+from explorer.engine.derivatives.ways import DERIVATIVES
+from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load
+from explorer.engine.pipeline.run import run_pipeline
+from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.errors import InvalidPlan
+from explorer.plan.hazards.known import hazards
+from explorer.record.comparison import Comparison
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.policy import Policy, Unit
+from explorer.record.run import RunSpec
+from tests.engine import trap_nets
+from tests.engine.judging import judged, pair
+
+
+def foreseen(spec: RunSpec) -> set[str]:
+    return {hazard.rule for hazard in hazards(describe(spec.model), spec.policy, spec=spec)}
+
+
+def keeping(op: str, block: str = "1") -> dict[str, Any]:
+    return {"policy": Policy(units=(Unit(blocks=(block,), action="save_ops", save_ops=(op,)),))}
+
+
+@dataclass(frozen=True)
+class Trap:
+    """A net and a policy: what goes wrong, and the net or policy of the remedy."""
+
+    rule: str
+    net: str
+    into: dict[str, Any]
+    out: dict[str, Any]
+    cured_net: str = ""
+    still_named: bool = False
+    """The remedy lies in code that the rule cannot see."""
+
+
+BOTH, ONE, FREE = {"blocks": ("1", "2")}, {"blocks": ("1",)}, {"blocks": ("1.linear",)}
+YES = {"use_reentrant": True}
+
+SILENT = [  # the step ends without an error, and is another step
+    Trap("dropout-redrawn", "dropout", {**BOTH, "preserve_rng_state": False}, BOTH),
+    Trap("own-generator", "noise source=own", ONE, {**ONE, "restore_rng": ("1.trap.generator",)}),
+    Trap("python-rng", "noise source=python", BOTH, {**BOTH, "restore_rng": ("python",)}),
+    Trap("numpy-rng", "noise source=numpy", BOTH, {**BOTH, "restore_rng": ("numpy",)}),
+    *(
+        Trap("own-generator", f"drawing source={source}", ONE, {**ONE, "restore_rng": ("1.trap.generator",)})
+        for source in ("python", "numpy", "old")
+    ),
+    Trap("own-generator", "drawing source=numpy hidden=True", ONE, FREE),
+    Trap("statistics-in-use", "renormalised", ONE, FREE),
+    Trap("running-statistics", "batch_norm", {**BOTH, "running_stats": "every_forward"}, BOTH),
+    Trap("moved-buffers", "spectral_norm", BOTH, FREE),
+    Trap("moved-buffers", "counter", ONE, FREE),
+    Trap("moved-attributes", "temperature", ONE, FREE),
+    Trap("moved-attributes", "temperature", ONE, ONE, cured_net="temperature ask=True", still_named=True),
+    Trap("random-last", "rrelu", ONE, {**ONE, "early_stop": False}),
+    Trap("selective-random", "two_dropouts", keeping("aten.bernoulli.default"), keeping("aten.addmm.default")),
+    Trap("reentrant-no-grad-input", "plain", {"blocks": ("0",), **YES}, {"blocks": ("0",)}),
+    Trap("reentrant-frozen", "plain", {**ONE, **YES, "run": {"frozen": ("0",)}}, {**ONE, "run": {"frozen": ("0",)}}),
+    Trap("reentrant-nested-outputs", "nested", {"blocks": ("block",), **YES}, {"blocks": ("block",)}),
+]
+RAISED = [  # the candidate's step raises
+    Trap("kept-cache", "cache", {"blocks": ("attention",)}, {"blocks": ("attention",)}, "cache use_cache=False"),
+    Trap("changed-inputs", "in_place", ONE, ONE, cured_net="in_place copy=True"),
+    Trap("changed-inputs", "written_later", {"blocks": ("block",)}, {"blocks": ("block",)}, "written_later copy=True"),
+    Trap("selective-in-place", "in_place_inside", keeping("aten.mul_.Tensor"), keeping("aten.sin.default")),
+    Trap("selective-random", "dropout", keeping("aten.bernoulli_.float"), keeping("aten.addmm.default")),
+    Trap("kept-cache", "dense", {"blocks": ("1.layer0", "1.layer1")}, {"blocks": ("1",)}),
+    Trap("kept-cache", "remembering memory=list", {"blocks": ("block",)}, {"blocks": ("",)}),
+    Trap("kept-cache", "remembering memory=object", {"blocks": ("block",)}, {"blocks": ("block",)}, "unused_cache"),
+    Trap("reentrant-nested-inputs", "pairs", {"blocks": ("block",), **YES}, {"blocks": ("block",)}),
+]
+
+
+def named(trap: Trap) -> str:
+    return f"{trap.rule}, {trap.net}"
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.parametrize("trap", SILENT, ids=named)
+def test_silently_another_step(trap: Trap) -> None:
+    assert trap.rule in foreseen(pair(trap.net, **trap.into)[1])
+    found = judged(trap.net, **trap.into)
+    assert found.failure is None
+    assert found.verdict in ("different", "state moved")
+    _cured(trap)
+
+
+@pytest.mark.parametrize("trap", RAISED, ids=named)
+def test_refused_by_torch(trap: Trap) -> None:
+    assert trap.rule in foreseen(pair(trap.net, **trap.into)[1])
+    assert judged(trap.net, **trap.into).failure is not None
+    _cured(trap)
+
+
+def _cured(trap: Trap) -> None:
+    net = trap.cured_net or trap.net
+    found: Comparison = judged(net, **trap.out)
+    assert (found.failure, found.verdict, found.state_changes) == (None, "bitwise equal", ())
+    assert (trap.rule in foreseen(pair(net, **trap.out)[1])) == trap.still_named
+
+
+HARMLESS = [  # what looks like a trap, and is none
+    ("unused_cache", {"blocks": ("block",)}),
+    *((f"seeded source={source}", ONE) for source in ("own", "made", "python", "numpy")),
+    ("seeded source=torch", {**ONE, "preserve_rng_state": False}),
+    ("renormalised update=only", ONE),
+    ("pairs trains=False", {"blocks": ("block",), **YES}),
+    ("keyword", {"blocks": ("block",), **YES}),
+]
+
+
+@pytest.mark.parametrize(("net", "into"), HARMLESS, ids=[f"{net}, {into}" for net, into in HARMLESS])
+def test_no_false_alarm(net: str, into: dict[str, Any]) -> None:
+    _, candidate = pair(net, **into)
+    found = hazards(describe(candidate.model), candidate.policy, spec=candidate)
+    assert {hazard.severity for hazard in found} <= {"warning", "note"}, found
+    assert judged(net, **into).verdict == "bitwise equal"
+
+
+def test_reentrant_keywords_are_said() -> None:
+    """torch itself refuses them."""
+    assert "reentrant-keywords" in foreseen(pair("keyword", ("block",), use_reentrant=True)[1])
+    assert "reentrant-keywords" not in foreseen(pair("dropout", use_reentrant=True)[1])
+    with pytest.raises(ValueError, match="keyword arguments"):
+        torch.utils.checkpoint.checkpoint(torch.nn.Linear(1, 1), input=torch.ones(1), use_reentrant=True)
+
+
+def test_a_hidden_norm_moves_twice() -> None:
+    def batches_seen(net: str) -> int:
+        _, candidate = pair(net, ("1",))
+        with left_as_found():
+            trainee = prepare(candidate, load(candidate.model))
+            forward_backward(trainee)
+        return int(trainee.model.get_submodule("1").norms[0].num_batches_tracked)
+
+    assert "hidden-state" in foreseen(pair("hidden_norm", ("1",))[1])
+    assert "hidden-state" not in foreseen(pair("hidden_norm registered=True", ("1",))[1])
+    assert (batches_seen("hidden_norm"), batches_seen("hidden_norm registered=True")) == (2, 1)
+
+
+def test_a_generator_that_no_way_leads_to() -> None:
+    """It is shared by every copy of the model, so that no comparison would call two runs of it equal."""
+    assert "own-generator" in foreseen(pair("from_nowhere", ("1",))[1])
+
+    def gradient(spec: RunSpec) -> torch.Tensor | None:
+        trainee = prepare(spec, load(spec.model))
+        type(trainee.model.get_submodule("1.trap")).forward.__globals__["HIDDEN"].manual_seed(1)
+        forward_backward(trainee)
+        return trainee.model.get_parameter("1.linear.weight").grad
+
+    baseline, candidate = pair("from_nowhere", ("1",))
+    with left_as_found():
+        first, again, recomputed = map(gradient, (baseline, baseline, candidate))
+    assert first is not None and again is not None and recomputed is not None
+    assert torch.equal(first, again) and not torch.equal(first, recomputed)
+
+
+def test_a_list_that_collects_gets_everything_twice() -> None:
+    lengths: list[int] = []
+    assert "filled-inputs" in foreseen(pair("remembering memory=losses", ("block",))[1])
+    assert "filled-inputs" not in foreseen(pair("unused_cache", ("block",))[1])
+    _, candidate = pair("remembering memory=losses", ("block",))
+    with left_as_found():
+        trainee = prepare(candidate, load(candidate.model))
+        trainee.model.get_submodule("block").register_forward_pre_hook(lambda _, args: held.append(args[2]))
+        held: list[Any] = []
+        forward_backward(trainee, lambda phase: lengths.extend(map(len, held)))
+        lengths.extend(map(len, held))
+    assert lengths == [1, 2]
+
+
+def test_a_counter_that_nothing_reads_still_counts_twice() -> None:
+    assert "moved-attributes" in foreseen(pair("plain_counter", ("1",))[1])
+    assert [change.name for change in judged("plain_counter", ("1",)).state_changes] == ["n_forwards"]
+    assert judged("plain_counter ask=True", ("1",)).state_changes == ()
+
+
+def reruns(net: str, *blocks: str) -> list[str]:
+    """Which units run again in one step."""
+    seen: list[str] = []
+    _, candidate = pair(net, blocks)
+    with left_as_found(), observe_recompute(lambda fqn, entering: seen.append(fqn) if entering else None):
+        forward_backward(prepare(candidate, load(candidate.model)))
+    return seen
+
+
+def test_a_block_that_is_never_called_never_runs_again() -> None:
+    assert "never-called" in foreseen(pair("unused", ("bypassed",))[1])
+    assert reruns("unused", "bypassed") == []
+    assert "never-called" not in foreseen(pair("unused", ("called",))[1])
+    assert reruns("unused", "called") == ["called"]
+
+
+@pytest.mark.parametrize("check", ["none", "default"])
+def test_an_unchecked_recompute_takes_the_other_branch_silently(check: str) -> None:
+    """The branch saves other shapes the second time: only the determinism check notices."""
+    _, candidate = pair("branches", ("1",), determinism_check=check)
+    assert ("unchecked-recompute" in foreseen(candidate)) == (check == "none")
+    found = judged("branches", ("1",), full=False, determinism_check=check)
+    if check == "none":
+        assert found.failure is None and found.verdict == "different"
+    else:
+        assert found.failure is not None and "CheckpointError" in found.failure.sentence
+
+
+@pytest.mark.parametrize(("reentrant", "notices"), [(True, False), (False, True)])
+def test_eval_between_forward_and_backward(reentrant: bool, notices: bool) -> None:
+    baseline, candidate = pair("dropout", use_reentrant=reentrant)
+    assert ("mode-flips" in foreseen(candidate)) == reentrant
+
+    def flipped(spec: RunSpec) -> dict[str, Any]:
+        trainee = prepare(spec, load(spec.model))
+        forward_backward(trainee, lambda phase: trainee.model.train(phase == "forward") and None)
+        return {name: parameter.grad for name, parameter in trainee.model.named_parameters()}
+
+    with left_as_found():
+        expected = flipped(baseline)
+        if notices:
+            with pytest.raises(torch.utils.checkpoint.CheckpointError):
+                flipped(candidate)
+        else:
+            found = flipped(candidate)
+            assert any(not torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_weight_used_by_several_reentrant_regions_calls_its_hooks_several_times() -> None:
+    def calls(**options: Any) -> int:
+        _, candidate = pair("shared", ("cell",), **options)
+        heard: Counter[str] = Counter()
+        with left_as_found():
+            trainee = prepare(candidate, load(candidate.model))
+            weight = trainee.model.get_parameter("cell.linear.weight")
+            weight.register_post_accumulate_grad_hook(lambda parameter: heard.update(["called"]))
+            forward_backward(trainee)
+        return heard["called"]
+
+    assert "reentrant-shared" in foreseen(pair("shared", ("cell",), use_reentrant=True)[1])
+    assert "reentrant-shared" not in foreseen(pair("shared", ("cell",))[1])
+    assert (calls(use_reentrant=True), calls(), calls(policy=Policy())) == (3, 1, 1)
+
+
+def test_second_order_through_reentrant_and_selective() -> None:
+    _, reentrant = pair("dropout", ("1",), use_reentrant=True)
+    assert "reentrant-second-order" in foreseen(reentrant)
+    assert "selective-once" in foreseen(pair("dropout", **keeping("aten.addmm.default"))[1])
+    bench = Bench(pair("dropout", ("1",))[1], load(reentrant.model))
+    with left_as_found():
+        assert bench.cell("gradient penalty", "reentrant").outcome == "raises"
+        assert bench.cell("Hessian-vector product", "reentrant").outcome == "different"
+        assert bench.cell("backward twice", "selective").outcome == "raises"
+        assert {bench.cell(row, "recompute").outcome for row in DERIVATIVES} == {"bitwise equal"}
+    assert not {"reentrant-second-order", "selective-once"} & foreseen(pair("dropout", ("1",))[1])
+
+
+def test_reentrant_under_autocast_rounds_where_non_reentrant_is_exact() -> None:
+    """A weight that is cast inside a forward without gradients is cast again, and accumulates in other steps."""
+    run = {"autocast": "bfloat16"}
+    into = {"blocks": ("cell",), "run": run, "use_reentrant": True}
+    assert "reentrant-autocast" in foreseen(pair("shared", **into)[1])
+    assert judged("shared", **into).verdict in ("rounding", "different")
+    assert judged("shared", ("cell",), run=run).verdict == "bitwise equal"
+    assert "reentrant-autocast" not in foreseen(pair("shared", ("cell",), run=run)[1])
+
+
+def test_offload_on_the_cpu_moves_nothing() -> None:
+    offload = {"policy": Policy(units=(Unit(blocks=("1",), action="offload"),))}
+    assert "offload-without-device" in foreseen(pair("dropout", **offload)[1])
+    found = judged("dropout", **offload)
+    assert found.verdict == "bitwise equal" and found.masks == ()
+    assert "offload-without-device" not in foreseen(pair("dropout", ("1",))[1])
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_dropout_behind_keyword_tensors_is_drawn_again(device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch stashes the CPU's generator always, a GPU's by tensor")
+    assert judged("keyword", ("block",), run={"device": device}).verdict == "bitwise equal"
+
+
+def pipelined(net: str, plan: dict[str, Any], policy: Policy | None = None) -> tuple[RunSpec, PipelineRun | None]:
+    """A run of `net` in two stages (blocks `0` and `1`, then the rest); None where the plan is refused."""
+    name, *words = net.split()
+    arguments = dict(word.split("=") for word in words)
+    spec = RunSpec(model=trap_nets.ref(name, **arguments), optimizer="none", policy=policy or Policy())
+    spine = describe(spec.model).spine
+    stages = plan.pop("stages", (spine[:2], spine[2:]))
+    spec = msgspec.structs.replace(spec, plan=PipelinePlan(stages=stages, **plan))
+    try:
+        return spec, run_pipeline(spec)
+    except InvalidPlan:
+        return spec, None
+
+
+def guilty(run: PipelineRun | None, share: str) -> int:
+    """Gradients that `share` (microbatching, recompute, splitting) left unequal."""
+    assert run is not None and run.failure is None, run
+    return sum(share in shares.guilty for shares in run.gradients)
+
+
+class TestPipelines:
+    @pytest.mark.parametrize(("rule", "into", "out"), [
+        ("indivisible-batch", {"n_microbatches": 3}, {"n_microbatches": 4}),
+        ("few-microbatches", {"n_microbatches": 1, "schedule": "1F1B"}, {"n_microbatches": 2, "schedule": "1F1B"}),
+        ("few-microbatches", {"n_microbatches": 1, "schedule": "1F1B"}, {"n_microbatches": 1, "schedule": "GPipe"}),
+    ])  # fmt: skip
+    def test_refused_plans(self, rule: str, into: dict[str, Any], out: dict[str, Any]) -> None:
+        spec, run = pipelined("plain", into)
+        assert rule in foreseen(spec) and run is None
+        spec, run = pipelined("plain", out)
+        assert rule not in foreseen(spec) and run is not None and guilty(run, "splitting") == 0
+
+    def test_parts_of_unequal_size_weigh_samples_unequally(self) -> None:
+        """Why the batch has to divide: the mean of the parts' means is not the mean."""
+        losses = torch.arange(8.0)
+        uneven = torch.stack([part.mean() for part in losses.split([3, 3, 2])]).mean()
+        even = torch.stack([part.mean() for part in losses.split([4, 4])]).mean()
+        assert even == losses.mean() != uneven
+
+    def test_batch_norm_sees_microbatches(self) -> None:
+        spec, run = pipelined("batch_norm", {"n_microbatches": 2})
+        assert "statistics-per-microbatch" in foreseen(spec)
+        assert run is not None
+        worst = max(shares.microbatching.relative_norm or 0.0 for shares in run.gradients)
+        assert worst > 1e-2
+        spec, run = pipelined("plain", {"n_microbatches": 2})
+        assert "statistics-per-microbatch" not in foreseen(spec)
+        assert run is not None
+        assert max(shares.microbatching.relative_norm or 0.0 for shares in run.gradients) < 1e-5
+
+    def test_masks_by_order_of_the_schedule(self) -> None:
+        spec, run = pipelined("dropout", {"n_microbatches": 4, "keyed_rng": False})
+        assert "masks-by-order" in foreseen(spec) and guilty(run, "splitting") > 0
+        spec, run = pipelined("dropout", {"n_microbatches": 4})
+        assert "masks-by-order" not in foreseen(spec) and guilty(run, "splitting") == 0
+
+    def test_a_split_backward_multiplies_the_recompute(self) -> None:
+        policy = Policy.recompute(["1", "2"])
+        four = {"stages": (("0",), ("1",), ("2",), ("3",)), "n_microbatches": 4}
+
+        def multipliers(schedule: str) -> tuple[set[str], float]:
+            spec, run = pipelined("plain", {**four, "schedule": schedule}, policy)
+            assert run is not None and run.failure is None, run
+            return foreseen(spec), max(block.multiplier for block in run.blocks)
+
+        rules, multiplier = multipliers("ZBVZeroBubble")
+        assert "multiplied-recompute" in rules and multiplier > 2
+        rules, multiplier = multipliers("Interleaved1F1B")
+        assert "multiplied-recompute" not in rules and multiplier == 2
+
+    def test_reentrant_fails_under_a_split_backward(self) -> None:
+        four = {"stages": (("0",), ("1",), ("2",), ("3",)), "n_microbatches": 4, "schedule": "ZBVZeroBubble"}
+        spec, run = pipelined("plain", dict(four), Policy.recompute(["1", "2"], use_reentrant=True))
+        assert "reentrant-stage" in foreseen(spec)
+        assert run is not None and run.failure is not None
+        spec, run = pipelined("plain", dict(four), Policy.recompute(["1", "2"]))
+        assert "reentrant-stage" not in foreseen(spec)
+        assert run is not None and run.failure is None
+
+    @pytest.mark.parametrize(("checkpoint", "n_microbatches"), [("never", 4), ("except_last", 1)])
+    def test_a_plan_that_recomputes_nothing(self, checkpoint: str, n_microbatches: int) -> None:
+        policy = Policy.recompute(["1"])
+        spec, run = pipelined("plain", {"n_microbatches": n_microbatches, "checkpoint": checkpoint}, policy)
+        assert "nothing-recomputed" in foreseen(spec)
+        assert run is not None and all(block.n_recompute == 0 for block in run.blocks)
+        spec, run = pipelined("plain", {"n_microbatches": n_microbatches, "checkpoint": "always"}, policy)
+        assert "nothing-recomputed" not in foreseen(spec)
+        assert run is not None and any(block.n_recompute for block in run.blocks)
+
+    def test_a_tied_weight_over_a_cut_has_two_parts_of_a_gradient(self) -> None:
+        spec, run = pipelined("tied", {"n_microbatches": 2})
+        assert "shared-across-a-cut" in foreseen(spec)
+        tied = trap_nets.tied()[0]
+        copies = [weight.detach().clone().requires_grad_() for weight in (tied.first.weight, tied.last.weight)]
+        x = torch.randn(6, trap_nets.WIDTH)
+        torch.tanh(x @ copies[0].T).matmul(copies[1].T).square().mean().backward()
+        torch.tanh(x @ tied.first.weight.T).matmul(tied.first.weight.T).square().mean().backward()
+        whole = tied.first.weight.grad
+        assert not torch.allclose(copies[0].grad, whole) and not torch.allclose(copies[1].grad, whole)
+        torch.testing.assert_close(copies[0].grad + copies[1].grad, whole)
+        assert run is not None, "the explorer's engines add the parts, in another order"
+        assert max(shares.splitting.relative_norm or 0.0 for shares in run.gradients) < 1e-6
+        uncut, _ = pipelined("tied", {"n_microbatches": 2, "stages": (("first", "middle", "last"),)})
+        assert "shared-across-a-cut" not in foreseen(uncut)
+
+    def test_a_cut_through_a_shared_block_is_refused(self) -> None:
+        stages = (("entry", "cell"), ("middle", "exit"))
+        spec, run = pipelined("there_and_back", {"n_microbatches": 2, "stages": stages})
+        assert "refused-cut" in foreseen(spec) and run is None
+
+    def test_a_cache_carries_one_microbatch_into_the_next(self) -> None:
+        spec, _ = pipelined("cache", {"n_microbatches": 2})
+        assert "cache-between-microbatches" in foreseen(spec)
+        attention = trap_nets.NeedsCache()
+        first, second = torch.randn(2, 3, trap_nets.WIDTH)
+        kept: list[torch.Tensor] = []
+        attention(first, past_key_values=kept)
+        assert not torch.equal(attention(second, past_key_values=kept), attention(second))
+        spec, _ = pipelined("no_cache", {"n_microbatches": 2})
+        assert "cache-between-microbatches" not in foreseen(spec)

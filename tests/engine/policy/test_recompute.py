@@ -1,0 +1,157 @@
+"""A block that runs again knows it, in whatever thread, and moves its running statistics once."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from explorer import is_recomputing
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.recompute import RunningAgain, observe_recompute, recomputing_block, running_again
+from explorer.record.policy import Policy
+
+
+class Asks(nn.Module):
+    """Writes down what it is told whenever it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.answers: list[tuple[bool, str | None]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.answers.append((is_recomputing(), recomputing_block()))
+        return torch.tanh(self.linear(x)) * x
+
+
+def chain() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Asks(), Asks()), Asks())
+
+
+def step(model: nn.Module) -> None:
+    model(torch.randn(3, 4)).sum().backward()
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_a_module_can_ask_whether_it_runs_again(use_reentrant: bool) -> None:
+    model = chain()
+    with apply_policy(model, Policy.recompute(["1", "2"], use_reentrant=use_reentrant)):
+        step(model)
+    assert model[1][0].answers == [(False, None), (True, "1")]
+    assert model[2].answers == [(False, None), (True, "2")]
+    assert not is_recomputing()
+    assert recomputing_block() is None
+
+
+def test_below_an_ancestor_that_runs_again_the_innermost_unit_is_named() -> None:
+    model = chain()
+    with apply_policy(model, Policy.recompute(["1", "1.1"], early_stop=False)):
+        step(model)
+    assert model[1][0].answers == [(False, None), (True, "1")]
+    assert model[1][1].answers == [(False, None), (True, "1"), (True, "1.1")]
+
+
+def test_a_segment_goes_by_its_first_block() -> None:
+    model = chain()
+    with apply_policy(model, Policy.recompute([("1.0", "1.1")])):
+        step(model)
+    assert model[1][1].answers == [(False, None), (True, "1.0")]
+
+
+def test_without_a_policy_nobody_is_told_anything() -> None:
+    model = chain()
+    seen: list[tuple[str, bool]] = []
+    with observe_recompute(lambda *told: seen.append(told)):
+        step(model)
+    assert seen == []
+    assert model[2].answers == [(False, None)]
+
+
+def test_observers_see_start_and_end_also_when_early_stop_leaves_by_an_exception() -> None:
+    model = chain()
+    seen: list[tuple[str, bool]] = []
+    with observe_recompute(lambda *told: seen.append(told)), apply_policy(model, Policy.recompute(["1", "1.0", "2"])):
+        step(model)
+    assert seen == [("2", True), ("2", False), ("1", True), ("1", False), ("1.0", True), ("1.0", False)]
+    with apply_policy(model, Policy.recompute(["2"])):
+        step(model)
+    assert len(seen) == 6, "an observer that left is not told"
+
+
+def test_the_answer_belongs_to_the_thread_that_recomputes() -> None:
+    told: list[bool] = []
+    with running_again(nn.Linear(2, 2), "a"):
+        other = threading.Thread(target=lambda: told.append(is_recomputing()))
+        other.start()
+        other.join()
+        assert is_recomputing()
+    assert told == [False]
+
+
+def test_a_backward_in_another_thread_is_seen_there() -> None:
+    model = chain()
+    with apply_policy(model, Policy.recompute(["2"])):
+        loss = model(torch.randn(3, 4)).sum()
+        worker = threading.Thread(target=loss.backward)
+        worker.start()
+        worker.join()
+    assert model[2].answers == [(False, None), (True, "2")]
+
+
+def test_it_ends_when_the_block_raises() -> None:
+    with pytest.raises(ValueError, match="inside"), running_again(nn.Linear(2, 2)):
+        raise ValueError("inside")
+    assert not is_recomputing()
+
+
+NORMS = [
+    lambda: nn.BatchNorm1d(4),
+    lambda: nn.BatchNorm1d(4, momentum=None),
+    lambda: nn.BatchNorm1d(4, affine=False),
+    lambda: nn.InstanceNorm1d(4, track_running_stats=True),
+]
+
+
+@pytest.mark.parametrize("norm", NORMS, ids=["batch", "cumulative", "not affine", "instance"])
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_running_statistics_move_once_a_step(norm: object, use_reentrant: bool) -> None:
+    def trained(policy: Policy) -> dict[str, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.Sequential(norm(), nn.Conv1d(4, 4, 1)))  # type: ignore[operator]
+        with apply_policy(model, policy):
+            for _ in range(3):
+                model(torch.randn(5, 4, 6)).square().sum().backward()
+        return {name: buffer.clone() for name, buffer in model.named_buffers()}
+
+    bare = trained(Policy())
+    once = trained(Policy.recompute(["1"], use_reentrant=use_reentrant))
+    twice = trained(Policy.recompute(["1"], use_reentrant=use_reentrant, running_stats="every_forward"))
+    assert bare.keys() == once.keys() and bare
+    assert all(torch.equal(bare[name], once[name]) for name in bare)
+    assert not torch.equal(twice["1.0.running_mean"], bare["1.0.running_mean"])
+
+
+def test_a_norm_used_outside_its_unit_too_is_exact() -> None:
+    def trained(policy: Policy) -> list[Tensor]:
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(4)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(norm, nn.Linear(4, 4)), norm)
+        with apply_policy(model, policy):
+            model(torch.randn(5, 4)).square().sum().backward()
+        return [*model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+    assert all(torch.equal(a, b) for a, b in zip(trained(Policy()), trained(Policy.recompute(["1"])), strict=True))
+
+
+def test_the_very_buffers_come_back() -> None:
+    norm = nn.BatchNorm1d(4)
+    before = dict(norm._buffers)
+    again = RunningAgain((norm,))
+    with again, again:
+        norm(torch.randn(3, 4))
+    assert all(norm._buffers[name] is before[name] for name in before)
+    assert norm.num_batches_tracked == 0

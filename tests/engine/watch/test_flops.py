@@ -1,0 +1,148 @@
+"""FLOPs are exact: against torch's own counter where it counts, against arithmetic where it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.measure.recording import tracker_of
+from explorer.engine.step import left_as_found, prepare, run_step
+from explorer.engine.watch.flops import formula
+from explorer.record import Policy, RunSpec
+from tests.engine.tiny_nets import ref
+
+
+class Count(TorchDispatchMode):
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if (count := formula(func)) is not None:
+            self.total += count(*args, **(kwargs or {}), out_val=out)
+        return out
+
+
+def counted(step: Callable[[], object]) -> int:
+    with Count() as count:
+        step()
+    return count.total
+
+
+def test_fused_attention_counts_its_two_products() -> None:
+    q, k, v = (torch.randn(2, 4, 16, 8) for _ in range(3))
+    assert counted(lambda: F.scaled_dot_product_attention(q, k, v)) == 2 * (2 * 2 * 4 * 16 * 16 * 8)
+
+
+def test_fused_attention_backward_counts_five_products() -> None:
+    """Scores once more, then gradients of values, weights, queries and keys."""
+    q, k, v = (torch.randn(2, 4, 16, 8, requires_grad=True) for _ in range(3))
+    out = F.scaled_dot_product_attention(q, k, v).sum()
+    assert counted(out.backward) == 5 * (2 * 2 * 4 * 16 * 16 * 8)
+
+
+@pytest.mark.parametrize("n_layers", [1, 2])
+def test_a_fused_lstm_multiplies_each_token_with_each_weight(n_layers: int) -> None:
+    layer = torch.nn.LSTM(8, 16, n_layers, batch_first=True)
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    n_weights = sum(weight.numel() for weight in layer.parameters() if weight.dim() == 2)
+    out, _ = layer(x)
+    assert counted(lambda: layer(x)) == 2 * 3 * 5 * n_weights
+    assert counted(out.sum().backward) == 2 * 2 * 3 * 5 * n_weights
+
+
+OFFSETS = torch.tensor([3, 8], dtype=torch.int32)
+POINT = 2 * 2 * 64 * 6 * 9  # two FLOPs, two images of 8 x 8 points, six output channels, a kernel of 3 x 3
+# Forward and backward by hand, in multiply-adds of two FLOPs: backward makes two gradients, each at the price of
+# forward. A channel of a grouped convolution meets the channels of its own group alone.
+BY_HAND: dict[str, tuple[Callable[..., torch.Tensor], list[tuple[int, ...]], int, int]] = {
+    "dense": (lambda x, w: F.conv2d(x, w, padding=1), [(2, 6, 8, 8), (6, 6, 3, 3)], 6 * POINT, 12 * POINT),
+    "depthwise": (
+        lambda x, w: F.conv2d(x, w, padding=1, groups=6), [(2, 6, 8, 8), (6, 1, 3, 3)], POINT, 2 * POINT,
+    ),
+    "grouped": (
+        lambda x, w: F.conv2d(x, w, padding=1, groups=2), [(2, 6, 8, 8), (6, 3, 3, 3)], 3 * POINT, 6 * POINT,
+    ),
+    "one dimension": (
+        lambda x, w: F.conv1d(x, w, groups=4), [(2, 4, 10), (8, 1, 3)], 2 * 2 * 8 * 8 * 3, 2 * 2 * 2 * 8 * 8 * 3,
+    ),
+    "transposed": (
+        lambda x, w: F.conv_transpose2d(x, w, stride=2, groups=3), [(2, 6, 5, 5), (6, 4, 3, 3)],
+        2 * 2 * 25 * 6 * 4 * 9, 2 * 2 * 2 * 25 * 6 * 4 * 9,
+    ),
+    "tokens first": (
+        lambda x, w, b: torch.conv_tbc(x, w, b), [(9, 2, 3), (3, 3, 4), (4,)], 2 * 7 * 2 * 9 * 4, 2 * 2 * 7 * 2 * 9 * 4,
+    ),
+    "rows dealt out to experts": (
+        lambda x, w: F.grouped_mm(x, w, offs=OFFSETS), [(8, 8), (2, 8, 16)], 2 * 8 * 8 * 16, 2 * 2 * 8 * 8 * 16,
+    ),
+    "one product an expert": (
+        lambda x, w: F.grouped_mm(x, w), [(2, 8, 8), (2, 8, 16)], 2 * 2 * 8 * 8 * 16, 2 * 2 * 2 * 8 * 8 * 16,
+    ),
+    # Two products each time: one over three or four of the sizes b 3, o 4, i 5, j 7, then one over the rest.
+    "bilinear": (
+        F.bilinear, [(3, 5), (3, 7), (4, 5, 7)],
+        2 * (3 * 4 * 5 * 7 + 3 * 4 * 7), 2 * (2 * 420 + (3 * 4 * 5 + 420) + (420 + 3 * 4 * 7)),
+    ),
+    # |a - b|² as one product of vectors longer by two; backward is two plain products.
+    "distances": (torch.cdist, [(2, 30, 3), (2, 7, 3)], 2 * 2 * 30 * 7 * (3 + 2), 2 * (2 * 2 * 30 * 7 * 3)),
+    # The gradient of the matrix is an outer product, element by element.
+    "matrix and vector": (torch.mv, [(5, 6), (6,)], 2 * 5 * 6, 2 * 5 * 6),
+    "matrix, vector and sum": (torch.addmv, [(5,), (5, 6), (6,)], 2 * 5 * 6, 2 * 5 * 6),
+    "two vectors": (torch.dot, [(6,), (6,)], 2 * 6, 0),
+    "sum of products": (
+        torch.addbmm, [(4, 5), (3, 4, 6), (3, 6, 5)], 2 * 3 * 4 * 5 * 6, 2 * 2 * 3 * 4 * 5 * 6,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BY_HAND)
+def test_forward_and_backward_count_what_a_hand_counts(case: str) -> None:
+    function, shapes, forward, backward = BY_HAND[case]
+    values = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    out = function(*values)
+    slope = torch.ones_like(out)
+    assert counted(lambda: function(*values)) == forward
+    assert counted(lambda: out.backward(slope)) == backward
+
+
+def test_an_input_that_needs_no_gradient_saves_half_of_a_convolutions_backward() -> None:
+    weight = torch.randn(6, 1, 3, 3, requires_grad=True)
+    out = F.conv2d(torch.randn(2, 6, 8, 8), weight, padding=1, groups=6).sum()
+    assert counted(out.backward) == POINT
+
+
+def test_a_product_written_into_its_first_argument_counts_as_any_other() -> None:
+    left, right = torch.randn(4, 6), torch.randn(6, 5)
+    assert counted(lambda: torch.zeros(4, 5).addmm_(left, right)) == 2 * 4 * 6 * 5
+
+
+# One batch entry of the reference GPT (width 256, 6 blocks, 128 tokens, vocabulary 1000, explicit attention):
+# every matrix product scales with the batch, so the ratios are those of any batch.
+REFERENCE = {"width": 256, "depth": 6, "length": 128, "vocabulary": 1000, "batch": 1}
+RATIOS = [
+    (Policy(), 0.0, 1.0),
+    (Policy.recompute([f"blocks.{i}" for i in range(6)]), 0.0, 1.220),
+    (Policy.recompute([f"blocks.{i}" for i in range(6)]), 0.1, 1.317),
+    (Policy.recompute([f"blocks.{i}" for i in range(6)], use_reentrant=True), 0.0, 1.317),
+    (Policy.recompute(["blocks.0", "blocks.2", "blocks.4"]), 0.0, 1.110),
+]
+
+
+def total_flops(policy: Policy, dropout: float) -> int:
+    with left_as_found():
+        trainee = prepare(RunSpec(model=ref("gpt", dropout=dropout, **REFERENCE), policy=policy, optimizer="none"))
+        with tracker_of(trainee) as tracker:
+            run_step(trainee, tracker.on_phase)
+    return sum(tracker.flops.values())
+
+
+@pytest.mark.parametrize(("policy", "dropout", "ratio"), RATIOS)
+def test_recompute_costs_what_the_reference_costs(policy: Policy, dropout: float, ratio: float) -> None:
+    plain = total_flops(Policy(), dropout)
+    assert plain * 4 == pytest.approx(16.490e9, abs=0.001e9)
+    assert total_flops(policy, dropout) / plain == pytest.approx(ratio, abs=0.0006)

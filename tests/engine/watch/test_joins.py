@@ -1,0 +1,302 @@
+"""The arrows are the data flow: of every sample model by hand, of random nets by construction, at any folding."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.model.describe import describe, graph_of
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.view.graph.flow import folded
+from explorer.view.graph.nesting import nest
+
+B, W = 2, 4
+TENSOR = B * W * 4
+
+
+def sample(name: str, **arguments: int | float) -> ModelGraph:
+    return describe(ModelRef(target=f"sample_models/{name}.py", arguments=arguments))
+
+
+def arrows(graph: ModelGraph) -> set[str]:
+    return {f"{edge.source} > {edge.target}" for edge in graph.edges}
+
+
+def chain(*places: str) -> set[str]:
+    return {f"{a} > {b}" for a, b in zip(places, places[1:])}
+
+
+def within(block: str, *arrows: str) -> set[str]:
+    """Arrows whose ends are written without the path of `block`."""
+    ends = (arrow.split(" > ") for arrow in arrows)
+    return {" > ".join(f"{block}{end}" if end[0] in ".:" else end for end in pair) for pair in ends}
+
+
+def test_mlp() -> None:
+    leaves = [f"{i}.{k}" for i in range(2) for k in range(3)]
+    assert arrows(sample("mlp", n_layers=2, batch=2)) == chain(*leaves, "2")
+
+
+def test_gpt() -> None:
+    graph = sample("gpt", n_layers=2, width=8, n_heads=2, length=4, batch=2, vocabulary=8)
+    expected = within(
+        "embedding", ".token > :add", ".position > :add", ":add > .dropout", ":arange > .position"
+    ) - {"embedding:arange > embedding.position"}  # indices are made in the block and never leave it  # fmt: skip
+    before = "embedding.dropout"
+    for block in ("blocks.0", "blocks.1"):
+        expected |= within(
+            block,
+            f"{before} > .norm1",
+            f"{before} > :add",
+            ".norm1 > .attention.qkv",
+            ".attention.qkv > .attention.attention_dropout",
+            ".attention.qkv > .attention:bmm",
+            ".attention.attention_dropout > .attention:bmm",
+            ".attention:bmm > .attention.out",
+            ".attention.out > .attention.dropout",
+            ".attention.dropout > :add",
+            ":add > .norm2",
+            ":add > :add.2",
+            ".norm2 > .mlp.up",
+            ".mlp.up > .mlp.down",
+            ".mlp.down > .mlp.dropout",
+            ".mlp.dropout > :add.2",
+        )
+        before = f"{block}:add.2"
+    assert arrows(graph) == expected | chain(before, "norm", "head")
+
+
+def test_vit_and_tied_lm() -> None:
+    vit = sample("vit", n_layers=1, width=8, n_heads=2, side=8, patch=4, batch=2)
+    inside = ("> .norm1", "> :add", ".norm1 > .qkv", ".qkv > .out", ".out > :add", ":add > .norm2", ":add > :add.2")
+    inside += (".norm2 > .up", ".up > .down", ".down > :add.2")
+    block = within("blocks.0", *(f"patches.project {hop}" if hop[0] == ">" else hop for hop in inside))
+    assert arrows(vit) == block | chain("blocks.0:add.2", "head.norm", "head.linear")
+    tied = sample("tied_lm", n_layers=1, width=8, length=4, batch=2, vocabulary=8)
+    inside = (".norm1 > .mix", ".norm1 > :add", ".mix > :add", ":add > .norm2", ":add > :add.2")
+    inside += ("embedding > .norm1", "embedding > :add", ".norm2 > .up", ".up > .down", ".down > :add.2")
+    assert arrows(tied) == within("blocks.0", *inside) | chain("blocks.0:add.2", "norm", "head")
+
+
+def test_resnet() -> None:
+    graph = sample("resnet", width=4, blocks_per_stage=1, n_stages=2, side=8, batch=2)
+    expected = chain("stem.0", "stem.1", "stem.2")
+    before = "stem.2"
+    for block in ("blocks.0", "blocks.1"):
+        expected |= within(block, f"{before} > .conv1", f"{before} > .shortcut", ".shortcut > :add", ".norm2 > :add")
+        expected |= chain(*(f"{block}.{name}" for name in ("conv1", "norm1", "conv2", "norm2")))
+        before = f"{block}:add"
+    assert arrows(graph) == expected | chain(before, "head:mean", "head.linear"), "the mean is the head's doing"
+
+
+def test_unet_and_its_three_skips() -> None:
+    graph = sample("unet", width=4, depth=3, side=16, batch=1)
+    inner = ("conv1", "norm1", "conv2", "norm2")
+    spine = [f"down.{i}.block.{name}" for i in range(3) for name in inner] + [f"middle.{name}" for name in inner]
+    for i in range(3):
+        spine += [f"up.{i}.grow", f"up.{i}:cat", *(f"up.{i}.block.{name}" for name in inner)]
+    skips = {f"down.{i}.block.norm2 > up.{2 - i}:cat" for i in range(3)}
+    assert arrows(graph) == chain(*spine, "head") | skips
+    flow = folded(graph, nest(graph), {""})
+    assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
+        ("down", "middle"): (1, 16 * 2 * 2 * 4),
+        ("down", "up"): (3, (4 * 16**2 + 8 * 8**2 + 16 * 4**2) * 4),
+        ("middle", "up"): (1, 32 * 2 * 2 * 4),
+        ("up", "head"): (1, 4 * 16**2 * 4),
+    }
+
+
+def test_recurrent_carries_its_state_to_the_next_call() -> None:
+    graph = sample("recurrent", length=3, width=8, expansion=2, batch=2, vocabulary=8)
+    inside = (":cat > .up", ".up > .gate", ".up > .value", ".gate > :add", ".value > :add", ":add > :cat")
+    assert arrows(graph) == within("cell", "embedding > :cat", *inside, ":add > head")
+    assert [f"{edge.source} > {edge.target}" for edge in graph.edges if edge.back] == ["cell:add > cell:cat"]
+    carried = {f"{edge.source} > {edge.target}": (edge.n_tensors, edge.n_bytes) for edge in graph.edges}
+    state = 2 * 8 * 4
+    assert carried["cell:add > cell:cat"] == (2, 2 * state), "the last state goes to the head alone"
+    assert carried["cell:add > head"] == carried["embedding > cell:cat"] == (1, 3 * state)
+    assert carried["cell.up > cell.value"] == (3, 3 * 2 * state)
+
+
+def test_moe_routes_the_norm_to_every_expert() -> None:
+    graph = sample("moe", n_layers=1, width=8, n_experts=3, length=4, batch=2, vocabulary=8)
+    inside = ["embedding > .norm", "embedding > :add", ".norm > .router.score", ".norm > :index"]
+    inside += [".router.score > :index", ".router.score > :add"]
+    for i in range(3):
+        inside += [f":index > .experts.{i}.up", f".experts.{i}.up > .experts.{i}.down", f".experts.{i}.down > :add"]
+    assert arrows(graph) == within("blocks.0", *inside) | chain("blocks.0:add", "norm", "head")
+
+
+def test_what_several_blocks_inside_read_enters_a_folded_block_once() -> None:
+    graph = sample("gpt", n_layers=2, width=8, n_heads=2, length=4, batch=2, vocabulary=8)
+    flow = folded(graph, nest(graph), {"", "blocks"})
+    hidden = 2 * 4 * 8 * 4
+    assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
+        ("embedding", "blocks.0"): (1, hidden),
+        ("blocks.0", "blocks.1"): (1, hidden),
+        ("blocks.1", "norm"): (1, hidden),
+        ("norm", "head"): (1, hidden),
+    }
+
+
+class TwoTowers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.document = nn.Linear(W, W), nn.Linear(W, W)
+        self.head = nn.Linear(W, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.query(x)) * self.document(x))
+
+
+def test_both_towers_lead_to_the_head() -> None:
+    graph = graph_of(TwoTowers(), torch.randn(B, W))
+    assert arrows(graph) == {"query > :mul", "document > :mul", ":mul > head"}
+    assert [(join.id, join.block, join.op) for join in graph.joins] == [(":mul", "", "mul")]
+
+
+def test_attention_whose_children_are_never_called_is_one_box() -> None:
+    class Attends(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.LayerNorm(W)
+            self.attention = nn.MultiheadAttention(W, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.norm(x)
+            return x + self.attention(x, x, x)[0]
+
+    found = arrows(graph_of(Attends(), torch.randn(B, 3, W)))
+    assert found == {"norm > attention", "norm > :add", "attention > :add"}
+
+
+# ---- random nets: what is true is known from how they were made
+
+Item = tuple[str, object, tuple[int, ...]]
+"""leaf, glue or box; the box's own items; which earlier values it reads."""
+
+
+class Leaf(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(W, W) / W)
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return sum(xs[1:], xs[0]) @ self.weight
+
+
+class Box(nn.Module):
+    """Runs its items in order; value 0 is what it was given, value i what item i made."""
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        super().__init__()
+        self.items = items
+        for i, (what, inner, _) in enumerate(items, 1):
+            if what != "glue":
+                self.add_module(f"b{i}", Leaf() if what == "leaf" else Box(inner))  # type: ignore[arg-type]
+
+    def forward(self, *given: Tensor) -> Tensor:
+        values = [sum(given[1:], given[0]) if len(given) > 1 else given[0]]
+        for i, (what, _, reads) in enumerate(self.items, 1):
+            xs = [values[k] for k in reads]
+            glue = torch.tanh(xs[0]) if len(xs) == 1 else sum(xs[1:], xs[0])
+            values.append(glue if what == "glue" else self._modules[f"b{i}"](*xs))  # type: ignore[misc]
+        return values[-1]
+
+
+def items(random: Random, depth: int = 2) -> tuple[Item, ...]:
+    """Up to five steps; each reads one to three earlier values, the latest more often than others."""
+    found: list[Item] = []
+    for i in range(random.randint(1, 5)):
+        what = random.choice(["leaf", "glue", "box"] if depth else ["leaf", "glue"])
+        reads = tuple({random.choice([i, random.randint(0, i)]) for _ in range(random.randint(1, 3))})
+        found.append((what, items(random, depth - 1) if what == "box" else None, reads))
+    return tuple(found)
+
+
+class Truth:
+    """Every operation of the net, the block that ran it, and whose results it read."""
+
+    def __init__(self, items: tuple[Item, ...]) -> None:
+        self.block: list[str] = []
+        self.leaf: list[bool] = []
+        self.reads: list[set[int]] = []
+        self._run(items, "", [set()])
+
+    def _op(self, block: str, reads: set[int], *, leaf: bool) -> set[int]:
+        self.block.append(block)
+        self.leaf.append(leaf)
+        self.reads.append(reads)
+        return {len(self.block) - 1}
+
+    def _run(self, items: tuple[Item, ...], path: str, given: list[set[int]]) -> set[int]:
+        values = [self._op(path, set().union(*given), leaf=False) if len(given) > 1 else given[0]]
+        for i, (what, inner, reads) in enumerate(items, 1):
+            xs = [values[k] for k in reads]
+            name = f"{path}.b{i}".lstrip(".")
+            if what == "box":
+                values.append(self._run(inner, name, xs))  # type: ignore[arg-type]
+            else:
+                leaf = what == "leaf"
+                values.append(self._op(name if leaf else path, set().union(*xs), leaf=leaf))
+        return values[-1]
+
+    def boxes(self, opened: set[str]) -> list[str | None]:
+        """What each operation lies in, when `opened` are unfolded; None: it is an open block's own."""
+        operating = set(self.block)
+        found: list[str | None] = []
+        for block, leaf in zip(self.block, self.leaf):
+            parts = block.split(".") if block else []
+            path = ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
+            closed = next((step for step in path if step not in opened), None)
+            alone = not any(other.startswith(f"{block}.".lstrip(".")) for other in operating - {block})
+            found.append(closed if closed is not None else block if leaf or alone else None)
+        return found
+
+    def pairs(self, opened: set[str]) -> set[tuple[str, str]]:
+        boxes = self.boxes(opened)
+        behind: list[set[str]] = []
+        pairs = set()
+        for box, reads in zip(boxes, self.reads):
+            fed_by = set().union(*(behind[op] for op in reads))
+            behind.append(fed_by if box is None else {box})
+            pairs |= {(source, box) for source in fed_by if box not in (None, source)}
+        return pairs  # type: ignore[return-value]
+
+
+def drawn_pairs(graph: ModelGraph, opened: set[str]) -> set[tuple[str, str]]:
+    """Boxes that feed each other, directly or through joins alone."""
+    flow = folded(graph, nest(graph), opened)
+    joins = {join.id for found in flow.joins.values() for join in found}
+    after: dict[str, set[str]] = {}
+    for arrow in flow.arrows:
+        assert arrow.n_bytes == TENSOR * arrow.n_tensors
+        after.setdefault(arrow.source, set()).add(arrow.target)
+    for join in joins:
+        assert sum(join in targets for targets in after.values()) > 1, "a join joins"
+    pairs = set()
+    for source in after.keys() - joins:
+        left = list(after[source])
+        seen = set(left)
+        while left:
+            at = left.pop()
+            if at in joins:
+                left += after.get(at, set()) - seen
+                seen |= after.get(at, set())
+            elif at != source:
+                pairs.add((source, at))
+    return pairs
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_random_nets_at_any_folding(seed: int) -> None:
+    random = Random(seed)
+    made = items(random)
+    truth, graph = Truth(made), graph_of(Box(made), torch.randn(B, W))
+    holders = [fqn for fqn, blocks in graph.children.items() if blocks and fqn]
+    for folding in ([], holders, *(random.sample(holders, random.randint(0, len(holders))) for _ in range(6))):
+        opened = {"", *folding}
+        assert drawn_pairs(graph, opened) == truth.pairs(opened)

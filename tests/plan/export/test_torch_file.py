@@ -1,0 +1,175 @@
+"""An exported file is run, with torch alone, and gives bit by bit what explorer.apply_policy gives."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import random
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import explorer
+from explorer.errors import InvalidPolicy
+from explorer.plan.export.formats import EXPORTERS, exported
+from explorer.plan.policy import file as policy_file
+from explorer.record.graph import ModelRef
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import Evidence, PolicyFile
+
+
+class Noisy(nn.Module):
+    """Draws from Python's generator and from one of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+        self.own = torch.Generator().manual_seed(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(x.shape, generator=self.own)
+        return torch.tanh(self.linear(x)) * (1 + noise) * (1 + random.random())
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        layer = lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3))  # noqa: E731
+        self.stem = nn.Sequential(*[layer() for _ in range(4)])
+        self.blocks = nn.ModuleList([layer() for _ in range(2)])
+        self.noisy = Noisy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.noisy(x)
+
+
+def module_of(text: str) -> types.ModuleType:
+    module = types.ModuleType("exported_policy")
+    sys.modules["exported_policy"] = module  # pickle finds functions by their module
+    exec(compile(text, "exported_policy.py", "exec"), module.__dict__)
+    return module
+
+
+def step(change: Callable[[nn.Module], object]) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
+    torch.manual_seed(0)
+    random.seed(0)
+    net = Net()
+    change(net)
+    for _ in range(2):
+        net(torch.randn(16, 8)).square().mean().backward()
+    return {name: p.grad for name, p in net.named_parameters()}, dict(net.named_buffers())
+
+
+def assert_same(expected: dict[str, Tensor | None], actual: dict[str, Tensor | None]) -> None:
+    assert expected.keys() == actual.keys()
+    wrong = [name for name, value in expected.items() if not _equal(value, actual[name])]
+    assert not wrong, wrong
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    return a is b is None if a is None or b is None else torch.equal(a, b)
+
+
+SEGMENTS = (Unit(blocks=("stem.0", "stem.1")), Unit(blocks=("stem.2", "stem.3")))
+SINGLES = (Unit(blocks=("blocks.0",)), Unit(blocks=("noisy",)))
+EVERY_RNG = ("python", "noisy.own")
+POLICIES = {
+    "nothing": Policy(),
+    "segments and singles": Policy(units=SEGMENTS + SINGLES, restore_rng=EVERY_RNG),
+    "nested": Policy(units=(Unit(blocks=("stem",)), *SEGMENTS, Unit(blocks=("stem.1.1",))), restore_rng=EVERY_RNG),
+    "statistics every forward": Policy(units=SEGMENTS, running_stats="every_forward"),
+    "no rng": Policy(units=SEGMENTS, preserve_rng_state=False),
+    "no early stop": Policy(units=SINGLES, early_stop=False, determinism_check="none", restore_rng=("python",)),
+    "reentrant": Policy(units=(Unit(blocks=("blocks.1",)), *SINGLES), use_reentrant=True, restore_rng=EVERY_RNG),
+    "save operators": Policy(units=(Unit(blocks=("blocks.1",), action="save_ops", save_ops=("aten.addmm.default",)),)),
+    "offload": Policy(units=(Unit(blocks=("blocks.1",), action="offload"),)),
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_exported_file_does_what_the_explorer_does(name: str) -> None:
+    policy = POLICIES[name]
+    exporting = module_of(exported(PolicyFile(policy=policy), "torch"))
+    ours = step(lambda net: explorer.apply_policy(net, policy))
+    theirs = step(exporting.apply_checkpointing)
+    assert_same(ours[0], theirs[0])
+    assert_same(ours[1], theirs[1])  # type: ignore[arg-type]
+
+
+def test_it_differs_where_the_policy_makes_a_difference() -> None:
+    plain = step(lambda net: None)
+    faithful = step(module_of(exported(PolicyFile(policy=POLICIES["nested"]), "torch")).apply_checkpointing)
+    assert_same(plain[0], faithful[0])
+    for name in ("statistics every forward", "no rng"):
+        gradients, buffers = step(module_of(exported(PolicyFile(policy=POLICIES[name]), "torch")).apply_checkpointing)
+        with pytest.raises(AssertionError):
+            assert_same(plain[0] | plain[1], gradients | buffers)
+
+
+def test_copies_and_pickles_use_their_own_weights() -> None:
+    exporting = module_of(exported(PolicyFile(policy=POLICIES["segments and singles"]), "torch"))
+    net = Net().eval()
+    names = list(net.state_dict())
+    exporting.apply_checkpointing(net)
+    assert list(net.state_dict()) == names
+    twin = copy.deepcopy(net)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+    assert not twin(torch.randn(4, 8)).any() and net(torch.randn(4, 8)).any()
+    restored = pickle.loads(pickle.dumps(net.stem))
+    x = torch.randn(4, 8)
+    assert torch.equal(restored(x), net.stem(x))
+
+
+def test_another_model_is_refused() -> None:
+    exporting = module_of(exported(PolicyFile(policy=Policy.recompute(["layers.0", "stem"])), "torch"))
+    with pytest.raises(ValueError, match=r"no block layers\.0: this file was made for another model"):
+        exporting.apply_checkpointing(Net())
+
+
+def test_the_file_needs_torch_alone_and_says_where_it_comes_from(tmp_path: Path) -> None:
+    evidence = Evidence(
+        device="a CPU\nimport os", torch_version="2.13.0", step_peak_bytes=1000, baseline_step_peak_bytes=3000,
+        time_ratio=1.25, time_ratio_spread=0.02, verdict="bitwise equal",
+    )  # fmt: skip
+    text = exported(
+        PolicyFile(
+            policy=POLICIES["nested"], model=ModelRef(target="net.py:Net"), fingerprint="abc", evidence=evidence
+        ),
+        "torch",
+    )
+    for words in (
+        "Made for net.py:Net, fingerprint abc",
+        "1,000 bytes instead of 3,000",
+        "x1.25 +- 0.02",
+        "bitwise equal",
+    ):
+        assert words in text
+    assert "\nimport os" not in text
+    path = tmp_path / "applied.py"
+    path.write_text(text)
+    code = "import sys, applied; assert not any(name.startswith('explorer') for name in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+
+
+def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(policy_file.dumps(Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"])))
+    module = module_of(exported(policy_file.load(path), "torch"))
+    assert [unit[0] for unit in module.UNITS] == [('stem."0"',), ("a\\",), ("@ORIGIN@",)]
+
+
+def test_an_unknown_target_is_named() -> None:
+    with pytest.raises(InvalidPolicy, match="no exporter torhc. Did you mean torch"):
+        exported(PolicyFile(policy=Policy()), "torhc")
+    assert "torch" in EXPORTERS

@@ -1,0 +1,205 @@
+"""A forecast is the run itself, played through the baseline: checked against the textbook chain and by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.plan.forecast.changes import RNG_STATE_BYTES
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.record import Calls, Measurement, ModelGraph, Policy, Unit
+from explorer.record.forecast import Forecast
+from tests.graphs import block as graph_block
+from tests.plan.why.test_peak import graph
+from tests.view.builders import MIB, Book, Chain, chains, measured
+
+UNITS = {"a": 3 * MIB, "b": 5 * MIB, "c": 7 * MIB}
+
+
+def without_stash(run: Measurement, *units: str | tuple[str, ...]) -> Forecast:
+    return Forecaster(run).forecast(Policy.recompute(units, preserve_rng_state=False))
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains, st.data())
+def test_any_policy_on_the_textbook_chain_comes_true(chain: Chain, data: st.DataObject) -> None:
+    """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""
+    chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1)))
+    found = without_stash(measured(chain), *(f"layers.{i}" for i in sorted(chosen)))
+    real = measured(chain, chosen)
+    assert found.step_peak_bytes is not None and real.step_peak_bytes is not None
+    assert abs(found.step_peak_bytes - real.step_peak_bytes) <= 2 * chain.output + chain.parameters
+    assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert found.flop_ratio == pytest.approx(1 + len(chosen) / (3 * chain.n_blocks))
+
+
+def test_each_checkpoint_keeps_the_generators_state_on_the_cpu() -> None:
+    blocks = [f"layers.{i}" for i in range(6)]
+    run = measured(Chain(optimizer=False))
+    bare, stashed = (
+        Forecaster(run).forecast(Policy.recompute(blocks, preserve_rng_state=kept)).step_peak_bytes
+        for kept in (False, True)
+    )
+    assert bare is not None and stashed is not None
+    assert RNG_STATE_BYTES <= stashed - bare <= 6 * RNG_STATE_BYTES
+    gpu = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device="cuda"))
+    assert Forecaster(gpu).forecast(Policy.recompute(blocks)).step_peak_bytes == bare
+
+
+def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -> None:
+    run = measured()
+    assert run.allocations is not None
+    old = msgspec.structs.replace(run, allocations=msgspec.structs.replace(run.allocations, calls=Calls()))
+    found = without_stash(old, "layers.0")
+    assert (found.step_peak_bytes, found.saved_after_forward_bytes) == (None, None)
+    assert found.flop_ratio == pytest.approx(1 + 1 / 18)
+
+
+@pytest.mark.parametrize("unit", [Unit(blocks=("layers.0",), action="offload"), Unit(
+    blocks=("layers.0",), action="save_ops", save_ops=("aten.mm.default",)
+)])  # fmt: skip
+def test_other_actions_are_not_forecast_as_plain_recompute(unit: Unit) -> None:
+    assert Forecaster(measured()).forecast(Policy(units=(unit,))) == Forecast()
+
+
+def test_reentrant_checkpointing_has_no_peak_foretold_and_nothing_where_it_trains_nothing() -> None:
+    policy = Policy.recompute(["layers.1"], use_reentrant=True)
+    found = Forecaster(measured(), graph()).forecast(policy)
+    assert found.step_peak_bytes is None
+    assert found.saved_after_forward_bytes is not None and found.flop_ratio is not None
+    idle = graph_block("layers.1", "B", traits=("inputs_need_no_grad",))
+    known = ModelGraph(model=graph().model, blocks=(idle,), edges=())
+    assert Forecaster(measured(), known).forecast(policy) == Forecast()
+    assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.1"])).step_peak_bytes is not None
+
+
+def straight(*, skip: bool = False, outer: bool = False) -> Measurement:
+    """Blocks a, b, c save 3, 5 and 7 MiB and hand on 1 MiB each, which the next one saves; then a bare backward.
+
+    With `skip` block a also hands out 2 MiB that it saves itself and that c copies. With `outer` they lie in block o.
+    """
+    book = Book()
+    within = "o." if outer else ""
+    book.phase("forward")
+    saved: dict[str, list[int]] = {}
+    given: tuple[int, ...] = (book.alloc("saved activation", "", MIB),)
+    outside: tuple[int, ...] = ()
+    began, whole = book.tick, given
+    if outer:
+        book.free(book.alloc("temporary", "o", 0))
+    for name, n_bytes in ((within + name, n_bytes) for name, n_bytes in UNITS.items()):
+        first = book.tick
+        saved[name] = [book.alloc("saved activation", name, n_bytes)]
+        extra = (book.alloc("saved activation", name, 2 * MIB),) if skip and name == "a" else ()
+        output = book.alloc("saved activation", name, MIB)
+        inputs = (*given, *outside) if name == "c" else given
+        book.calls.append((name, first, book.tick, inputs, (output, *extra)))
+        given, outside = (output,), outside or extra
+        saved[name] += [*extra, output]
+    if outer:
+        book.calls.append(("o", began, book.tick, whole, given))
+    book.phase("backward")
+    for name in reversed(saved):
+        gradient = book.alloc("temporary", name, MIB)
+        for entry in reversed(saved[name]):
+            book.free(entry)
+        book.free(gradient)
+    return msgspec.structs.replace(
+        measured(), allocations=book.close(), phases=tuple(book.spans), blocks=(), spec=measured().spec
+    )
+
+
+def test_a_segment_leaves_block_by_block_and_comes_back_at_once() -> None:
+    """Pencil: 19 MiB at the end of forward. As one segment b and c leave 12 MiB and the 1 MiB between them."""
+    run = straight()
+    assert run.step_peak_bytes == (1 + 3 + 5 + 7 + 3 + 1) * MIB
+    apart, joined = without_stash(run, "b", "c"), without_stash(run, ("b", "c"))
+    assert apart.saved_after_forward_bytes == (1 + 3 + 3) * MIB
+    assert joined.saved_after_forward_bytes == (1 + 3 + 2) * MIB
+    # b's output lies inside the segment and goes with it; c's is the segment's own.
+    assert apart.freed_bytes == {"b": UNITS["b"], "c": UNITS["c"]}
+    assert joined.freed_bytes == {"b": UNITS["b"] + MIB, "c": UNITS["c"]}
+    # The peak is the first gradient, when backward of c begins: a segment is whole again then, apart b is still away.
+    assert joined.step_peak_bytes == run.step_peak_bytes
+    assert apart.step_peak_bytes == run.step_peak_bytes - UNITS["b"]
+
+
+def test_inside_a_recomputed_block_one_block_at_a_time_is_whole() -> None:
+    """Pencil: the outer block keeps its 1 MiB of input; run again it keeps 1 MiB each for b and c, then c is whole.
+
+    1 (input) + 2 (given to b and c) + 1 (its output, saved by others) + 1 (gradient) + 7 (c) at the start of backward.
+    """
+    run = straight(outer=True)
+    alone, nested = without_stash(run, "o"), without_stash(run, "o", "o.a", "o.b", "o.c")
+    assert alone.saved_after_forward_bytes == nested.saved_after_forward_bytes == (1 + 1) * MIB
+    assert alone.step_peak_bytes == run.step_peak_bytes
+    assert nested.step_peak_bytes == (1 + 2 + 1 + 1 + 7) * MIB
+    assert set(nested.freed_bytes) == {"o", "o.a", "o.b", "o.c"}
+
+
+def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
+    """The skip of a is copied by c: without c's checkpoint recomputing a would free it."""
+    run = straight(skip=True)
+    free, held = without_stash(run, "a"), without_stash(run, "a", "c")
+    base = run.saved_after_forward_bytes
+    assert base is not None and free.saved_after_forward_bytes is not None
+    assert base - free.saved_after_forward_bytes == UNITS["a"]  # its outputs are not its own to free
+    assert held.saved_after_forward_bytes == free.saved_after_forward_bytes - UNITS["c"]
+
+
+def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
+    """As above, and the graph knows that only a saves its skip: it goes once c, which copies it, is through."""
+    names = [graph_block(name, "B", outputs_saved_outside=(True, False) if name == "a" else ()) for name in UNITS]
+    known = ModelGraph(model=graph().model, blocks=tuple(names), edges=(), spine=tuple(UNITS))
+    run = straight(skip=True)
+
+    def saved(*units: str) -> int:
+        found = Forecaster(run, known).forecast(Policy.recompute(units, preserve_rng_state=False))
+        assert sum(found.freed_bytes.values()) == run.saved_after_forward_bytes - found.saved_after_forward_bytes
+        assert found.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
+        return run.saved_after_forward_bytes - found.saved_after_forward_bytes
+
+    assert saved("a") == UNITS["a"] + 2 * MIB
+    assert saved("a", "c") == UNITS["a"] + UNITS["c"]  # c's checkpoint keeps what it was given
+
+
+def test_a_unit_that_ends_in_another_runs_again_up_to_that_one() -> None:
+    """Half of the outer one until its last save, which lies in the inner one: it stops where that is entered."""
+    run = measured()
+    bills = tuple(
+        msgspec.structs.replace(bill, fqn="layers.0.mlp", forward_flops=bill.forward_flops // 4)
+        for bill in run.blocks
+        if bill.fqn == "layers.0"
+    )
+    run = msgspec.structs.replace(run, blocks=(*run.blocks, *bills))
+    outer = graph_block("layers.0", "B", forward_flops=100, rerun_flops=50, last_saved_in="layers.0.mlp")
+    inner = graph_block("layers.0.mlp", "B", forward_flops=25, rerun_flops=25, last_saved_in="layers.0.mlp")
+    share = 1 / 18
+    for last, expected in (("layers.0.mlp", 0.5), ("layers.0", 0.5 + 0.25)):
+        blocks = (msgspec.structs.replace(outer, last_saved_in=last), inner)
+        known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+        found = Forecaster(run, known).forecast(Policy.recompute(["layers.0", "layers.0.mlp"]))
+        assert found.flop_ratio == pytest.approx(1 + share * expected, rel=1e-3)
+
+
+def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
+    def with_share(share: float) -> ModelGraph:
+        blocks = [
+            msgspec.structs.replace(block, forward_flops=100, rerun_flops=round(100 * share))
+            for block in graph().blocks
+        ]
+        return msgspec.structs.replace(graph(), blocks=tuple(blocks))
+
+    run, unit = measured(), ("layers.0", "layers.1")
+    share = 1 / 18  # of the step's FLOPs in each block's forward
+    forecaster = Forecaster(run, with_share(0.5))
+    for policy, expected in (
+        (Policy.recompute(["layers.0"]), 0.5 * share),
+        (Policy.recompute([unit]), 1.5 * share),  # the first block of a segment runs to its end
+        (Policy.recompute(["layers.0"], early_stop=False), share),
+        (Policy.recompute(["layers.0"], use_reentrant=True), share),
+    ):
+        assert forecaster.forecast(policy).flop_ratio == pytest.approx(1 + expected)
+    assert Forecaster(run).forecast(Policy.recompute(["layers.0"])).flop_ratio == pytest.approx(1 + share)

@@ -1,0 +1,256 @@
+"""Each rule fires on its trap and on nothing else; what the traps do to real models stands in test_hazards_shown.py."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from explorer.errors import InvalidPlan
+from explorer.plan.hazards.case import Case, innermost
+from explorer.plan.hazards.known import hazards
+from explorer.plan.pipeline.schedules import rows_of
+from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.run import RunSpec
+
+MODEL = ModelRef(target="net.py")
+
+
+def block(fqn: str, *traits: str, **said: object) -> Block:
+    about = {"kind": "Block", "n_calls": 1, "parameter_bytes": 4, "buffer_bytes": 0, "output_bytes": 4,
+             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **said}  # fmt: skip
+    return Block(fqn=fqn, traits=traits, **about)  # type: ignore[arg-type]
+
+
+def graph(*blocks: Block, **said: object) -> ModelGraph:
+    root = block("", *{trait for each in blocks for trait in each.traits})
+    return ModelGraph(model=MODEL, blocks=(root, *blocks), edges=(), **said)  # type: ignore[arg-type]
+
+
+def rules(found: object) -> list[str]:
+    return [hazard.rule for hazard in found]  # type: ignore[attr-defined]
+
+
+def plan(n_microbatches: int = 4, **said: object) -> PipelinePlan:
+    return PipelinePlan(stages=(("a",), ("b",)), n_microbatches=n_microbatches, **said)  # type: ignore[arg-type]
+
+
+def spec(**said: object) -> RunSpec:
+    return RunSpec(model=MODEL, **said)  # type: ignore[arg-type]
+
+
+A = Policy.recompute(["a"])
+OPTIONS = {
+    "redraw": Policy.recompute(["a"], preserve_rng_state=False),
+    "twice": Policy.recompute(["a"], running_stats="every_forward"),
+    "reentrant": Policy.recompute(["a"], use_reentrant=True),
+    "unchecked": Policy.recompute(["a"], determinism_check="none"),
+}
+
+CASES = [  # rule, block with its trap, policy that falls in, policy that does not
+    ("dropout-redrawn", block("a", "uses_rng"), OPTIONS["redraw"], A),
+    ("own-generator", block("a", "own_generator"), A, Policy.recompute(["a"], restore_rng=("a.generator",))),
+    ("python-rng", block("a", "python_rng"), A, Policy.recompute(["a"], restore_rng=("python",))),
+    ("numpy-rng", block("a", "numpy_rng"), A, Policy.recompute(["a"], restore_rng=("numpy",))),
+    ("running-statistics", block("a", "running_statistics"), OPTIONS["twice"], A),
+    ("moved-buffers", block("a", "moves_buffers"), A, KEEP_ALL),
+    ("moved-attributes", block("a", "moves_attributes"), A, KEEP_ALL),
+    ("kept-cache", block("a", "keeps_cache"), A, KEEP_ALL),
+    ("changed-inputs", block("a", "changes_inputs"), A, KEEP_ALL),
+    ("filled-inputs", block("a", "fills_inputs"), A, KEEP_ALL),
+    ("hidden-state", block("a", "hidden_state"), A, KEEP_ALL),
+    ("statistics-in-use", block("a", "reads_statistics"), A, KEEP_ALL),
+    ("never-called", block("a", n_calls=0), A, KEEP_ALL),
+    ("random-last", block("a", "uses_rng", "rng_last", kind="RReLU"), A, Policy.recompute(["a"], early_stop=False)),
+    ("unchecked-recompute", block("a"), OPTIONS["unchecked"], A),
+    ("mode-flips", block("a", "uses_rng"), OPTIONS["reentrant"], A),
+    ("reentrant-no-grad-input", block("a", "inputs_need_no_grad"), OPTIONS["reentrant"], A),
+    ("reentrant-nested-outputs", block("a", "nested_outputs"), OPTIONS["reentrant"], A),
+    ("reentrant-keywords", block("a", "keyword_inputs"), OPTIONS["reentrant"], A),
+    ("reentrant-nested-inputs", block("a", "nested_inputs"), OPTIONS["reentrant"], A),
+    ("reentrant-shared", block("a", shares_parameters_with=("b",)), OPTIONS["reentrant"], A),
+    ("reentrant-second-order", block("a"), OPTIONS["reentrant"], A),
+    (
+        "selective-random",
+        block("a"),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.bernoulli_.float",)),)),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.mm.default",)),)),
+    ),
+    (
+        "selective-in-place",
+        block("a"),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.add_.Tensor",)),)),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.add.Tensor",)),)),
+    ),
+    ("selective-once", block("a"), Policy(units=(Unit(blocks=("a",), action="save_ops"),)), A),
+]
+
+
+@pytest.mark.parametrize(("rule", "trap", "into", "out"), CASES, ids=[case[0] for case in CASES])
+class TestPolicyRules:
+    def test_fires_in_its_trap_and_names_the_block(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
+        found = [hazard for hazard in hazards(graph(trap, block("b")), into) if hazard.rule == rule]
+        assert [hazard.blocks for hazard in found] == [("a",)]
+
+    def test_is_silent_once_cured(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
+        assert rule not in rules(hazards(graph(trap, block("b")), out))
+
+    def test_is_silent_where_the_block_has_no_such_trait(
+        self, rule: str, trap: Block, into: Policy, out: Policy
+    ) -> None:
+        in_the_policy_alone = not (trap.traits or trap.shares_parameters_with or trap.n_calls == 0)
+        assert (rule in rules(hazards(graph(block("a"), block("b")), into))) == in_the_policy_alone
+
+    def test_says_what_to_do(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
+        for hazard in hazards(graph(trap, block("b")), into):
+            assert hazard.sentence.endswith(".") and hazard.remedy.endswith(".")
+
+
+@given(st.permutations([case[1] for case in CASES]))
+def test_a_policy_that_recomputes_nothing_has_no_hazard(blocks: list[Block]) -> None:
+    assert hazards(graph(*blocks), KEEP_ALL) == ()
+
+
+def test_a_clean_model_has_no_hazard() -> None:
+    assert hazards(graph(block("a"), block("b")), Policy.recompute(["a", "b"])) == ()
+    assert hazards(graph(block("a", "uses_rng"), block("b", "running_statistics")), Policy.recompute(["a", "b"])) == ()
+
+
+def test_a_trap_below_a_named_block_counts_and_one_beside_it_does_not() -> None:
+    net = graph(block("a", "python_rng"), block("a.drop", "python_rng"), block("ab", "python_rng"))
+    found = hazards(net, A)
+    assert [(hazard.rule, hazard.blocks) for hazard in found] == [("python-rng", ("a.drop",))]
+
+
+def test_errors_come_first() -> None:
+    net = graph(block("a", "python_rng", "moves_attributes"), block("b"))
+    severities = [hazard.severity for hazard in hazards(net, Policy.recompute(["a"], determinism_check="none"))]
+    assert severities == ["error", "warning", "note"]
+
+
+def test_eval_mode_draws_no_dropout_and_moves_no_statistics() -> None:
+    net = graph(block("a", "uses_rng", "running_statistics", "moves_buffers"))
+    policy = Policy.recompute(["a"], preserve_rng_state=False, running_stats="every_forward")
+    assert hazards(net, policy, spec=spec(mode="eval")) == ()
+
+
+def test_an_offloaded_block_does_not_run_again() -> None:
+    policy = Policy(units=(Unit(blocks=("a",), action="offload"),))
+    net = graph(block("a", "python_rng"))
+    assert rules(hazards(net, policy, spec=spec(device="cuda"))) == []
+    assert rules(hazards(net, policy, spec=spec(device="cpu"))) == ["offload-without-device"]
+
+
+def test_frozen_blocks_before_a_reentrant_one() -> None:
+    policy = OPTIONS["reentrant"]
+    assert "reentrant-frozen" in rules(hazards(graph(block("a")), policy, spec=spec(frozen=("embedding",))))
+    assert "reentrant-frozen" not in rules(hazards(graph(block("a")), policy, spec=spec()))
+
+
+def test_autocast_with_reentrant() -> None:
+    autocast = spec(autocast="bfloat16")
+    assert "reentrant-autocast" in rules(hazards(graph(block("a")), OPTIONS["reentrant"], spec=autocast))
+    assert "reentrant-autocast" not in rules(hazards(graph(block("a")), A, spec=autocast))
+
+
+class TestPipelineRules:
+    NET = graph(block("a"), block("b"), input_shapes=((8, 4),))
+
+    def test_a_plan_without_traps(self) -> None:
+        assert hazards(self.NET, KEEP_ALL, plan()) == ()
+
+    @given(st.integers(1, 32), st.integers(1, 32))
+    def test_indivisible_batch(self, n_samples: int, n_microbatches: int) -> None:
+        net = graph(block("a"), block("b"), input_shapes=((n_samples, 4),))
+        fires = "indivisible-batch" in rules(hazards(net, KEEP_ALL, plan(n_microbatches)))
+        assert fires == (n_samples % n_microbatches != 0)
+
+    @pytest.mark.parametrize(
+        ("schedule", "n_microbatches"), [*itertools.product(["GPipe", "1F1B", "LoopedBFS"], [1, 2, 4])]
+    )
+    def test_few_microbatches(self, schedule: str, n_microbatches: int) -> None:
+        fires = "few-microbatches" in rules(hazards(self.NET, KEEP_ALL, plan(n_microbatches, schedule=schedule)))
+        assert fires == (schedule == "1F1B" and n_microbatches < 2)
+
+    @pytest.mark.parametrize(("n_microbatches", "fires"), [(1, False), (2, False), (4, False), (5, True), (6, False)])
+    def test_uneven_rounds(self, n_microbatches: int, fires: bool) -> None:
+        stages = tuple((fqn,) for fqn in "abcd")
+        four = PipelinePlan(stages=stages, n_microbatches=n_microbatches, schedule="Interleaved1F1B", n_ranks=2)
+        assert fires == ("uneven-rounds" in rules(hazards(self.NET, KEEP_ALL, four)))
+        if fires:
+            with pytest.raises(InvalidPlan):
+                rows_of(four)
+        else:
+            rows_of(four)
+
+    def test_refused_cut_only_where_the_plan_cuts(self) -> None:
+        cut = CutPoint(after="a", before="b", n_bytes=1, n_tensors=1, refusal="both use one module.")
+        net = graph(block("a"), block("b"), cuts=(cut,), input_shapes=((8,),))
+        assert "refused-cut" in rules(hazards(net, KEEP_ALL, plan()))
+        whole = PipelinePlan(stages=(("a", "b"),), n_microbatches=4)
+        assert "refused-cut" not in rules(hazards(net, KEEP_ALL, whole))
+
+    def test_shared_across_a_cut(self) -> None:
+        net = graph(block("a", shares_parameters_with=("b",)), block("b", shares_parameters_with=("a",)))
+        assert "shared-across-a-cut" in rules(hazards(net, KEEP_ALL, plan()))
+        whole = PipelinePlan(stages=(("a", "b"),), n_microbatches=4)
+        assert "shared-across-a-cut" not in rules(hazards(net, KEEP_ALL, whole))
+
+    def test_statistics_per_microbatch(self) -> None:
+        net = graph(block("a", "running_statistics"), block("b"))
+        assert "statistics-per-microbatch" in rules(hazards(net, KEEP_ALL, plan()))
+        assert "statistics-per-microbatch" not in rules(hazards(net, KEEP_ALL, plan(1)))
+
+    def test_masks_by_order(self) -> None:
+        net = graph(block("a", "uses_rng"), block("b"))
+        assert "masks-by-order" in rules(hazards(net, KEEP_ALL, plan(keyed_rng=False)))
+        assert "masks-by-order" not in rules(hazards(net, KEEP_ALL, plan()))
+
+    def test_zero_bubble(self) -> None:
+        assert "multiplied-recompute" in rules(hazards(self.NET, A, plan(schedule="ZBVZeroBubble")))
+        assert "multiplied-recompute" not in rules(hazards(self.NET, A, plan(schedule="1F1B")))
+        assert "multiplied-recompute" not in rules(hazards(self.NET, KEEP_ALL, plan(schedule="ZBVZeroBubble")))
+
+    def test_reentrant_stage(self) -> None:
+        found = {hazard.rule: hazard.severity for hazard in hazards(self.NET, OPTIONS["reentrant"], plan())}
+        split = {h.rule: h.severity for h in hazards(self.NET, OPTIONS["reentrant"], plan(schedule="ZBVZeroBubble"))}
+        assert (found["reentrant-stage"], split["reentrant-stage"]) == ("warning", "error")
+        assert "reentrant-stage" not in rules(hazards(self.NET, A, plan()))
+
+    def test_cache_between_microbatches(self) -> None:
+        assert "cache-between-microbatches" in rules(hazards(graph(block("a", "keeps_cache")), KEEP_ALL, plan()))
+
+    def test_nothing_recomputed(self) -> None:
+        assert "nothing-recomputed" in rules(hazards(self.NET, A, plan(checkpoint="never")))
+        assert "nothing-recomputed" in rules(hazards(self.NET, A, plan(1, checkpoint="except_last")))
+        assert "nothing-recomputed" not in rules(hazards(self.NET, A, plan(checkpoint="except_last")))
+
+    def test_the_plan_of_the_run_is_taken(self) -> None:
+        assert rules(hazards(self.NET, A, spec=spec(plan=plan(checkpoint="never")))) == ["nothing-recomputed"]
+
+
+fqns = st.lists(st.sampled_from("abc"), max_size=4).map(".".join)
+
+
+@given(st.sets(fqns), st.sets(fqns, min_size=1))
+def test_what_lies_under_what_is_found_along_the_names(below: set[str], tops: set[str]) -> None:
+    """By walking up each name: asking every pair takes seconds at a thousand blocks."""
+
+    def under(fqn: str, top: str) -> bool:
+        return fqn == top or not top or fqn.startswith(f"{top}.")
+
+    named = tuple(sorted(below))
+    assert innermost(named) == tuple(a for a in named if not any(a != b and under(b, a) for b in named))
+    net = ModelGraph(model=MODEL, blocks=tuple(map(block, named)), edges=())
+    stages = tuple((top,) for top in sorted(tops))
+    case = Case(net, Policy.recompute(sorted(tops)), PipelinePlan(stages=stages, n_microbatches=1))
+    assert [b.fqn for b in case.rerun] == [fqn for fqn in named if any(under(fqn, top) for top in tops)]
+    assert case.stage_of == {
+        fqn: stages.index((max((top for top in tops if under(fqn, top)), key=len),))
+        for fqn in named
+        if any(under(fqn, top) for top in tops)
+    }

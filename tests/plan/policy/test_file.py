@@ -1,0 +1,225 @@
+"""The policy file: exact there and back, and strict with what strangers send."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import explorer
+from explorer.errors import InvalidPolicy, UnreadableFile
+from explorer.plan.policy import file as policy_file
+from explorer.record.graph import ModelRef
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import Evidence, PolicyFile
+from tests.graphs import gpt
+
+texts = st.text(max_size=12)
+names = texts | st.sampled_from(["no", "1", "1e5", "~", "=", "<<", "0x1", "2020-01-01", "null", "a: b", "- x", "1:30"])
+units = st.builds(
+    Unit,
+    blocks=st.lists(names, max_size=9).map(tuple),
+    action=st.sampled_from(["recompute", "save_ops", "offload"]),
+    save_ops=st.lists(names, max_size=2).map(tuple),
+)
+policies = st.builds(
+    Policy,
+    units=st.lists(units, max_size=4).map(tuple),
+    preserve_rng_state=st.booleans(),
+    use_reentrant=st.booleans(),
+    determinism_check=st.sampled_from(["default", "none"]),
+    early_stop=st.booleans(),
+    running_stats=st.sampled_from(["once", "every_forward"]),
+    restore_rng=st.lists(names, max_size=2).map(tuple),
+)
+numbers = st.floats(allow_nan=False)
+arguments = st.dictionaries(names, st.integers() | numbers | names | st.booleans(), max_size=3)
+models = st.builds(ModelRef, target=names, size=st.none() | names, arguments=arguments)
+plans = st.builds(
+    PipelinePlan,
+    stages=st.lists(st.lists(names, max_size=3).map(tuple), max_size=3).map(tuple),
+    n_microbatches=st.integers(1, 99),
+    n_ranks=st.none() | st.integers(1, 9),
+    actions=st.lists(st.lists(names, max_size=3).map(tuple), max_size=2).map(tuple),
+)
+sizes = st.none() | st.integers(0, 2**62)
+evidence = st.builds(
+    Evidence,
+    device=names,
+    torch_version=names,
+    input_shapes=st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), max_size=2).map(tuple),
+    step_peak_bytes=sizes,
+    time_ratio=st.none() | numbers,
+    verdict=st.none() | st.sampled_from(["bitwise equal", "rounding", "state moved", "different"]),
+)
+files = st.builds(
+    PolicyFile,
+    policy=policies,
+    model=st.none() | models,
+    fingerprint=st.none() | names,
+    pipeline=st.none() | plans,
+    evidence=st.none() | evidence,
+)
+
+
+def written(file: PolicyFile) -> str:
+    return policy_file.dumps(
+        file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(files)
+def test_what_is_read_is_what_was_written(file: PolicyFile) -> None:
+    assert policy_file.loads(written(file)) == file
+
+
+@settings(max_examples=300, deadline=None)
+@given(files, st.integers(0, 10_000), st.text(max_size=3))
+def test_a_damaged_file_gives_an_error_of_ours_or_a_policy(file: PolicyFile, at: int, junk: str) -> None:
+    text = written(file)
+    at %= len(text)
+    try:
+        policy_file.loads(text[:at] + junk + text[at + 1 :])
+    except UnreadableFile as error:
+        assert "\n" not in error.sentence
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text())
+def test_any_text_gives_an_error_of_ours(text: str) -> None:
+    with pytest.raises(UnreadableFile):
+        policy_file.loads(text)
+
+
+GOOD = """\
+version: 1
+model:
+  target: sample_models/gpt.py
+  fingerprint: '0123456789abcdef'
+policy:
+  units:
+  - blocks.0
+  - [blocks.1, blocks.2]
+  - {blocks: [blocks.3], action: offload}
+  use_reentrant: false
+evidence:
+  device: cpu
+  torch_version: '2.13'
+  step_peak_bytes: 5
+"""
+
+
+def test_the_short_forms_of_units() -> None:
+    file = policy_file.loads(GOOD)
+    assert file.policy == Policy(
+        units=(
+            Unit(blocks=("blocks.0",)),
+            Unit(blocks=("blocks.1", "blocks.2")),
+            Unit(blocks=("blocks.3",), action="offload"),
+        )
+    )
+    assert file.fingerprint == "0123456789abcdef" and file.evidence and file.evidence.step_peak_bytes == 5
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("version: 1", "version: 2", ["line 1", "version 2", "reads version 1"]),
+        ("version: 1", "version: true", ["version True"]),
+        ("version: 1", "versoin: 1", ["no field `version`"]),
+        ("use_reentrant", "use_reentrent", ["line 10", "policy.use_reentrent", "did you mean use_reentrant?"]),
+        ("use_reentrant: false", "use_reentrant: 'false'", ["line 10", "policy.use_reentrant", "bool", "str"]),
+        ("step_peak_bytes: 5", "step_peak_bytes: 5 MiB", ["line 14", "evidence.step_peak_bytes", "int"]),
+        ("action: offload", "action: upload", ["line 9", "policy.units[2].action", "upload"]),
+        ("- blocks.0", "- 7", ["line 7", "policy.units[0]"]),
+        ("[blocks.1, blocks.2]", "[blocks.1, 2]", ["line 8", "policy.units[1]", "str"]),
+        ("'0123456789abcdef'", "12345678", ["line 4", "fingerprint", "quotes"]),
+        ("evidence:", "evidences:", ["line 11", "unknown field evidences"]),
+        ("policy:", "plan_b:", ["line 5", "plan_b", "policy is missing"]),
+        ("  use_reentrant: false", "  units: []", ["line 10", "units is there twice"]),
+        ("- blocks.0", "- &a blocks.0", ["line 7", "anchors"]),
+        ("- blocks.0", "- !!python/name:os.system blocks.0", ["line 7", "tag"]),
+        ("- blocks.0", "- " + "[" * 40 + "]" * 40, ["line 7", "levels deep"]),
+        ("- blocks.0", "- [blocks.0", ["not YAML", "line "]),
+        ("  units:", "  1: 2\n  units:", ["line 6", "quotes"]),
+    ],
+)
+def test_each_fault_says_where_and_what(old: str, new: str, words: list[str]) -> None:
+    assert old in GOOD
+    with pytest.raises(UnreadableFile) as caught:
+        policy_file.loads(GOOD.replace(old, new, 1))
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_all_faults_of_one_file_are_named_at_once() -> None:
+    text = GOOD.replace("use_reentrant", "use_reentrent").replace("step_peak_bytes: 5", "step_peak_bytes: x")
+    with pytest.raises(UnreadableFile, match=r"use_reentrent.*step_peak_bytes"):
+        policy_file.loads(text.replace("- blocks.0", "- 7"))
+
+
+def test_a_bomb_is_refused_before_it_grows() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    with pytest.raises(UnreadableFile, match="anchors and aliases"):
+        policy_file.loads("\n".join(lines))
+
+
+def test_a_huge_file_is_refused_unread() -> None:
+    with pytest.raises(UnreadableFile, match="more than 1048576 bytes"):
+        policy_file.loads("# " + "x" * 2**20)
+
+
+def test_the_file_on_disk(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(GOOD)
+    assert explorer.load_policy(path) == policy_file.loads(GOOD).policy
+    with pytest.raises(UnreadableFile, match=r"nowhere\.yaml cannot be read"):
+        explorer.load_policy(tmp_path / "nowhere.yaml")
+    path.write_bytes(b"version: 1\n\xff")
+    with pytest.raises(UnreadableFile, match="byte 11 is not UTF-8"):
+        explorer.load_policy(path)
+    path.write_text(GOOD.replace("use_reentrant", "reentrant"))
+    with pytest.raises(UnreadableFile, match=r"policy\.yaml: .*line 10"):
+        explorer.load_policy(path)
+
+
+def test_loading_a_policy_needs_neither_torch_nor_numpy(tmp_path: Path, root: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text(GOOD)
+    check = f"import sys, explorer; explorer.load_policy({str(path)!r}); print({{'torch', 'numpy'}} & set(sys.modules))"
+    said = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=True)
+    assert said.stdout.strip() == "set()"
+
+
+def test_stale_files_are_told_from_fresh_ones() -> None:
+    graph = gpt(4)
+    fresh = PolicyFile(policy=Policy.recompute(["blocks.1"]), fingerprint=graph.fingerprint)
+    policy_file.check_fresh(fresh, graph)
+    policy_file.check_fresh(PolicyFile(policy=fresh.policy), graph)
+    with pytest.raises(InvalidPolicy, match=f"{graph.fingerprint}.*Measure it on this model"):
+        policy_file.check_fresh(PolicyFile(policy=fresh.policy, fingerprint="0" * 16), graph)
+    with pytest.raises(InvalidPolicy, match=r"no block block\.1 .*Did you mean blocks\.1"):
+        policy_file.check_fresh(PolicyFile(policy=Policy.recompute(["block.1", "blocks.1"])), graph)
+
+
+def test_the_text_reads_well() -> None:
+    policy = Policy.recompute(["blocks.0", ("blocks.1", "blocks.2")])
+    text = policy_file.dumps(policy, model=ModelRef(target="sample_models/gpt.py"), fingerprint="12345678")
+    assert text.startswith("# A policy of Checkpoint Explorer")
+    assert "- blocks.0\n" in text and "- [blocks.1, blocks.2]\n" in text
+    assert yaml.safe_load(text)["model"]["fingerprint"] == "12345678"
+
+
+def test_an_empty_section_is_a_sentence_or_nothing() -> None:
+    with pytest.raises(UnreadableFile, match=r"line 2: policy is empty; to recompute nothing, write policy: \{\}"):
+        policy_file.loads("version: 1\npolicy:\n")
+    file = policy_file.loads("version: 1\nmodel:\npolicy: {}\npipeline:\nevidence:\n")
+    assert file == PolicyFile(policy=Policy())

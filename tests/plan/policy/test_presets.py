@@ -1,0 +1,161 @@
+"""Presets by name: which blocks, on which kind of container."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis.strategies import frozensets, integers
+
+from explorer.errors import InvalidPolicy
+from explorer.plan.hazards.known import hazards
+from explorer.plan.policy.presets import PRESETS, is_preset, preset
+from explorer.record.graph import Block, ModelGraph, ModelRef
+from explorer.record.policy import KEEP_ALL, Policy
+from tests.graphs import MIB, block, gpt, unet
+
+
+def sequential(n_layers: int) -> ModelGraph:
+    """The same layers in a Sequential instead of a ModuleList."""
+    graph = gpt(n_layers)
+    return msgspec.structs.replace(graph, blocks=tuple(map(_renamed, graph.blocks)))
+
+
+def _renamed(one: Block) -> Block:
+    return msgspec.structs.replace(one, kind="Sequential", n_calls=1) if one.fqn == "blocks" else one
+
+
+@given(n_layers=integers(2, 40), k=integers(1, 50))
+def test_every_k_takes_the_first_and_each_k_th_after_it(n_layers: int, k: int) -> None:
+    policy = preset(f"every-{k}", gpt(n_layers))
+    assert policy == Policy.recompute([f"blocks.{i}" for i in range(n_layers) if i % k == 0])
+
+
+@given(n_layers=integers(2, 40))
+def test_keep_all_all_and_except_last(n_layers: int) -> None:
+    graph = gpt(n_layers)
+    layers = [f"blocks.{i}" for i in range(n_layers)]
+    assert preset("keep-all", graph) == KEEP_ALL
+    assert preset("all", graph) == Policy.recompute(layers) == preset("every-1", graph)
+    assert preset("except-last", graph) == Policy.recompute(layers[:-1])
+
+
+@given(n_layers=integers(2, 200))
+def test_sqrt_makes_segments_that_cover_a_sequential_in_order(n_layers: int) -> None:
+    policy = preset("sqrt", sequential(n_layers))
+    assert policy.blocks == tuple(f"blocks.{i}" for i in range(n_layers))
+    assert len(policy.units) == round(math.sqrt(n_layers))
+    lengths = [len(unit.blocks) for unit in policy.units]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(n_layers=integers(2, 200))
+def test_sqrt_keeps_sqrt_n_spread_blocks_where_none_can_be_joined(n_layers: int) -> None:
+    policy = preset("sqrt", gpt(n_layers))
+    kept = [i for i in range(n_layers) if f"blocks.{i}" not in policy.blocks]
+    assert len(kept) == round(math.sqrt(n_layers)) and kept[-1] == n_layers - 1
+    gaps = [b - a for a, b in zip([-1, *kept], kept)]
+    assert max(gaps) - min(gaps) <= 1
+    assert all(len(unit.blocks) == 1 for unit in policy.units)
+
+
+def changed(graph: ModelGraph, **of: dict[str, object]) -> ModelGraph:
+    """Blocks of the graph with other fields; `__` stands for a dot."""
+    more = {fqn.replace("__", "."): fields for fqn, fields in of.items()}
+    blocks = tuple(msgspec.structs.replace(block, **more.get(block.fqn, {})) for block in graph.blocks)
+    return msgspec.structs.replace(graph, blocks=blocks)
+
+
+def test_a_layer_that_was_left_out_of_the_observed_forward_is_counted() -> None:
+    graph = gpt(4)
+    spine = tuple(fqn for fqn in graph.spine if fqn != "blocks.2")
+    graph = msgspec.structs.replace(changed(graph, blocks__2={"n_calls": 0}), spine=spine)
+    assert preset("all", graph).blocks == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
+    assert hazards(graph, preset("all", graph)) == ()
+
+
+def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not() -> None:
+    graph = gpt(3)
+    blocks = [block for block in graph.blocks if block.fqn not in ("norm", "head")]
+    decoder = [block("decoder", "Decoder", 15.0), block("decoder.one", "Linear"), block("tail", "Tail", 3.7)]
+    spine = (*graph.spine[:-2], "decoder", "tail")
+    large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), spine=spine)
+    assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
+
+
+def test_a_block_around_those_in_error_takes_their_place() -> None:
+    layers = ["blocks.0", "blocks.1", "blocks.2"]
+    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("changes_inputs",)} for i in (0, 2)})
+    assert preset("all", graph).blocks == ("blocks.1",)
+    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("keeps_cache",)} for i in range(3)}, blocks={"n_calls": 1})
+    assert preset("all", graph).blocks == ("blocks",)
+    graph = changed(graph, blocks={"n_calls": 1, "traits": ("keeps_cache",)})
+    with pytest.raises(InvalidPolicy, match="No block of sample_models/gpt.py is one to recompute by itself"):
+        preset("all", graph)
+    assert preset("keep-all", graph) == KEEP_ALL and len(layers) == 3
+
+
+def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
+    """A Sequential of single operators, the model itself."""
+    fqns = tuple(str(i) for i in range(n_operators))
+    operators = [
+        block(fqn, "Linear", 0.5, traits=("changes_inputs",) if i in in_place else ()) for i, fqn in enumerate(fqns)
+    ]
+    root = block("", "Sequential", 0.5 * n_operators)
+    return ModelGraph(model=ModelRef(target="chain.py"), blocks=(root, *operators), edges=(), spine=fqns)
+
+
+@given(n_operators=integers(4, 60), in_place=frozensets(integers(0, 59)))
+def test_a_chain_of_operators_is_recomputed_in_segments_none_of_which_writes_into_its_input(
+    n_operators: int, in_place: frozenset[int]
+) -> None:
+    graph = chain(n_operators, in_place)
+    first = next((i for i in range(n_operators) if i not in in_place), n_operators)
+    if first > n_operators - 2:
+        with pytest.raises(InvalidPolicy, match="No block"):
+            preset("all", graph)
+        return
+    policy = preset("all", graph)
+    assert policy.blocks == tuple(str(i) for i in range(first, n_operators)), "nothing is left out"
+    assert all(len(unit.blocks) > 1 for unit in policy.units) and len(policy.units) <= round(math.sqrt(n_operators))
+    assert policy == preset("sqrt", graph)
+    assert hazards(graph, policy) == ()
+
+
+def test_lone_operators_in_a_forward_of_ones_own_are_not_worth_it() -> None:
+    flat = msgspec.structs.replace(
+        chain(9, frozenset()), blocks=(block("", "UNet", 9.0), *chain(9, frozenset()).blocks[1:])
+    )
+    with pytest.raises(InvalidPolicy, match="each is a single operation.*Gather"):
+        preset("all", flat)
+    lstm = changed(flat, **{"3": {"saved_bytes": 8 * MIB}})
+    assert preset("all", lstm).blocks == ("3",)
+
+
+def test_a_model_without_repeats_counts_its_spine() -> None:
+    graph = unet(3)
+    levels = tuple(block(f"{fqn}.conv", "Conv2d", 0.1) for fqn in graph.spine)
+    assert preset("all", msgspec.structs.replace(graph, blocks=(*graph.blocks, *levels))).blocks == graph.spine
+    assert preset("sqrt", ModelGraph(model=graph.model, blocks=(), edges=())) == KEEP_ALL
+
+
+@pytest.mark.parametrize("name", [*PRESETS, "every-3", "every-17"])
+def test_every_name_works_on_every_shape(name: str) -> None:
+    assert is_preset(name)
+    for graph in (gpt(12), sequential(9), unet(4), gpt(2)):
+        policy = preset(name, graph)
+        assert set(policy.blocks) <= set(graph.by_fqn)
+
+
+@pytest.mark.parametrize("name", ["every-0", "every-", "every-x", "al", "", "policy.yaml", "every-K"])
+def test_unknown_names_are_refused_with_the_nearest(name: str) -> None:
+    assert not is_preset(name)
+    with pytest.raises(InvalidPolicy, match=f"no preset {name}"):
+        preset(name, gpt(3))
+
+
+def test_the_nearest_name_is_offered() -> None:
+    with pytest.raises(InvalidPolicy, match="Did you mean sqrt"):
+        preset("sqr", gpt(3))

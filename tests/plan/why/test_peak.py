@@ -1,0 +1,155 @@
+"""Each sentence appears when its fact holds, with the figures of the ledger, and not otherwise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.plan.why.peak import explain
+from explorer.record import Block, Comparison, ModelGraph, ModelRef
+from tests.view.builders import MIB, Chain, chains, compared
+
+
+def graph(n_blocks: int = 6) -> ModelGraph:
+    names = ["", "layers", *(f"layers.{i}" for i in range(n_blocks)), "head"]
+    blocks = tuple(
+        Block(
+            fqn=fqn, kind="Layer", n_calls=1, parameter_bytes=1, buffer_bytes=0, output_bytes=1, saved_bytes=1,
+            forward_flops=1, rerun_flops=1,
+            repeat_of="layers.0" if fqn.startswith("layers.") and fqn != "layers.0" else None,
+        )
+        for fqn in names
+    )  # fmt: skip
+    spine = tuple(fqn for fqn in names if fqn.startswith("layers."))
+    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=blocks, edges=(), spine=spine)
+
+
+def said(comparison: Comparison) -> str:
+    return "\n".join(explain(comparison, graph(6)))
+
+
+def test_a_policy_that_helped() -> None:
+    first, second, *_ = explain(compared(recompute=[0, 2, 4]), graph())
+    assert first == "The policy lowered the peak from 149.0 MiB to 110.0 MiB (\N{MINUS SIGN}26 %)."
+    assert second == (
+        "The peak moved from the end of forward in layers.5 to the recompute of layers.4; most of it is optimizer "
+        "state (36.0 MiB), then saved activations (33.0 MiB)."
+    )
+
+
+def test_the_segments_own_recompute_is_the_peak() -> None:
+    assert "18.0 MiB of the peak are activations of layers.4 that were just recomputed." in said(compared())
+    assert "just recomputed" not in said(compared(recompute=[]))
+    # A price tag may know another way down.
+    assert "Smaller blocks, recomputed one after another, would lower it." in said(compared())
+
+
+def test_a_block_that_is_no_repeated_one_may_be_the_next_best() -> None:
+    """Of the blocks only the first two are repeated; layers.5 stands between them, as the middle of a U-Net does."""
+    known = graph()
+    odd = tuple(
+        msgspec.structs.replace(block, kind=block.fqn) if block.fqn in ("layers.1", "layers.3", "layers.5") else block
+        for block in known.blocks
+    )
+    known = msgspec.structs.replace(known, blocks=odd)
+    assert known.repeats == ("layers.0", "layers.2", "layers.4")
+    assert "Next, layers.1 recomputed" in " ".join(explain(compared(recompute=[0, 2, 4]), known))
+
+
+def test_a_longer_segment_is_told_to_be_shorter() -> None:
+    pair = compared(recompute=[3])
+    policy = type(pair.candidate.spec.policy).recompute([("layers.3", "layers.4")])
+    spec = msgspec.structs.replace(pair.candidate.spec, policy=policy)
+    pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, spec=spec))
+    if "just recomputed" in said(pair):
+        assert "this one recomputes 2 blocks at once" in said(pair)
+
+
+def test_the_optimizer_is_the_peak() -> None:
+    text = said(compared(Chain(parameters=60 * MIB), range(6)))
+    assert text.startswith("The policy did not move the peak: 1.47 GiB without it, 1.47 GiB with it.")
+    assert "The peak lies in the optimizer step" in text and "hold 1.41 GiB of 1.47 GiB" in text
+    assert "without a higher peak" not in text
+
+
+def test_gradients_hold_the_peak_at_the_end_of_backward() -> None:
+    text = said(compared(Chain(parameters=12 * MIB, optimizer=False), range(6)))
+    assert "133.0 MiB of the peak (87 %) are" in text
+    assert "60.0 MiB of them gradients that backward has made so far" in text
+
+
+def test_the_last_block_buys_nothing() -> None:
+    text = said(compared(recompute=range(6)))
+    assert "layers.5 could be kept without a higher peak (predicted), for 3.3 % fewer FLOPs." in text
+    assert "layers.5 is the last of them" in text
+    assert "could be kept" not in said(compared(recompute=range(5)))
+
+
+def test_a_policy_without_effect_is_named() -> None:
+    pair = compared(recompute=[1, 2])
+    still = tuple(msgspec.structs.replace(bill, n_recompute=0) for bill in pair.candidate.blocks)
+    pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=still))
+    assert "The policy had no effect: none of its blocks ran forward again." in said(pair)
+    never = tuple(msgspec.structs.replace(bill, n_forward=0) for bill in still)
+    pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=never))
+    assert "layers.1 and layers.2 never ran at all." in said(pair)
+    assert "no effect" not in said(compared(recompute=[1, 2]))
+
+
+def test_a_block_that_saves_little() -> None:
+    pair = compared(recompute=[0])
+    bills = tuple(
+        msgspec.structs.replace(bill, saved_after_forward_bytes=MIB) if bill.fqn == "layers.0" else bill
+        for bill in pair.baseline.blocks
+    )
+    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=bills))
+    assert "layers.0 saves little to begin with: 1.0 MiB of 91.0 MiB." in said(pair)
+    assert "saves little" not in said(compared(recompute=[0]))
+
+
+def test_the_first_blocks_input_is_the_models() -> None:
+    chain = Chain(saved=4, output=MIB, n_parts=1)
+    pair = compared(chain, [0])
+    bills = tuple(
+        msgspec.structs.replace(bill, saved_after_forward_bytes=4) if bill.fqn == "layers.0" else bill
+        for bill in pair.baseline.blocks
+    )
+    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=bills))
+    assert "layers.0 reads the model's own input (1.0 MiB)" in said(pair)
+    assert "own input" not in said(compared(recompute=[0]))
+
+
+def test_the_next_best_block_is_a_prediction() -> None:
+    text = said(compared(recompute=[0, 2, 4]))
+    assert "Next, layers.1 recomputed would lower the peak to 96.0 MiB (predicted) for 4.9 % more FLOPs." in text
+    assert "Next," not in said(compared(recompute=range(6)))
+
+
+def test_kept_activations_are_counted_by_block() -> None:
+    assert "30.0 MiB of the peak are saved activations of 2 kept blocks, most in layers.1 (15.0 MiB)" in said(
+        compared()
+    )
+
+
+@settings(max_examples=40, deadline=None)
+@given(chains, st.data())
+def test_every_policy_gets_a_first_sentence_and_whole_sentences(chain: Chain, data: st.DataObject) -> None:
+    pair = compared(chain, data.draw(st.sets(st.integers(0, chain.n_blocks - 1))))
+    sentences = explain(pair, graph(chain.n_blocks))
+    assert len(sentences) >= 2
+    for sentence in sentences:
+        assert sentence.endswith(".") and sentence[0] == sentence[0].upper() or sentence.startswith(("layers", "head"))
+        assert "  " not in sentence and "None" not in sentence
+
+
+@pytest.mark.parametrize("blind", ["baseline", "candidate"])
+def test_without_a_timeline_nothing_is_explained(blind: str) -> None:
+    pair = compared()
+    run = msgspec.structs.replace(getattr(pair, blind), allocations=None)
+    assert explain(msgspec.structs.replace(pair, **{blind: run}), graph()) == ()
+
+
+def test_without_a_graph_it_still_speaks() -> None:
+    assert explain(compared())[0].startswith("The policy lowered the peak")

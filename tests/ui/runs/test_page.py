@@ -1,0 +1,285 @@
+"""The list of runs: open, rename, pin, delete, carry elsewhere; a file that is no run is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+import streamlit
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import Compare, Measure
+from explorer.jobs.store import Store
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.evidence import evidence_of
+from explorer.record import Failure, ModelRef, Policy, RunSpec
+from explorer.record.base import to_plain
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import PipelineRun
+from explorer.ui.session import address as link
+from explorer.ui.session import backend, known
+from tests import graphs, pipelines
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import figures, graph_data, say, settle, texts
+
+ALL = tuple(f"blocks.{i}" for i in range(6))
+SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), policy=Policy.recompute(ALL))
+SCRIPT = """
+import streamlit as st
+from explorer.ui.pages import runs
+from explorer.ui import state
+st.switch_page = lambda page, query_params: st.session_state.update(switched=page)
+st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
+runs.page()
+"""
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    monkeypatch.setattr(backend, "worker", lambda: worker)
+    monkeypatch.setattr(backend, "store", Store)
+
+    def start(*selected: int) -> AppTest:
+        at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+        assert not at.exception, at.exception[0].message
+        return select(at, *selected)
+
+    return start
+
+
+def select(at: AppTest, *rows: int) -> AppTest:
+    """Ticks these rows of the list."""
+    if rows:
+        table = f"runs_{at.session_state.get('runs_order', 0)}"
+        at.session_state[table] = {"selection": {"rows": list(rows), "columns": [], "cells": []}}
+        at.run()
+        assert not at.exception, at.exception[0].message
+    return at
+
+
+def saved(store: Store, name: str = "mine") -> str:
+    return store.save(graphs.compared(graphs.gpt(6), SPEC), name)
+
+
+def test_an_empty_store_says_how_to_fill_it(runs_page: Callable[..., AppTest]) -> None:
+    assert "No run yet" in texts(runs_page())
+
+
+def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest], store: Store) -> None:
+    saved(store)
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["name"] == "mine"
+    assert row["step peak"] == "104.5 MiB → 34.5 MiB"
+    assert row["gradients"] == "bitwise equal"
+
+
+def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: Callable[..., AppTest], store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    failure = Failure(kind="out of memory", sentence="Out of memory.")
+    baseline = msgspec.structs.replace(pair.baseline, failure=failure)
+    store.save(msgspec.structs.replace(pair, baseline=baseline, gradients=(), failure=failure), "cut")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB"
+
+
+def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(
+    runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    graph = graphs.gpt(6)
+    run = pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph)), n_moved=1)
+    store.save(run, "split")
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    peaks = [memory.peak_bytes for memory in run.memory]
+    assert row["step peak"] == f"{max(peaks) / 2**20:.1f} MiB on rank {peaks.index(max(peaks))}"
+    assert row["gradients"] == f"{len(run.gradients) - 1} of {len(run.gradients)} equal"
+
+
+def test_a_file_that_is_no_run_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:
+    for data in (b"", b"garbage", saved_file(store)[:-7], saved_file(store).replace(b"\n", b"\r", 1)):
+        at = runs_page()
+        at.file_uploader(key="upload_run").upload("x.run", data)
+        at.run()
+        assert not at.exception
+        assert len(at.error) == 1, data[:30]
+
+
+def saved_file(store: Store) -> bytes:
+    run_id = saved(store)
+    data = store.export_file(run_id)
+    store.delete(run_id)
+    return data
+
+
+def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Store) -> None:
+    data = saved_file(store)
+    at = runs_page()
+    at.file_uploader(key="upload_run").upload("x.run", data)
+    at.run()
+    (run,) = store.list()
+    assert store.load(run.run_id) == graphs.compared(graphs.gpt(6), SPEC)
+    assert "was added" in at.success[0].value
+
+
+def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:
+    Path(store.path).write_bytes(b"no database")
+    at = runs_page()
+    assert len(at.error) == 1
+
+
+def test_opening_a_run_of_a_model_that_is_not_offered_runs_nothing(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
+    at = app()
+    n_jobs = len(worker.jobs)
+    foreign = msgspec.structs.replace(SPEC, model=ModelRef(target="/tmp/evil.py:build"))
+    run_id = store.save(graphs.compared(graphs.gpt(6), foreign), "foreign")
+    from explorer.ui.explore import state as states
+
+    state = states.fresh(foreign)
+    state["shown"] = run_id
+    at.session_state["explore"] = state
+    at = settle(at.run())
+    assert len(worker.jobs) == n_jobs
+    assert "is not offered here" in texts(at)
+    assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"
+
+
+def test_a_pinned_run_is_the_baseline_of_new_ones(app: Callable[..., AppTest], worker: FakeWorker) -> None:
+    at = app()
+    at.session_state["pinned"] = [to_plain(SPEC)]
+    at = settle(at.run())
+    at = settle(at.button(key="run").click().run())
+    (job,) = worker.of(Compare)
+    assert job.request.baseline.policy == SPEC.policy
+    assert job.request.candidate.policy == Policy()
+
+
+def test_rename_and_pin_reach_the_store_and_delete_asks_first(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    assert at.button(key="rename").disabled
+    at.text_input(key=f"name_{run_id}").set_value("  all recomputed ").run()
+    at.button(key="rename").click().run()
+    assert [run.name for run in store.list()] == ["all recomputed"]
+    at.button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [True]
+    assert [plain["policy"] for plain in at.session_state["pinned"]] == [to_plain(SPEC)["policy"]]
+    assert "Select a row" in texts(at), "a pinned run moves up, so that its row is another run's now"
+    select(at, 0).button(key="pin").click().run()
+    assert [run.pinned for run in store.list()] == [False]
+    assert at.session_state["pinned"] == []
+    select(at, 0).button(key="delete").click().run()
+    assert store.list(), "nothing is deleted before it was confirmed"
+    assert "cannot be brought back" in texts(at)
+
+
+def test_a_pin_outlives_the_visit_and_needs_no_other_run(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
+    store.pin(saved(store))
+    at = app()
+    assert not worker.of(Measure), "the store holds the run that was pinned"
+    assert figures(at)["Step peak"] == "34.5 MiB"
+
+
+def test_a_pinned_baseline_is_named_and_keeps_its_forecast(app: Callable[..., AppTest], store: Store) -> None:
+    """The forecast is made from the run that kept everything, which is in the store."""
+    store.pin(saved(store))
+    at = say(app(), on=["blocks.0"])
+    assert "pinned baseline" in texts(at) and r"recompute 6 blocks" in texts(at)
+    assert figures(at)["Step peak"].startswith("34.5 → ≈")
+    assert figures(at)["FLOPs"].startswith("≈ \N{MINUS SIGN}"), "against the pinned run, which recomputes more"
+    assert "predicted, against the pinned baseline" in texts(at)
+    assert graph_data(at)["labels"]["blocks"][0].startswith("90.0 → ≈"), "of kept blocks, not of recomputed ones"
+
+
+def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(
+    app: Callable[..., AppTest], runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    policy = Policy.recompute(ALL[:1])
+    pair = graphs.compared(graphs.gpt(6), msgspec.structs.replace(SPEC, policy=policy))
+    pair = msgspec.structs.replace(pair, baseline=graphs.measured(graphs.gpt(6), SPEC))
+    evidence = evidence_of(pair)
+    assert evidence is not None and evidence.baseline_policy == SPEC.policy
+    assert policy_file.loads(policy_file.dumps(policy, evidence=evidence)).evidence == evidence
+    store.save(pair)
+    (row,) = runs_page().dataframe[0].value.to_dict("records")
+    assert row["step peak"] == "34.5 MiB (6 blocks recomputed) → 90.0 MiB"
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_refresh_shows_what_was_measured(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store, restarted: bool
+) -> None:
+    """Also after the app was started again: then the store says it. And a policy that ran before is measured."""
+    at = settle(say(app(), on=list(ALL)).button(key="run").click().run())
+    at = settle(say(at, on=["head"]).button(key="run").click().run())
+    assert figures(say(at, on=list(ALL)))["Step peak"] == "104.5 → 34.5 MiB"
+    n_jobs = len(worker.jobs)
+    if restarted:
+        graph = backend.graph_of(SPEC.model)
+        streamlit.cache_resource.clear()
+        backend.records().keep(backend.graph_key(SPEC.model), graph)
+    again = app(**link.to_query(SPEC))
+    assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
+    assert figures(again)["Gradients"] == "bitwise equal"
+    assert len(worker.jobs) == n_jobs
+
+
+def test_a_run_of_another_machine_or_of_older_code_is_not_shown_as_measured_here(
+    app: Callable[..., AppTest], store: Store, tmp_path: Path
+) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    elsewhere = msgspec.structs.replace(pair.candidate.environment, platform="Plan 9")
+    store.save(msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, environment=elsewhere)))
+    assert figures(app(**link.to_query(SPEC)))["Gradients"] == "not compared"
+    changed = tmp_path / "model.py"
+    changed.write_text("# younger than the run\n")
+    run = store.list()[0]
+    assert known._is_current(run, f"{changed}:build") is False
+
+
+def test_opening_a_run_brings_its_figures_back(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "explore"
+    assert at.session_state["explore"]["shown"] == run_id
+
+
+def test_a_pipeline_run_opens_on_its_own_page(runs_page: Callable[..., AppTest], store: Store) -> None:
+    plan = PipelinePlan(stages=(ALL[:3], ALL[3:]), n_microbatches=8, schedule="1F1B")
+    spec = msgspec.structs.replace(SPEC, plan=plan)
+    measured = graphs.compared(graphs.gpt(6), SPEC).candidate
+    run = PipelineRun(spec=spec, engine="replay", environment=measured.environment, rows=(("0F0",), ("1F0",)))
+    run_id = store.save(run)
+    at = runs_page(0)
+    at.button(key="open").click().run()
+    assert at.session_state["switched"] == "pipeline"
+    split = at.session_state["pipeline"]
+    assert (split["shown"], split["places"], split["n_microbatches"], split["engine"]) == (run_id, [3], 8, "replay")
+    assert at.session_state["explore"]["spec"]["policy"] == to_plain(SPEC)["policy"]
+
+
+def test_a_run_that_could_not_be_saved_says_so_and_stays(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
+    worker.warning = "The run could not be saved: the disk is full."
+    at = app()
+    assert "the disk is full" in at.warning[0].value
+    at = settle(at.button(key="run").click().run())
+    assert figures(at)["Gradients"] == "bitwise equal"
+    assert "the disk is full" in at.warning[0].value
+    assert store.list() == ()
+    from explorer.jobs import run_file
+    from explorer.ui.explore.files import run_bytes
+
+    key = at.session_state["explore"]["shown"]
+    assert run_file.read(run_bytes(key)).kind == "comparison"

@@ -1,0 +1,118 @@
+"""Roles stacked at any drawn point are the total, to the byte."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from explorer.record import ROLES, Allocations, Measurement
+from explorer.view.drawing.colours import ROLE_COLOURS
+from explorer.view.drawing.thin import MAX_POINTS
+from explorer.view.memory.roles import roles, roles_alt, roles_table
+from explorer.view.memory.timeline import NO_TIMELINE
+from tests.view.builders import MIB, Chain, logs, measured, runs
+
+
+def stack_of(run: Measurement, block: str | None = None) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Heights of the stacked bands in bytes, those of the total line, and the bands' names."""
+    fig = roles(run, block=block)
+    bands = [trace for trace in fig.data if trace.stackgroup]
+    total = next(trace for trace in fig.data if trace.name == "total")
+    unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.yaxis.title.text[-4:-1]]
+    assert all(list(band.x) == list(total.x) for band in bands)
+    assert len(total.x) <= MAX_POINTS
+    return np.array([band.y for band in bands]) * unit, np.array(total.y) * unit, [band.name for band in bands]
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs())
+def test_bands_add_up_to_the_total(run: Measurement) -> None:
+    bands, total, _ = stack_of(run)
+    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+    assert np.rint(total).max() == run.step_peak_bytes
+
+
+@settings(max_examples=12, deadline=None)
+@given(logs())
+def test_bands_add_up_for_any_order_of_events(log: Allocations) -> None:
+    if log.n_ticks and max(log.held_bytes):
+        run = msgspec.structs.replace(measured(), allocations=log, phases=())
+        for block in (None, "a", "", "missing"):
+            bands, total, _ = stack_of(run, block)
+            assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+
+
+def test_the_order_is_that_of_roles_bottom_first() -> None:
+    names = stack_of(measured(recompute=[1]))[2]
+    assert names == [role for role in ROLES if role in names]
+    assert {"parameter", "saved activation", "recomputed", "gradient"} <= set(names)
+
+
+def test_recomputed_is_there_only_with_a_policy() -> None:
+    assert "recomputed" not in stack_of(measured())[2]
+
+
+def test_the_unattributed_band_is_visible() -> None:
+    run = measured()
+    log = run.allocations
+    hidden = msgspec.structs.replace(log, role=type(log.role)("q", [ROLES.index("unattributed")] * len(log.role)))
+    fig = roles(msgspec.structs.replace(run, allocations=hidden))
+    (band,) = [trace for trace in fig.data if trace.stackgroup]
+    assert band.name == "unattributed" and band.fillpattern.shape == "x"
+
+
+def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
+    run = measured(recompute=[3])
+    fig = roles(run, block="layers.3")
+    bands = [trace for trace in fig.data if trace.stackgroup]
+    shown = [band for band in bands if band.showlegend]
+    assert bands[: len(shown)] == shown
+    mine = sum(np.array(band.y) for band in shown) * MIB
+    ticks = [point[1] for point in fig.data[-1].customdata]
+    log = run.allocations
+    for tick, size in zip(ticks, mine):
+        alive = [i for i in log.alive_at(tick) if log.blocks[log.block[i]].startswith("layers.3")]
+        assert size == pytest.approx(sum(log.n_bytes[i] for i in alive), rel=1e-12)
+
+
+def test_a_block_whose_name_begins_alike_is_another_block() -> None:
+    run = measured(Chain(n_blocks=12))
+    fig = roles(run, block="layers.1")
+    (parameters, *_) = [trace for trace in fig.data if trace.stackgroup and trace.name == "parameter"]
+    assert parameters.y[0] == 3
+
+
+def test_points_carry_their_tick() -> None:
+    fig = roles(measured())
+    assert [point[1] for point in fig.data[-1].customdata] == list(fig.data[-1].x)
+
+
+def test_colours_are_those_of_the_roles() -> None:
+    for trace in roles(measured(recompute=[0])).data:
+        if trace.stackgroup:
+            red, green, blue = (int(ROLE_COLOURS[trace.name][i : i + 2], 16) for i in (1, 3, 5))
+            assert trace.fillcolor.startswith(f"rgba({red}, {green}, {blue},")
+
+
+def test_table_twin_adds_up() -> None:
+    run = measured(recompute=[0, 1])
+    *rows, total = roles_table(run)
+    assert total["at the peak (bytes)"] == run.step_peak_bytes == sum(row["at the peak (bytes)"] for row in rows)
+    assert [row["role"] for row in rows] == list(ROLES)
+
+
+def test_not_measured() -> None:
+    blind = msgspec.structs.replace(measured(), allocations=None)
+    assert roles(blind).layout.annotations[0].text == roles_alt(blind) == NO_TIMELINE
+    assert roles_table(blind) == [{"role": NO_TIMELINE}]
+
+
+def test_bands_add_up_when_thinned() -> None:
+    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    assert run.allocations.n_ticks > MAX_POINTS
+    bands, total, _ = stack_of(run)
+    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+    assert np.rint(total).max() == run.step_peak_bytes

@@ -1,0 +1,256 @@
+"""The timeline draws the series that the headline is computed from."""
+
+from __future__ import annotations
+
+import msgspec
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given, settings
+
+from explorer.record import PHASES, AllocatorPeaks, Measurement, Samples, Times
+from explorer.record.base import column
+from explorer.view.compare.headline import headlines
+from explorer.view.drawing.axis import positions
+from explorer.view.drawing.colours import CURSOR
+from explorer.view.drawing.thin import MAX_POINTS
+from explorer.view.memory.counters import ALLOCATED, RESERVED
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import NO_TIMELINE, timeline, timeline_alt, timeline_table
+from tests.view.builders import MIB, Chain, compared, measured, runs
+
+
+def line_of(fig: go.Figure, name: str) -> go.Scatter:
+    return next(trace for trace in fig.data if trace.name == name and trace.mode == "lines+markers")
+
+
+@settings(max_examples=12, deadline=None)
+@given(runs(), runs())
+def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candidate: Measurement) -> None:
+    fig = timeline(baseline, candidate)
+    for name, run in (("baseline", baseline), ("candidate", candidate)):
+        trace = line_of(fig, name)
+        assert len(trace.x) <= MAX_POINTS
+        peaks = [point for point, y in zip(trace.customdata, trace.y) if y == max(trace.y)]
+        assert run.allocations is not None
+        assert run.allocations.peak_tick in [point[1] for point in peaks]
+        assert run.allocations.held_bytes[peaks[0][1]] == run.step_peak_bytes
+
+
+def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
+    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
+    trace = line_of(timeline(run), "baseline")
+    assert len(trace.x) > 1000
+    for (_, tick, *_rest), y in zip(trace.customdata, trace.y):
+        assert y * MIB == pytest.approx(run.allocations.held_bytes[tick], rel=1e-12)
+
+
+def test_hover_names_block_phase_operator_and_bytes() -> None:
+    run = measured(recompute=[3])
+    words = {point[1]: point[3:] for point in line_of(timeline(run), "baseline").customdata.tolist()}
+    span = next(span for span in run.phases if span.phase == "recompute")
+    assert words[span.first_tick] == [
+        "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"
+    ]  # fmt: skip
+    assert words[0] == ["before the step", "held before the step"]
+    assert any(said[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for said in words.values())
+
+
+def test_the_baseline_is_stretched_phase_onto_phase() -> None:
+    """Forward of both runs ends at one x, though the candidate had more events."""
+    pair = compared(recompute=range(6))
+    x = positions(pair.baseline, pair.baseline.allocations, pair.candidate, axis="tick")
+    assert pair.baseline.forward_end_tick != pair.candidate.forward_end_tick
+    assert x[pair.baseline.forward_end_tick] == pair.candidate.forward_end_tick
+    assert x[0] == 0 and x[-1] == pair.candidate.allocations.n_ticks
+    assert (x[1:] > x[:-1]).all()
+
+
+def cut(run: Measurement, stop: int) -> Measurement:
+    """What is left of `run` when it ended at tick `stop`."""
+    log = run.allocations
+    n = sum(born <= stop for born in log.born)
+    names = ("n_bytes", "born", "role", "block", "op")
+    return msgspec.structs.replace(
+        run,
+        phases=tuple(
+            msgspec.structs.replace(span, end_tick=min(span.end_tick, stop + 1))
+            for span in run.phases
+            if span.first_tick <= stop
+        ),
+        allocations=msgspec.structs.replace(
+            log,
+            n_ticks=stop,
+            time_ns=log.time_ns[: stop + 1],
+            died=column(min(died, stop + 1) for died in log.died[:n]),
+            **{name: getattr(log, name)[:n] for name in names},
+        ),
+    )
+
+
+def test_a_run_cut_short_keeps_what_it_had() -> None:
+    pair = compared()
+    stop = pair.candidate.forward_end_tick + 5
+    fig = timeline(pair.baseline, cut(pair.candidate, stop))
+    assert max(line_of(fig, "candidate").x) == stop
+    assert max(line_of(fig, "baseline").x) > stop
+
+
+def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
+    run = measured(recompute=[0, 2])
+    strips = {trace.name: trace for trace in timeline(run).data if trace.fillpattern.shape is not None}
+    assert set(strips) == set(PHASES)
+    width = 0.0
+    for trace in strips.values():
+        xs = [x for x in trace.x if x is not None]
+        width += sum(xs[i + 1] - xs[i] for i in range(0, len(xs), 5))
+    assert width == run.allocations.n_ticks
+    assert strips["recompute"].fillpattern.shape == "/"
+    assert strips["forward"].fillpattern.shape == ""
+
+
+def test_both_peaks_are_marked_with_their_values() -> None:
+    pair = compared(recompute=range(6))
+    texts = [note.text for note in timeline(pair.baseline, pair.candidate).layout.annotations]
+    assert "<b>149.0 MiB</b><br>baseline" in texts
+    assert "<b>90.0 MiB</b><br>candidate" in texts
+
+
+def test_title_asks_and_subtitle_answers() -> None:
+    pair = compared(recompute=range(6))
+    title = timeline(pair.baseline, pair.candidate).layout.title
+    assert title.text.endswith("?")
+    assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
+    assert title.subtitle.text in timeline_alt(pair.baseline, pair.candidate)
+
+
+def test_on_the_time_axis_a_run_is_as_long_as_its_median_step() -> None:
+    """Recorded, the candidate is slower than timed: the picture agrees with the headline, not with the recording."""
+    pair = compared(recompute=range(6))
+    fig = timeline(pair.baseline, timed(pair.candidate, forward=30.0, backward=60.0, optimizer=10.0), axis="time")
+    line = line_of(fig, "candidate")
+    assert max(line.x) == pytest.approx(150.0), "the median step, which is longer than the three medians"
+    first_backward = next(span.first_tick for span in pair.candidate.phases if span.phase != "forward")
+    at = {point[1]: x for point, x in zip(line.customdata.tolist(), line.x)}
+    assert at[first_backward - 1] == pytest.approx(45.0)
+    assert list(line.x) == sorted(line.x)
+
+
+def timed(run: Measurement, *, forward: float, backward: float, optimizer: float) -> Measurement:
+    """`run` with these medians, in a step of 150 ms."""
+    of = {"step": 150.0, "forward": forward, "backward": backward, "optimizer": optimizer}
+    times = Times(clock="process CPU time", **{name: Samples(ms=(ms, ms, ms)) for name, ms in of.items()})
+    return msgspec.structs.replace(run, times=times)
+
+
+def test_a_picked_moment_is_a_line_through_the_plot() -> None:
+    pair = compared(recompute=range(6))
+    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7))
+    assert [shape.x0 for shape in fig.layout.shapes if shape.line.color == CURSOR] == [7.0]
+    assert fig.layout.hovermode == "x unified"
+
+
+def test_time_axis_and_its_absence() -> None:
+    pair = compared()
+    fig = timeline(pair.baseline, pair.candidate, axis="time")
+    assert max(line_of(fig, "baseline").x) == pytest.approx(pair.baseline.allocations.n_ticks * 1e-3)
+    assert "ms" in fig.layout.xaxis.title.text
+    blind = msgspec.structs.replace(
+        pair.candidate, allocations=msgspec.structs.replace(pair.candidate.allocations, time_ns=column())
+    )
+    assert timeline(pair.baseline, blind, axis="time").layout.xaxis.title.text == "allocator event of the candidate"
+
+
+def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
+    blind = msgspec.structs.replace(measured(), allocations=None)
+    assert timeline(blind).layout.annotations[0].text == NO_TIMELINE
+    half = timeline(blind, measured())
+    assert [trace.name for trace in half.data if trace.mode == "lines+markers"] == ["candidate"]
+    assert "not measured" in half.layout.title.subtitle.text
+    assert timeline_table(blind) == [{"run": "baseline", "phase": NO_TIMELINE}]
+
+
+def test_table_twin_holds_the_peak() -> None:
+    pair = compared()
+    table = timeline_table(pair.baseline, pair.candidate)
+    for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
+        assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
+        assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
+
+
+def test_no_text_colour_is_set_except_on_marks() -> None:
+    """The theme's font colour makes the figure readable on the light and on the dark page."""
+    layout = timeline(measured()).layout
+    assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
+    assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
+
+
+def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
+    """Adam without foreach has most of the events of a step and one sixth of the picture."""
+    run = measured(Chain(n_blocks=3), [1])
+    last = run.phases[-1]
+    many = 10 * run.allocations.n_ticks
+    log = run.allocations
+    stretched = msgspec.structs.replace(
+        log,
+        n_ticks=many,
+        died=column(many + 1 if died == log.n_ticks + 1 else died for died in log.died),
+        time_ns=column(),
+    )
+    phases = (*run.phases[:-1], msgspec.structs.replace(last, end_tick=many + 1))
+    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases))
+    x = max(line_of(fig, "baseline").x)
+    before = last.first_tick - 1
+    assert (x - before) / x == pytest.approx(1 / 6)
+    assert fig.layout.xaxis.title.text == "allocator event, optimizer narrowed"
+    assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
+    assert all(float(text.replace(",", "")) == place for text, place in
+               zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip
+
+
+def test_hatched_phases_keep_their_colour() -> None:
+    strip = next(trace for trace in timeline(measured(recompute=[1])).data if trace.name == "recompute")
+    assert strip.fillpattern.bgcolor == strip.fillcolor
+
+
+def on_cuda(run: Measurement) -> Measurement:
+    """A made-up run of a caching allocator: blocks of 512 bytes and more, segments of twice that."""
+    held = run.allocations.held_bytes
+    allocated, reserved = column(size + 512 for size in held), column(2 * max(held) for _ in held)
+    peaks = AllocatorPeaks(
+        requested_peak_bytes=max(held),
+        allocated_peak_bytes=max(held) + MIB,
+        reserved_peak_bytes=max(reserved),
+        allocated=allocated,
+        reserved=reserved,
+    )
+    return msgspec.structs.replace(run, peaks=peaks)
+
+
+def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture() -> None:
+    run = on_cuda(measured())
+    fig = timeline(run)
+    drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
+    assert set(drawn) == {"allocated (derived)", "reserved"}
+    for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
+        assert drawn[name].line.dash == "dot" and drawn[name].showlegend
+        assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
+    assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
+    assert {trace.name for trace in roles(run).data} >= {ALLOCATED, RESERVED}
+
+
+def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
+    run = on_cuda(measured())
+    said = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
+    assert timeline(run).layout.title.subtitle.text.endswith(said)
+    assert said in headlines(run)[0].tooltip
+    table = timeline_table(run)
+    assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
+    assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
+
+
+def test_what_no_caching_allocator_said_is_not_drawn() -> None:
+    run = measured()
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).data}
+    assert "allocator's" not in timeline(run).layout.title.subtitle.text + headlines(run)[0].tooltip
+    short = cut(on_cuda(run), run.forward_end_tick)
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).data}
