@@ -50,7 +50,7 @@ def test_the_store_of_runs_opens(tmp_path: Path) -> None:
     store = Store(tmp_path / "runs.sqlite")
     assert {run.kind for run in store.list()} == {"comparison", "measurement", "pipeline run"}
     for run in store.list():
-        assert store.load(run.id) is not None
+        assert store.load(run.run_id) is not None
 
 
 @pytest.mark.parametrize("name", ["policy.yaml", "plan.yaml"])
