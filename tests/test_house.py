@@ -52,7 +52,7 @@ ROOMS: dict[str, list[str]] = {
         "catalogue names sizes lessons lab",
     ],
     "view": ["compare lab", "memory pipeline graph", "words", "drawing"],
-    "cli": ["main", "verbs", "show report results", "options", "worker", "command"],
+    "cli": ["main", "verbs", "report pipeline_report results", "options", "worker", "command"],
 }
 
 

@@ -11,14 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 
-from explorer.errors import ExplorerError
+from explorer.errors import ExplorerError, NotSaved
 from explorer.jobs.failures import failure_of
 from explorer.record.base import to_json
 from explorer.record.measurement import Failure
@@ -90,6 +91,17 @@ def answer_failure(failure: Failure, output: Output) -> None:
     elif failure.traceback:
         say("       [dim]--traceback shows where it was raised.[/]")
     raise typer.Exit(COULD_NOT_RUN)
+
+
+@contextmanager
+def answered(output: Output) -> Iterator[None]:
+    """The answer is on stdout already: what fails from here on is told on stderr alone."""
+    try:
+        yield
+    except RunFailed as error:  # the document holds what was recorded until the run was cut short
+        answer_failure(error.failure, dataclasses.replace(output, json=False))
+    except NotSaved as error:
+        answer_failure(failure_of(error), dataclasses.replace(output, json=False))
 
 
 def say(text: str) -> None:

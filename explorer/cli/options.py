@@ -23,6 +23,8 @@ from explorer.record.run import RunSpec
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
 ]
+PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy file.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
 PolicyName = Annotated[
     str, typer.Option("--policy", metavar="FILE|PRESET", help=f"A policy file, or {', '.join(PRESETS)}.")
 ]

@@ -171,3 +171,8 @@ def _distance(diff: TensorDiff) -> str:
 def _warnings(console: Console, run: Measurement) -> None:
     for warning in run.warnings:
         console.print(f"  [yellow]Warning[/]  {escape(warning)}")
+
+
+def in_short(blocks: tuple[str, ...]) -> str:
+    """Up to four names, else the first, the last and how many there are."""
+    return ", ".join(blocks) if len(blocks) <= 4 else f"{blocks[0]} ... {blocks[-1]} ({count(len(blocks), 'block')})"

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -61,6 +62,15 @@ def check_writable(*paths: Path | None) -> None:
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             what = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is not a folder"
             raise NotSaved(f"{path} cannot be written: it {what}.", hint="Give another path.")
+
+
+def print_or_write(text: str, path: Path | None) -> None:
+    """To stdout, or whole into a file. Raises NotSaved."""
+    if path is None:
+        typer.echo(text, nl=False)
+    else:
+        write_file(path, text.encode())
+        say(f"Wrote {path}.")
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -11,17 +11,19 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from explorer.cli import command as cli_verb
 from explorer.cli import main as cli
+from explorer.cli import verbs
 from explorer.cli.options import ModelOptions
-from explorer.cli.verbs import lab as cli_lab
-from explorer.cli.verbs import runs as cli_run
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
@@ -98,9 +100,10 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
     def borrowed() -> Iterator[Worker]:
         yield engine
 
-    monkeypatch.setattr(cli, "worker", borrowed)
-    monkeypatch.setattr(cli_run, "worker", borrowed)
-    monkeypatch.setattr(cli_lab, "worker", borrowed)
+    for listed in iter_modules(verbs.__path__):
+        module = import_module(f"{verbs.__name__}.{listed.name}")
+        if hasattr(module, "worker"):
+            monkeypatch.setattr(module, "worker", borrowed)
     return engine
 
 
@@ -142,6 +145,18 @@ def test_every_verb_explains_itself() -> None:
     for name in ("models", "graph", "measure", "compare", "check", "export", "matrix", "lab", "pipeline"):
         assert name in listed and "Usage" in run(name, "--help").stdout
     assert run("--version").stdout.strip()
+
+
+def test_a_new_verb_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = 'import typer\n\n\ndef greet(name: str) -> None:\n    """Says hello."""\n    typer.echo(f"hello {name}")\n'
+    (tmp_path / "greet.py").write_text(code)
+    monkeypatch.setattr(verbs, "__path__", [*verbs.__path__, str(tmp_path)])
+    shell = typer.Typer()
+    for one in cli.found_verbs():
+        shell.command()(one)
+    assert "Says hello." in CliRunner().invoke(shell, ["--help"]).stdout
+    assert CliRunner().invoke(shell, ["greet", "you"]).stdout == "hello you\n"
+    sys.modules.pop(f"{verbs.__name__}.greet")
 
 
 def test_models(root: Path) -> None:

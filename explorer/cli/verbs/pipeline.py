@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich import box
-from rich.table import Table
 
-from explorer.cli.command import DIFFERENT, Output, answer_console, answer_failure, print_json, say, verb
+from explorer.cli.command import DIFFERENT, Output, answer_failure, print_json, say, verb
 from explorer.cli.options import (
     KeepOptions,
     Model,
@@ -22,6 +20,7 @@ from explorer.cli.options import (
     describe,
     policy_on,
 )
+from explorer.cli.pipeline_report import print_pipeline
 from explorer.cli.results import spec_of_results
 from explorer.cli.worker import ask, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
@@ -39,7 +38,6 @@ from explorer.record.pipeline_plan import CheckpointMode, PipelineEngine, Pipeli
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
-from explorer.view.drawing.units import mib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,8 +120,8 @@ def pipeline(
     _refuse_accumulation(spec)
     with worker() as engine:
         if run.results is not None:
-            found = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
-            _answer(found, keep, output)
+            pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
+            _answer(pipeline_run, keep, output)
             return
         graph = describe(engine, ref, options.seed)
         chosen = policy_on(policy, graph, allow_stale=stale.allow_stale)
@@ -142,8 +140,8 @@ def pipeline(
         if run.engine == "torchrun":
             _write_run(spec, run.folder, output)
             return
-        found = ask(engine, RunPipeline(spec=spec, engine=run.engine, profile=profile), keep=not keep.no_store)
-    _answer(found, keep, output)
+        pipeline_run = ask(engine, RunPipeline(spec=spec, engine=run.engine, profile=profile), keep=not keep.no_store)
+    _answer(pipeline_run, keep, output)
 
 
 def _refuse_accumulation(spec: RunSpec) -> None:
@@ -178,8 +176,8 @@ def _opened(
         return source is not None and source.name == "COMMANDLINE"
 
     spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen, typed)
-    found: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
-    return found
+    opened: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
+    return opened
 
 
 def plan_of(
@@ -223,83 +221,14 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
         say(f"Wrote {folder / SCRIPT_FILE}. Open what it leaves with --results {folder / 'results'}.")
 
 
-def _answer(found: PipelineRun, keep: KeepOptions, output: Output) -> None:
+def _answer(run: PipelineRun, keep: KeepOptions, output: Output) -> None:
     if keep.save is not None:
-        save_run_file(found, keep.save)
+        save_run_file(run, keep.save)
     if output.json:
-        print_json({**found.headlines(), **to_plain(found)})
+        print_json({**run.headlines(), **to_plain(run)})
     else:
-        print_pipeline(found)
-    if found.failure is not None:
-        answer_failure(found.failure, replace(output, json=False))
-    if found.moved:
+        print_pipeline(run)
+    if run.failure is not None:
+        answer_failure(run.failure, replace(output, json=False))
+    if run.moved:
         raise typer.Exit(DIFFERENT)
-
-
-def print_pipeline(run: PipelineRun) -> None:
-    """To stdout."""
-    console = answer_console()
-    plan = run.spec.plan
-    assert plan is not None
-    shape = (
-        f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}, {plan.n_microbatches} microbatches"
-    )
-    where = f"[dim]{run.engine}, {run.environment.device_name}[/]"
-    console.print(f"\n[bold]{run.spec.model.target}[/]  {shape}  {where}\n", soft_wrap=True)
-    if run.timing is not None:
-        how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
-        said = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
-        console.print(
-            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{said}[/]   "
-            f"bubble [bold]{run.timing.bubble_fraction:.1%}[/]"
-        )
-        console.print(_rank_table(run))
-        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
-    if run.gradients:
-        console.print(_truth_table(run))
-    for note in run.notes:
-        console.print(f"  [dim]{note}[/]", soft_wrap=True)
-
-
-def _rank_table(run: PipelineRun) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    state = f"{run.spec.optimizer} state"
-    for name in ("rank", "stages", "peak", "predicted", "at", "receive buffers", state, "bubble"):
-        table.add_column(name, justify="left" if name in ("rank", "stages", "at") else "right")
-    predicted = {memory.rank: memory.peak_bytes for memory in run.predicted.memory} if run.predicted else {}
-    assert run.timing is not None
-    bubbles = {use.rank: use.bubble_fraction for use in run.timing.ranks}
-    for memory in run.memory:
-        stages = ", ".join(str(stage.stage) for stage in run.stages if stage.rank == memory.rank)
-        table.add_row(
-            str(memory.rank),
-            stages,
-            mib(memory.peak_bytes),
-            mib(predicted.get(memory.rank)),
-            memory.peak_action,
-            mib(memory.receive_bytes),
-            mib(memory.optimizer_bytes),
-            f"{bubbles[memory.rank]:.1%}",
-        )
-    return table
-
-
-def _truth_table(run: PipelineRun) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    table.add_column("gradients")
-    for name in ("bitwise equal", "rounding", "different", "never came", "furthest"):
-        table.add_column(name, justify="right")
-    shares: tuple[Literal["microbatching", "recompute", "splitting"], ...] = ("microbatching", "recompute", "splitting")
-    for share in shares:
-        diffs = [getattr(entry, share) for entry in run.gradients]
-        lost = sum(diff.presence == "baseline only" for diff in diffs)
-        far = sum(diff.verdict == "different" for diff in diffs) - lost
-        near = sum(diff.verdict == "rounding" for diff in diffs)
-        worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
-        table.add_row(
-            f"moved by {share}",
-            f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
-            *(str(n) for n in (near, far, lost)),
-            "none known" if worst is None else f"{worst:.2g}",
-        )
-    return table

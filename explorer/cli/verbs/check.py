@@ -1,0 +1,64 @@
+"""`python -m explorer check POLICY MODEL`: what is wrong with a policy file before any run."""
+
+from __future__ import annotations
+
+import textwrap
+
+import typer
+from rich.markup import escape
+
+from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, verb
+from explorer.cli.options import ConditionOptions, Model, ModelOptions, PolicyPath, describe, refuse_strangers
+from explorer.cli.report import in_short
+from explorer.cli.worker import worker
+from explorer.errors import InvalidPolicy
+from explorer.plan.hazards.known import hazards
+from explorer.plan.policy import file as policy_file
+from explorer.record.graph import ModelGraph
+from explorer.record.hazard import Hazard
+
+_SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
+
+
+@verb
+def check(
+    policy: PolicyPath, model: Model, options: ModelOptions, conditions: ConditionOptions, output: Output
+) -> None:
+    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error-level hazard."""
+    file = policy_file.load(policy)
+    with worker() as engine:
+        graph = describe(engine, options.ref(model), options.seed)
+    stale = ""
+    try:
+        policy_file.check_fresh(file, graph)
+    except InvalidPolicy as error:
+        stale = str(error)
+    fits = set(file.policy.blocks) <= set(graph.by_fqn)
+    spec = conditions.under(options.ref(model), file.policy)
+    refuse_strangers(conditions.frozen or (), graph)
+    fired = hazards(graph, file.policy, file.pipeline, spec) if fits else ()
+    if output.json:
+        print_json({"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint, "hazards": fired})
+    else:
+        print_hazards(policy, graph, stale, fired)
+    if stale or any(hazard.severity == "error" for hazard in fired):
+        raise typer.Exit(DIFFERENT)
+
+
+def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tuple[Hazard, ...]) -> None:
+    """Every rule that fired, or that none did."""
+    console = answer_console()
+    console.print(f"\n[bold]{escape(policy_path)}[/] on [bold]{escape(graph.model.target)}[/]\n")
+    if stale:
+        console.print(f"  [bold red]stale[/]    {escape(stale)}\n")
+    for hazard in hazards:
+        colour = _SEVERITIES[hazard.severity]
+        console.print(
+            f"  [{colour}]{hazard.severity:<8}[/] [bold]{escape(hazard.rule)}[/]  "
+            f"[dim]{escape(in_short(hazard.blocks))}[/]"
+        )
+        for line in textwrap.wrap(hazard.sentence, 96) + textwrap.wrap(hazard.remedy, 96):
+            console.print(f"           {escape(line)}")
+        console.print()
+    if not hazards and not stale:
+        console.print("  [green]Nothing known goes wrong: the policy fits the model and no hazard was found.[/]\n")

@@ -1,0 +1,107 @@
+"""`python -m explorer compare MODEL --policy P`: the step with and without a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from explorer.cli.command import (
+    COULD_NOT_RUN,
+    DIFFERENT,
+    EQUAL,
+    STATE_MOVED,
+    Output,
+    RunFailed,
+    answered,
+    print_json,
+    say,
+    verb,
+)
+from explorer.cli.options import (
+    KeepOptions,
+    Model,
+    ModelOptions,
+    PolicyName,
+    StaleOption,
+    StepOptions,
+    describe,
+    policy_on,
+)
+from explorer.cli.report import document, print_comparison
+from explorer.cli.worker import ask, check_writable, save_run_file, worker, write_file
+from explorer.jobs.protocol import Compare
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.evidence import evidence_of
+from explorer.record.comparison import Comparison, Verdict
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import KEEP_ALL, Policy
+
+_CODES: dict[Verdict, int] = {
+    "bitwise equal": EQUAL,
+    "rounding": EQUAL,
+    "state moved": STATE_MOVED,
+    "different": DIFFERENT,
+    "not comparable": COULD_NOT_RUN,
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CompareOptions:
+    """What only a comparison has."""
+
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
+        ),
+    ] = None
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
+    ] = False
+
+
+@verb
+def compare(
+    model: Model,
+    policy: PolicyName,
+    options: ModelOptions,
+    step: StepOptions,
+    stale: StaleOption,
+    keep: KeepOptions,
+    only: CompareOptions,
+    output: Output,
+) -> None:
+    """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run;
+    3: gradients equal, state moved twice."""
+    ref = options.ref(model)
+    baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
+    check_writable(keep.save, only.out)
+    with worker() as engine:
+        graph = describe(engine, ref, options.seed)
+        candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
+        request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
+        compared = ask(engine, request, keep=not keep.no_store)
+    if output.json:
+        print_json(document(compared))
+    else:
+        print_comparison(compared)
+    with answered(output):
+        if keep.save is not None:
+            save_run_file(compared, keep.save)
+        if only.out is not None:
+            write_file(only.out, policy_text(candidate.policy, compared, graph).encode())
+            say(f"Wrote {only.out}.")
+        if compared.failure is not None:
+            raise RunFailed(compared.failure)
+    raise typer.Exit(_CODES[compared.verdict])
+
+
+def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
+    """The policy file with what the comparison proves."""
+    return policy_file.dumps(
+        policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence_of(comparison, graph)
+    )

@@ -1,0 +1,82 @@
+"""`python -m explorer graph MODEL`: the block graph of one observed run."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from explorer.cli.command import Output, answer_console, verb
+from explorer.cli.options import Model, ModelOptions, Out, describe
+from explorer.cli.worker import print_or_write, worker
+from explorer.record.base import to_plain
+from explorer.record.graph import Block, ModelGraph
+from explorer.view.drawing.units import mib
+from explorer.view.graph.dot import graph_dot, graph_svg
+from explorer.view.graph.geometry import Row, layout
+from explorer.view.graph.nesting import default_open
+
+
+@verb
+def graph(
+    model: Model,
+    options: ModelOptions,
+    output: Output,
+    format: Annotated[Literal["tree", "json", "dot", "svg"], typer.Option("--format")] = "tree",
+    out: Out = None,
+) -> None:
+    """The block graph of one observed run."""
+    with worker() as engine:
+        model_graph = describe(engine, options.ref(model), options.seed)
+    if output.json or format == "json":
+        text = msgspec.json.encode({**to_plain(model_graph), "fingerprint": model_graph.fingerprint}).decode() + "\n"
+    elif format == "tree":
+        print_graph(model_graph)
+        return
+    else:
+        text = graph_dot(model_graph) if format == "dot" else graph_svg(model_graph)
+    print_or_write(text, out)
+
+
+def print_graph(graph: ModelGraph) -> None:
+    """The block tree, runs of equal blocks folded, with what each saves for backward."""
+    console = answer_console()
+    root = graph.by_fqn[""]
+    console.print(
+        f"\n[bold]{escape(graph.model.target)}[/]  [dim]{escape(root.kind)}, {graph.n_parameters:,} parameters, ",
+        end="",
+    )
+    console.print(f"[dim]saves {mib(root.saved_bytes)} for backward, fingerprint {graph.fingerprint}[/]")
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
+    table.add_column("block")
+    table.add_column("kind")
+    for name in ("calls", "saved", "parameters"):
+        table.add_column(name, justify="right")
+    table.add_column("traits")
+    for row in layout(graph, default_open(graph)).rows:
+        table.add_row(*_cells(row, graph))
+    console.print(table)
+
+
+def _cells(row: Row, graph: ModelGraph) -> tuple[str, ...]:
+    blocks = [graph.by_fqn[fqn] for fqn in (row.members or (row.id,)) if fqn in graph.by_fqn]
+    times = f" [cyan]×{len(row.members)}[/]" if row.members else ""
+    kind = blocks[0].kind if row.members else row.kind
+    return (
+        f"{'  ' * row.depth}{escape(row.name)}{times}",
+        escape(kind),
+        str(sum(block.n_calls for block in blocks)) if blocks else "",
+        mib(sum(block.saved_bytes for block in blocks)),
+        mib(sum(block.parameter_bytes for block in blocks)),
+        f"[dim]{escape(_traits(blocks))}[/]",
+    )
+
+
+def _traits(blocks: list[Block]) -> str:
+    traits = [trait.replace("_", " ") for trait in dict.fromkeys(trait for block in blocks for trait in block.traits)]
+    shared = ["shares parameters"] if any(block.shares_parameters_with for block in blocks) else []
+    return ", ".join(traits + shared)

@@ -1,0 +1,74 @@
+"""`python -m explorer measure MODEL`: one training step under a policy."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from explorer.cli.command import Output, RunFailed, answered, print_json, say, verb
+from explorer.cli.options import (
+    KeepOptions,
+    Model,
+    ModelOptions,
+    PolicyName,
+    StaleOption,
+    StepOptions,
+    chosen_policy,
+)
+from explorer.cli.report import document, print_measurement
+from explorer.cli.worker import ask, check_writable, save_run_file, worker
+from explorer.jobs.protocol import Measure, SaveSnapshot
+from explorer.record.measurement import SavedFile
+from explorer.record.policy import KEEP_ALL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What only a measurement has."""
+
+    snapshot: Annotated[
+        Path | None,
+        typer.Option(
+            "--snapshot",
+            metavar="FILE",
+            help="Also write one step for PyTorch's own memory viewer (CUDA only).",
+            rich_help_panel="Output",
+        ),
+    ] = None
+
+
+@verb
+def measure(
+    model: Model,
+    options: ModelOptions,
+    step: StepOptions,
+    stale: StaleOption,
+    keep: KeepOptions,
+    extra: MeasureOptions,
+    output: Output,
+    policy: PolicyName = "keep-all",
+) -> None:
+    """One training step under a policy: memory, FLOPs and time."""
+    ref = options.ref(model)
+    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    check_writable(keep.save, extra.snapshot)
+    with worker() as engine:
+        chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
+        spec = msgspec.structs.replace(spec, policy=chosen)
+        if extra.snapshot is not None:
+            saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
+            say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
+        measured = ask(engine, Measure(spec=spec), keep=not keep.no_store)
+    if output.json:
+        print_json(document(measured))
+    else:
+        print_measurement(measured)
+    with answered(output):
+        if keep.save is not None:
+            save_run_file(measured, keep.save)
+        if measured.failure is not None:
+            raise RunFailed(measured.failure)
