@@ -161,6 +161,18 @@ def test_rooms_import_only_what_lies_below() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_no_import_goes_in_a_circle() -> None:
+    reached: dict[str, set[str]] = {
+        module: {name for name in imports(tree(path)) if name in modules()} - {module, "explorer"}
+        for module, path in modules().items()
+    }
+    settled: set[str] = set()
+    while leaves := {module for module, targets in reached.items() if module not in settled and targets <= settled}:
+        settled |= leaves
+    circle = sorted(set(reached) - settled)
+    assert not circle, f"import each other, or something that does: {circle}"
+
+
 def test_the_laws_can_fail() -> None:
     assert "torch" in set(imports(ast.parse("import torch")))
     assert "explorer.engine.policy.apply" in set(imports(ast.parse("from explorer.engine.policy.apply import x")))

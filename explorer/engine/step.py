@@ -111,9 +111,14 @@ def _gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
 
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
     """The output lives in this frame only: backward starts with what autograd keeps and nothing else."""
-    dtype = AUTOCAST.get(trainee.spec.autocast)
-    with torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None):
+    with autocast(trainee):
         return trainee.loss_function(call(trainee.model, inputs), targets)
+
+
+def autocast(trainee: Trainee) -> torch.autocast:
+    """Around forward and loss: casts as the trainee's spec asks, or not at all."""
+    dtype = AUTOCAST.get(trainee.spec.autocast)
+    return torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None)
 
 
 def torch_device(spec: RunSpec) -> torch.device:

@@ -94,6 +94,24 @@ def difference(
     return replace(found, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
 
 
+def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
+    """|actual - expected| / |expected| over all tensors together, absent ones as zero.
+
+    None where it is no number, because nothing is expected or something is infinite.
+    """
+    gaps, scales = [0.0], [0.0]
+    for name, tensor in expected.items():
+        other = actual.get(name)
+        if tensor is not None:
+            scales.append(_norm(tensor))
+            gaps.append(_norm(in_double(tensor) - (0 if other is None else in_double(other))))
+        elif other is not None:
+            gaps.append(_norm(other))
+    gap, scale = math.hypot(*gaps), math.hypot(*scales)
+    distance = gap / scale if scale else 0.0 if not gap else math.nan
+    return distance if math.isfinite(distance) else None
+
+
 def is_floating(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 

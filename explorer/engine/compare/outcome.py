@@ -22,7 +22,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from explorer.engine.compare.diffs import Yardstick, differences, is_floating
 from explorer.engine.model.load import call
-from explorer.engine.step import AUTOCAST, OnPhase, Trainee, forward_backward, ignore
+from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.remembered import State, frozen, read_state
 from explorer.engine.world.rng import RngState, seed_everything
@@ -122,12 +122,11 @@ def eval_output(trainee: Trainee) -> Tensor | None:
     (some models want other inputs in eval mode)."""
     trainee.model.eval()
     seed_everything(trainee.spec.seed)
-    dtype = AUTOCAST.get(trainee.spec.autocast)
     try:
         with (
             warnings.catch_warnings(action="ignore"),  # reentrant: "none of the inputs requires grad", which is meant
             torch.no_grad(),
-            torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None),
+            autocast(trainee),
         ):
             output = call(trainee.model, trainee.inputs)
     except Exception:  # detection models and the like: nothing to compare, and no fault of the policy

@@ -10,7 +10,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from explorer.engine.compare.diffs import in_double, is_floating
+from explorer.engine.compare.diffs import is_floating, relative_distance
 from explorer.engine.compare.outcome import Outcome, Tensors, take
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.model.load import Loaded
@@ -33,11 +33,12 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
     except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
         first = (str(error).strip().splitlines() or [""])[0]
         return None, f"The model does not run in float64: {type(error).__name__}: {first}"
-    distance = _distance(baseline.gradients, outcome.gradients)
-    if distance <= math.sqrt(coarsest_epsilon(spec, baseline.gradients)):
+    distance = relative_distance(outcome.gradients, baseline.gradients)
+    if distance is not None and distance <= math.sqrt(coarsest_epsilon(spec, baseline.gradients)):
         return outcome, ""
+    far = "an unknown part" if distance is None else f"{distance:.1e}"
     return None, (
-        f"In float64 the gradients lie {distance:.1e} of their norm away from the baseline's: other random numbers, "
+        f"In float64 the gradients lie {far} of their norm away from the baseline's: other random numbers, "
         "other branches, or a model too sensitive to judge rounding by."
     )
 
@@ -52,13 +53,3 @@ def coarsest_epsilon(spec: RunSpec, gradients: Mapping[str, Tensor | None]) -> f
     types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)}
     types |= {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set()
     return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})
-
-
-def _distance(baseline: Tensors, exact: Tensors) -> float:
-    """|baseline - exact| / |exact| over all gradients together; infinite where that is not a number."""
-    pairs = [(in_double(left), right) for name, left in baseline.items()
-             if left is not None and (right := exact.get(name)) is not None]  # fmt: skip
-    error = math.hypot(*(float((left - right).norm()) for left, right in pairs))
-    scale = math.hypot(*(float(right.norm()) for _, right in pairs))
-    distance = error / scale if scale else error
-    return distance if math.isfinite(distance) else math.inf

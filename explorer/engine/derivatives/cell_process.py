@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from explorer.child_process.forks import at_hand, server_is_gone
-from explorer.record.base import Record, from_json, to_json
+from explorer.engine.derivatives.cell import CellRequest, run_cells
+from explorer.record.base import from_json, to_json
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, Variant
 from explorer.record.run import RunSpec
 
@@ -26,14 +27,6 @@ _POLL_S = 0.25
 _FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
 """Ends that no reentrant backward brings about; None: the fork server is gone."""
 _MOST_TRIES = 2
-
-
-class CellRequest(Record):
-    """What the child is to do."""
-
-    spec: RunSpec
-    variant: Variant
-    derivatives: tuple[DerivativeKind, ...]
 
 
 def cells_apart(
@@ -57,8 +50,6 @@ def cells_apart(
 
 class _Child:
     def __init__(self, request: CellRequest) -> None:
-        from explorer.engine.derivatives.cell import run_cells
-
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self._request = request
         answers, voice = os.pipe()

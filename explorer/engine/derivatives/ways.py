@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from explorer.engine.model.load import call
-from explorer.engine.step import AUTOCAST, Trainee, forward_backward
+from explorer.engine.step import Trainee, autocast, forward_backward
 from explorer.engine.world.rng import seed_everything
 from explorer.record.matrix import DerivativeKind
 
@@ -95,8 +95,7 @@ DERIVATIVES: dict[DerivativeKind, Callable[[Trainee], Derivative]] = {
 
 def _loss(trainee: Trainee) -> Tensor:
     seed_everything(trainee.spec.seed)
-    dtype = AUTOCAST.get(trainee.spec.autocast)
-    with torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None):
+    with autocast(trainee):
         return trainee.loss_function(call(trainee.model, trainee.inputs), trainee.targets)
 
 

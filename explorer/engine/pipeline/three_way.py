@@ -13,7 +13,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-import torch
 from torch import Tensor
 
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference
@@ -22,7 +21,7 @@ from explorer.engine.model.load import Loaded, call
 from explorer.engine.pipeline.cut.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
-from explorer.engine.step import AUTOCAST, prepare
+from explorer.engine.step import autocast, prepare
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.rng import seed_everything
 from explorer.record.comparison import BufferDiff, GradientDiff
@@ -69,7 +68,6 @@ def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Pol
     )
     batches = microbatches(trainee, n_microbatches)
     rng = KeyedRng(spec.seed, pipeline.rng.spine, pipeline.plan.keyed_rng)
-    dtype = AUTOCAST.get(spec.autocast)
     model = trainee.model
     model.zero_grad(set_to_none=True)
     seed_everything(spec.seed)
@@ -78,7 +76,7 @@ def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Pol
         rng.listening(model, range(n_microbatches)) as numbers,
     ):
         for i in numbers:
-            with torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None):
+            with autocast(trainee):
                 loss = trainee.loss_function(call(model, batches[i][0]), batches[i][1])
             loss.backward()
             del loss

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp
+from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp, relative_distance
 from explorer.engine.world.bits import same_bits
 from explorer.record.comparison import BufferDiff, GradientDiff
 
@@ -199,3 +199,17 @@ def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
     assert stick.trusts(zero.double(), 2e-6)
     assert not stick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
     assert not stick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"
+
+
+@given(st.floats(0.01, 10), st.floats(0.01, 10))
+def test_relative_distance_of_two_tensors(left: float, right: float) -> None:
+    expected, actual = {"w": torch.tensor([left])}, {"w": torch.tensor([right])}
+    distance = relative_distance(expected, actual)
+    assert distance is not None and math.isclose(distance, abs(right - left) / left, rel_tol=1e-4, abs_tol=1e-6)
+
+
+def test_an_absent_tensor_counts_as_zero() -> None:
+    whole = {"w": torch.tensor([3.0]), "v": torch.tensor([4.0])}
+    assert relative_distance(whole, {"w": torch.tensor([3.0]), "v": None}) == 0.8
+    assert relative_distance({"w": None}, {"w": torch.ones(1)}) is None
+    assert relative_distance({"w": torch.zeros(1)}, {"w": torch.zeros(1)}) == 0.0

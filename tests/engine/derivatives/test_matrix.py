@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 
 import msgspec
 import pytest
-import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
+from explorer.engine.derivatives.bench import CellBench
 from explorer.engine.derivatives.cell_process import cells_apart
-from explorer.engine.derivatives.matrix import VARIANTS, Bench, derivative_matrix, distance_of, with_units
+from explorer.engine.derivatives.matrix import VARIANTS, derivative_matrix, with_units
 from explorer.engine.derivatives.ways import DERIVATIVES
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
@@ -30,9 +27,9 @@ def spec(net: str, blocks: tuple[str, ...] = ("1", "2"), **arguments: str) -> Ru
     return RunSpec(model=trap_nets.ref(net, **arguments), policy=Policy.recompute(blocks))
 
 
-def bench(net: str, *blocks: str) -> Bench:
+def bench(net: str, *blocks: str) -> CellBench:
     asked = spec(net, blocks or ("1", "2"))
-    return Bench(asked, load(asked.model))
+    return CellBench(asked, load(asked.model))
 
 
 @pytest.mark.parametrize("derivative", list(DERIVATIVES))
@@ -141,19 +138,6 @@ def test_without_units_the_repeats_are_taken() -> None:
     asked = spec("plain", ())
     assert with_units(asked, silent).policy.blocks == describe(asked.model).repeats != ()
     assert with_units(spec("plain", ("2",)), silent).policy.blocks == ("2",)
-
-
-@given(st.floats(0.01, 10), st.floats(0.01, 10))
-def test_distance_of_two_tensors(left: float, right: float) -> None:
-    expected, found = {"w": torch.tensor([left])}, {"w": torch.tensor([right])}
-    distance = distance_of(expected, found)
-    assert distance is not None and math.isclose(distance, abs(right - left) / left, rel_tol=1e-4, abs_tol=1e-6)
-
-
-def test_an_absent_tensor_counts_as_zero() -> None:
-    whole = {"w": torch.tensor([3.0]), "v": torch.tensor([4.0])}
-    assert distance_of(whole, {"w": torch.tensor([3.0]), "v": None}) == 0.8
-    assert distance_of({"w": None}, {"w": torch.ones(1)}) is None
 
 
 def test_a_cell_that_was_left_out_is_a_key_error() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import torch
 
-from explorer.engine.derivatives.matrix import Bench
+from explorer.engine.derivatives.bench import CellBench
 from explorer.engine.derivatives.ways import DERIVATIVES
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
@@ -259,7 +259,7 @@ def test_second_order_through_reentrant_and_selective() -> None:
     _, reentrant = pair("dropout", ("1",), use_reentrant=True)
     assert "reentrant-second-order" in foreseen(reentrant)
     assert "selective-once" in foreseen(pair("dropout", **keeping("aten.addmm.default"))[1])
-    bench = Bench(pair("dropout", ("1",))[1], load(reentrant.model))
+    bench = CellBench(pair("dropout", ("1",))[1], load(reentrant.model))
     with left_as_found():
         assert bench.cell("gradient penalty", "reentrant").outcome == "raises"
         assert bench.cell("Hessian-vector product", "reentrant").outcome == "different"

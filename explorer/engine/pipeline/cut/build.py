@@ -22,7 +22,7 @@ from explorer.engine.pipeline.cut.segments import divided, segment_of
 from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape, rebuild_output
 from explorer.engine.pipeline.cut.tape import Tape, record
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.step import AUTOCAST, Trainee, prepare, split
+from explorer.engine.step import Trainee, autocast, prepare, split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
@@ -80,8 +80,7 @@ class Pipeline:
         elif not checkpointing and self._handle is not None:
             self._handle.undo()
             self._handle = None
-        dtype = AUTOCAST.get(self.spec.autocast)
-        with torch.autocast(self.trainee.device.type, dtype=dtype, enabled=dtype is not None):
+        with autocast(self.trainee):
             yield
 
     def reset(self, stages: set[int]) -> None:
