@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.model.load import Loaded, call, load, place
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded, call, place
 from explorer.engine.model.openable import refuse_sparse_under_adamw
 from explorer.engine.model.twin import twin
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
@@ -62,7 +63,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     """
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    own = twin(loaded, seed=spec.seed) if loaded else load(spec.model, seed=spec.seed)
+    own = twin(loaded, seed=spec.seed) if loaded else load_for(spec)
     own = place(own, device, torch_dtype(spec))
     model = own.model
     set_mode(model, spec.mode)

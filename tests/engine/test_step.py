@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.model.load import load, types_of
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import types_of
 from explorer.engine.step import forward_backward, left_as_found, prepare, run_step, split
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import Policy, RunSpec

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from explorer.engine.model.describe import describe_loaded
-from explorer.engine.model.load import Loaded, call, load
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.world.rng import seed_everything
 from explorer.plan.catalogue import catalogue

@@ -27,7 +27,8 @@ from explorer.engine.compare.outcome import (
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.measure import measure_pair
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import forward_backward, left_as_found, prepare
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
@@ -95,7 +96,7 @@ def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | N
 
 def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
     """The fields of a Comparison that judge: both specs run from copies of one loaded model."""
-    loaded = load(baseline.model, seed=baseline.seed)
+    loaded = load_for(baseline)
     meter.step("baseline, for its gradients")
     base = take(prepare(baseline, loaded), full=full)
     found: dict[str, Any] = {}

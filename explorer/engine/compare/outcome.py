@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from explorer.engine.compare.diffs import Yardstick, differences, is_floating
-from explorer.engine.model.load import call
+from explorer.engine.model.loaded import call
 from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.remembered import State, frozen, read_state

@@ -13,7 +13,7 @@ from torch import Tensor
 from explorer.engine.compare.diffs import is_floating, relative_distance
 from explorer.engine.compare.outcome import Outcome, Tensors, take
 from explorer.engine.compare.same_draws import SameDraws
-from explorer.engine.model.load import Loaded
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import AUTOCAST, prepare
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from explorer.engine.compare.diffs import Yardstick, differences, relative_distance
 from explorer.engine.compare.reference import coarsest_epsilon
 from explorer.engine.derivatives.ways import DERIVATIVES, Derivative
-from explorer.engine.model.load import Loaded
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import prepare
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.errors import Cancelled

@@ -14,7 +14,7 @@ from explorer.engine.derivatives.bench import CellBench
 from explorer.engine.derivatives.cell_process import cells_apart
 from explorer.engine.derivatives.ways import DERIVATIVES
 from explorer.engine.model.describe import describe
-from explorer.engine.model.load import load
+from explorer.engine.model.load import load_for
 from explorer.engine.step import left_as_found
 from explorer.record.matrix import DerivativeCell, DerivativeMatrix, Variant
 from explorer.record.policy import Policy
@@ -50,7 +50,7 @@ def with_units(spec: RunSpec, report: Report) -> RunSpec:
 
 
 def _cells(spec: RunSpec, report: Report, done: list[DerivativeCell]) -> Iterator[DerivativeCell]:
-    bench = CellBench(spec, load(spec.model, seed=spec.seed))
+    bench = CellBench(spec, load_for(spec))
     for derivative in DERIVATIVES:
         for variant in VARIANTS:
             if variant != "reentrant":

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from explorer.engine.model.load import call
+from explorer.engine.model.loaded import call
 from explorer.engine.step import Trainee, autocast, forward_backward
 from explorer.engine.world.rng import seed_everything
 from explorer.record.matrix import DerivativeKind

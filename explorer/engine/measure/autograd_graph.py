@@ -10,7 +10,8 @@ import torchviz
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.model.load import Loaded, load, place
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded, place
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import set_mode, torch_device, torch_dtype
 from explorer.engine.world.rng import RngState, seed_everything
@@ -31,7 +32,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     rng = RngState.capture()
     try:
         report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
-        loaded = place(load(spec.model, seed=spec.seed), torch_device(spec), torch_dtype(spec))
+        loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)
         args, kwargs = _inputs_of(loaded, block)
         report(Progress(what="drawing the block kept", done=1, total=3))

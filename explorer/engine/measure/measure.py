@@ -23,7 +23,8 @@ from explorer.engine.device.limits import failure_of, is_out_of_memory
 from explorer.engine.measure.block_costs import bills, uncounted
 from explorer.engine.measure.recording import Recorded, record
 from explorer.engine.measure.stopwatch import BlockSamples, block_ms, step_ms
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, left_as_found, prepare, run_step, torch_device
 from explorer.errors import BadInput, ExplorerError
@@ -64,7 +65,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     meter = _Meter(report, 1 + len(specs) * (4 + 1 + 2 * specs[0].n_repeats))
     with left_as_found():
         meter("loading the model")
-        loaded = load(specs[0].model, seed=specs[0].seed)
+        loaded = load_for(specs[0])
         _warm_checkpoint(device.torch)
         recorded = [record(spec, loaded, device, meter.of(name)) for spec, name in zip(specs, names)]
         timed = [_Timed() for _ in specs]

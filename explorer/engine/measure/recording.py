@@ -16,7 +16,7 @@ from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_memory
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors, storage_bytes
-from explorer.engine.model.load import Loaded, types_of
+from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState

@@ -18,7 +18,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.model.block_chain import cut_points, repeated_as, spine_of
-from explorer.engine.model.load import Loaded, blaming, load, place
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.openable import copied, refuse_unopenable
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
@@ -177,5 +178,5 @@ def _dtype(model: nn.Module) -> torch.dtype:
 
 
 def graph_of(model: nn.Module, inputs: Any, ref: ModelRef | None = None) -> ModelGraph:
-    """The block graph of any model in hand with its inputs (see load.call for their form)."""
+    """The block graph of any model in hand with its inputs (see loaded.call for their form)."""
     return describe_loaded(Loaded(ref or ModelRef(target="<in memory>"), model, inputs, None, None))

@@ -18,193 +18,62 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch import nn
 
-from explorer.engine.device.limits import is_out_of_memory
+from explorer.engine.device.limits import is_out_of_memory, limited_process
+from explorer.engine.model.loaded import Loaded, said_by
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.world.rng import seed_everything
-from explorer.errors import ExplorerError, ModelFailed, ModelNotLoaded, nearest
+from explorer.errors import ExplorerError, ModelNotLoaded, nearest
 from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
 
-POSITIONAL = "*"
-"""Key of the positional arguments in a dict of inputs: no keyword argument can have this name."""
-
-LossFunction = Callable[[Any, Any], Tensor]
 Factory = Callable[..., Any]
 
 
-@dataclass(frozen=True)
-class Loaded:
-    """A model, a batch, and how to judge the output."""
-
-    ref: ModelRef
-    model: nn.Module
-    inputs: Any
-    targets: Any
-    loss_function: LossFunction | None
-
-    def output(self, model: nn.Module | None = None) -> Any:
-        """The output for the whole batch, of `model` where one is given."""
-        return call(self.model if model is None else model, self.inputs)
-
-    def loss(self, output: Any, targets: Any = None) -> Tensor:
-        """A scalar, the mean over the batch; `targets` are those of the whole batch where none are given.
-
-        Raises ModelFailed where the loss is not a tensor with one number.
-        """
-        if self.loss_function is None:
-            return default_loss(output)
-        loss = self.loss_function(output, self.targets if targets is None else targets)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            found = shapes(loss) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ModelFailed(
-                f"The loss function of {self.ref.target} returned {found}, not a tensor with one number.",
-                hint="Let it return the mean over the batch.",
-            )
-        return loss
+def load_for(spec: RunSpec) -> Loaded:
+    """The model of a run. Its factory is held to the run's memory limit where that is one of the process."""
+    return load(spec.model, seed=spec.seed, limit_bytes=spec.memory_limit_bytes if spec.device == "cpu" else None)
 
 
-def load(ref: ModelRef, *, seed: int = 0) -> Loaded:
+def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loaded:
     """Builds the model of `ref` with every generator seeded first.
 
-    Raises ModelNotLoaded: no such file, module, factory or size; an import or a factory that raised.
+    Raises ModelNotLoaded: no such file, module, factory or size; an import or a factory that raised or switched
+    gradients off. Raises OutOfMemory where the factory takes more than `limit_bytes`.
     """
+    grad = torch.is_grad_enabled()
     factory, arguments = resolve(ref)
     seed_everything(seed)
     try:
-        built = factory(**arguments)
+        with limited_process(limit_bytes):
+            built = factory(**arguments)
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:
         if is_out_of_memory(error):
             raise
-        said = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+        given = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
         raise ModelNotLoaded(
-            f"The factory of {ref.target} was called with ({said}) and raised {said_by(error)}.",
+            f"The factory of {ref.target} was called with ({given}) and raised {said_by(error)}.",
             hint="Try it in Python with the same arguments.",
         ) from error
+    if grad and not torch.is_grad_enabled():
+        torch.set_grad_enabled(True)
+        raise ModelNotLoaded(
+            f"{ref.target} switched gradients off and left them off: nothing of it could be trained.",
+            hint="Use `with torch.no_grad():` around the part that needs none, instead of torch.set_grad_enabled.",
+        )
     loaded = _unpack(ref, built)
     refuse_unopenable(loaded.model, ref.target)
     return loaded
-
-
-def call(model: nn.Module, inputs: Any) -> Any:
-    """model(x), model(*xs), model(**xs), or model(*xs["*"], **rest), by the form of `inputs`."""
-    if isinstance(inputs, dict):
-        positional, named = inputs.get(POSITIONAL, ()), {k: v for k, v in inputs.items() if k != POSITIONAL}
-        return model(*(positional if isinstance(positional, (tuple, list)) else (positional,)), **named)
-    if isinstance(inputs, (tuple, list)):
-        return model(*inputs)
-    return model(inputs)
-
-
-def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
-    """Parameters, buffers and batch on `device`; floating ones as `dtype`, or as they are where that is None.
-
-    The model itself moves, the batch is new where it changes. Complex numbers stay complex, at the precision of `dtype`
-    where it has a complex partner.
-    """
-
-    def cast(tensor: Tensor) -> Tensor:
-        return tensor.to(device=device, dtype=cast_type(tensor.dtype, dtype))
-
-    def moved(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or (leaf.device == torch.device(device) and dtype is None):
-            return leaf
-        return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
-
-    model = loaded.model.to(device)
-    if dtype is not None:
-        model._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
-    return replace(loaded, model=model, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
-
-
-def types_of(model: nn.Module) -> str:
-    """`bfloat16, float32`: of the parameters that are floating or complex, the one with the most numbers first."""
-    numbers: Counter[str] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point() or parameter.is_complex():
-            numbers[str(parameter.dtype).removeprefix("torch.")] += parameter.numel()
-    return ", ".join(name for name, _ in numbers.most_common())
-
-
-def cast_type(found: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of a tensor of type `found` where `dtype` is asked for."""
-    if dtype is None or not (found.is_floating_point or found.is_complex):
-        return found
-    return (
-        {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(dtype, found)
-        if found.is_complex
-        else dtype
-    )
-
-
-@contextmanager
-def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
-    """Turns what the model raises while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
-    try:
-        yield
-    except ExplorerError:
-        raise
-    except (Exception, SystemExit) as error:
-        if is_out_of_memory(error):
-            raise
-        raise ModelFailed(
-            f"The {doing} of {ref.target} raised {said_by(error)} (inputs: {shapes(inputs)}).",
-            hint=_hint(inputs),
-        ) from error
-
-
-def _hint(inputs: Any) -> str:
-    hint = "Check that the batch fits the model."
-    if isinstance(inputs, dict) and POSITIONAL not in inputs:
-        hint += " A dict is passed as keyword arguments; a model that takes the dict itself gets it as (dict,)."
-    return hint
-
-
-def said_by(error: BaseException) -> str:
-    """`ValueError: the first line of its message`"""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].removesuffix('.')}"
-
-
-def shapes(inputs: Any) -> str:
-    """`float32[8, 3, 32, 32], int64[8]`"""
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
-    return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) or "no tensor"
-
-
-def default_loss(output: Any) -> Tensor:
-    """`output.loss` (or output["loss"]), else the mean of squares over every floating tensor of the output.
-
-    Raises ModelFailed where the output holds no floating tensor that requires a gradient.
-    """
-    own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
-    if isinstance(own, Tensor):
-        return own
-    floating = [leaf for leaf in _tensors(output) if leaf.is_floating_point()]
-    if not floating:
-        raise ModelFailed(
-            f"The model returned {shapes(output)}: nothing to take a loss of.",
-            hint="Let the factory return (model, (inputs, targets), loss_function).",
-        )
-    return torch.stack([tensor.float().square().mean() for tensor in floating]).mean()
-
-
-def _tensors(output: Any) -> list[Tensor]:
-    if hasattr(output, "to_tuple"):
-        output = output.to_tuple()
-    return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
 
 
 def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:

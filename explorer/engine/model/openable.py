@@ -12,7 +12,16 @@ from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
 
 
 def refuse_unopenable(model: nn.Module, target: str) -> None:
-    """Raises ModelNotLoaded for lazy parameters, and for blocks that torch.jit compiled."""
+    """Raises ModelNotLoaded for names that are no text, for lazy parameters, and for blocks that torch.jit compiled."""
+    named = (
+        name for names in (model.named_modules(), model.named_parameters(), model.named_buffers()) for name, _ in names
+    )
+    garbled = [ascii(name) for name in named if not _is_text(name)]
+    if garbled:
+        raise ModelNotLoaded(
+            f"{target} has names that no file can hold: {_some(garbled)}. Half of a surrogate pair stands in them.",
+            hint="Name blocks, parameters and buffers in letters that UTF-8 can write.",
+        )
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ModelNotLoaded(
@@ -62,6 +71,14 @@ def refuse_sparse_under_adamw(model: nn.Module) -> None:
 
 def _has_old_norm(module: nn.Module) -> bool:
     return any(type(hook).__name__ in ("WeightNorm", "SpectralNorm") for hook in module._forward_pre_hooks.values())
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _some(names: list[str]) -> str:

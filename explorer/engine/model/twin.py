@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.remembered import read_state, same_state
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build
 from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, Bench, n_bytes
 from explorer.engine.step import left_as_found, split
@@ -49,7 +50,7 @@ def profile_blocks(
     load, prepare and the model raise.
     """
     with left_as_found():
-        loaded = loaded or load(spec.model, seed=spec.seed)
+        loaded = loaded or load_for(spec)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
         fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)

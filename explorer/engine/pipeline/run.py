@@ -12,7 +12,8 @@ from torch import Tensor
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.limits import failure_of
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
 from explorer.engine.pipeline.play.block_calls import CallCount
 from explorer.engine.pipeline.play.inproc import Mail, run_pass
@@ -56,7 +57,7 @@ def run_pipeline(
         )
     with left_as_found():
         report(Progress(what="building the stages", done=0, total=6))
-        loaded = loaded or load(spec.model, seed=spec.seed)
+        loaded = loaded or load_for(spec)
         pipeline = build(spec, loaded)
         found = _Found(pipeline, engine, profile)
         try:
@@ -77,7 +78,7 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
     """The run of `spec` that torchrun's ranks left in `folder`, held against the unsplit model here. A rank that
     ended early is a result (`failure`). Raises InvalidPlan."""
     with left_as_found():
-        loaded = load(spec.model, seed=spec.seed)
+        loaded = load_for(spec)
         pipeline = build(spec, loaded)
         found = _Found(pipeline, "torchrun", None)
         reports = _reports_in(folder, spec)

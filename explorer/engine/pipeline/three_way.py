@@ -17,7 +17,7 @@ from torch import Tensor
 
 from explorer.engine.compare.diffs import Tensors, Yardstick, difference
 from explorer.engine.compare.reference import coarsest_epsilon
-from explorer.engine.model.load import Loaded, call
+from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.pipeline.cut.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm

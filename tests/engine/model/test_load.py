@@ -12,10 +12,12 @@ import pytest
 import torch
 from torch import nn
 
+from explorer.engine.device.limits import failure_of
 from explorer.engine.model.describe import describe, graph_of
-from explorer.engine.model.load import blaming, call, default_loss, load, place
+from explorer.engine.model.load import load, load_for
+from explorer.engine.model.loaded import blaming, call, default_loss, place
 from explorer.engine.step import left_as_found, prepare, run_step
-from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
+from explorer.errors import BadInput, ModelFailed, ModelNotLoaded, OutOfMemory
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
@@ -286,3 +288,62 @@ def test_a_sparse_gradient_needs_another_optimizer(closed: Path) -> None:
             prepare(spec)
         assert run_step(prepare(msgspec.structs.replace(spec, optimizer="sgd"))) > 0
         assert run_step(prepare(msgspec.structs.replace(spec, frozen=("0",)))) > 0
+
+
+HOSTILE = """
+import torch
+from torch import nn
+
+def greedy():
+    kept = [torch.empty(2**20) for _ in range(2**8)]
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+def ungraded():
+    torch.set_grad_enabled(False)
+    return nn.Linear(4, 4), torch.randn(2, 4)
+
+class Ungrading(nn.Linear):
+    def forward(self, x):
+        torch.set_grad_enabled(False)
+        return super().forward(x)
+
+def ungrading():
+    return Ungrading(4, 4), torch.randn(2, 4)
+
+def garbled():
+    model = nn.Linear(4, 4)
+    model.add_module("half\\udc80", nn.Linear(4, 4))
+    return model, torch.randn(2, 4)
+"""
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    path = tmp_path / "hostile.py"
+    path.write_text(HOSTILE)
+    return path
+
+
+def test_a_factory_that_takes_too_much_is_out_of_memory(hostile: Path) -> None:
+    spec = RunSpec(model=ModelRef(target=f"{hostile}:greedy"), memory_limit_bytes=2**28)
+    with pytest.raises(OutOfMemory, match=f"asked for {2**22:,} bytes and was refused") as caught:
+        load_for(spec)
+    assert failure_of(caught.value).kind == "out of memory"
+    assert load_for(msgspec.structs.replace(spec, memory_limit_bytes=None)).inputs.shape == (2, 4)
+
+
+def test_gradients_that_stay_off_are_said(hostile: Path) -> None:
+    with pytest.raises(ModelNotLoaded, match="switched gradients off"):
+        load(ModelRef(target=f"{hostile}:ungraded"))
+    assert torch.is_grad_enabled()
+    with left_as_found():
+        trainee = prepare(RunSpec(model=ModelRef(target=f"{hostile}:ungrading")))
+        with pytest.raises(ModelFailed, match="switched gradients off"):
+            run_step(trainee)
+    assert torch.is_grad_enabled()
+
+
+def test_a_name_that_is_no_text_is_refused_before_anything_is_written(hostile: Path) -> None:
+    with pytest.raises(ModelNotLoaded, match=r"half\\udc80") as caught:
+        load(ModelRef(target=f"{hostile}:garbled"))
+    assert caught.value.sentence.encode()

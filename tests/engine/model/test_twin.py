@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.twin import is_same_start, twin
 from explorer.engine.step import forward_backward, left_as_found, prepare
 from explorer.record.run import RunSpec

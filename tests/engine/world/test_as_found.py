@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from explorer.engine.measure.autograd_graph import draw_autograd
 from explorer.engine.model.describe import describe, describe_loaded
-from explorer.engine.model.load import Loaded
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.world.rng import RngState
 from explorer.record.graph import ModelRef

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.cut.segments import divided, segment_of
 from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape, rebuild_output
@@ -145,7 +146,7 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...]
     if plan is None:
         raise InvalidPlan("The run has no pipeline plan.", hint="Choose stages, microbatches and a schedule.")
     rows = rows_of(plan)
-    loaded = loaded or load(spec.model, seed=spec.seed)
+    loaded = loaded or load_for(spec)
     trainee = prepare(
         msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded
     )
