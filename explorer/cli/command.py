@@ -22,7 +22,7 @@ from rich.markup import escape
 from explorer.errors import ExplorerError, NotSaved
 from explorer.jobs.failures import failure_of
 from explorer.record.base import to_json
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 
 EQUAL, DIFFERENT, COULD_NOT_RUN, STATE_MOVED = 0, 1, 2, 3
 _PIPE_WIDTH = 120

@@ -33,7 +33,7 @@ from explorer.jobs.protocol import (
 )
 from explorer.jobs.store import default_path
 from explorer.record.base import Record, from_msgpack
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 from explorer.record.progress import Progress
 
 GRACE_S = 2.0

@@ -1,4 +1,4 @@
-"""An exception becomes a Failure that crosses the pipe, and a Failure becomes the exception again."""
+"""What a job or its process ended by, as a Failure that crosses the pipe."""
 
 from __future__ import annotations
 
@@ -9,48 +9,20 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from explorer.errors import (
-    BadInput,
-    Cancelled,
-    Crashed,
-    ExplorerError,
-    ModelFailed,
-    NotOnThisDevice,
-    OutOfMemory,
-)
-from explorer.record import failure_table
-from explorer.record.measurement import Failure, FailureKind
+from explorer.errors import OutOfMemory
+from explorer.record import failure as table
+from explorer.record.failure import Failure, FailureKind
 
 _LONGEST = 500
 # torch's CPU allocator raises a bare RuntimeError; only its words tell.
 _CPU_ALLOCATOR = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
 
-_ERRORS: dict[FailureKind, type[ExplorerError]] = {
-    "model raised": ModelFailed,
-    "bad input": BadInput,
-    "not on this device": NotOnThisDevice,
-    "out of memory": OutOfMemory,
-    "cancelled": Cancelled,
-    "time-out": Cancelled,
-    "crash": Crashed,
-}
-
 
 def failure_of(error: BaseException, *, timed_out: bool = False) -> Failure:
     """What is shown for `error`. Memory that ran out is told from its words where its type does not say so."""
-    said = "".join(traceback.format_exception(error))
-    failure = failure_table.failure_of(_out_of_memory(error) or error, in_step=False, said=said)
+    text = "".join(traceback.format_exception(error))
+    failure = table.failure_of(_out_of_memory(error) or error, in_step=False, text=text)
     return replace(failure, kind="time-out") if timed_out and failure.kind == "cancelled" else failure
-
-
-def error_of(failure: Failure) -> ExplorerError:
-    """The error that `failure` was, for callers that raise."""
-    kind = _ERRORS.get(failure.kind, ExplorerError)
-    if kind is OutOfMemory:
-        return OutOfMemory(
-            failure.sentence, hint=failure.hint, asked_bytes=failure.asked_bytes, free_bytes=failure.free_bytes
-        )
-    return kind(failure.sentence, hint=failure.hint)
 
 
 def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory: bool | None = None) -> Failure:

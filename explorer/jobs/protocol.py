@@ -15,10 +15,11 @@ from explorer.errors import UnreadableFile
 from explorer.record.autograd import AutogradPictures
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.matrix import DerivativeMatrix
-from explorer.record.measurement import Failure, Measurement, SavedFile
+from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun

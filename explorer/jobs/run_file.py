@@ -36,7 +36,7 @@ _LENGTH = struct.Struct("<Q")
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _HEAD_SIZE = len(MAGIC) + _VERSION.size + _DIGEST_SIZE + _LENGTH.size
 _LARGEST_BYTES = 2 * 1024**3
-"""Of a record once decompressed: a small file must not grow without end."""
+"""Size of a record once decompressed: a small file must not grow without end."""
 
 
 class StoredRecord(Record):
@@ -49,11 +49,10 @@ class StoredRecord(Record):
     """msgpack of KINDS[kind]."""
 
 
-def stored_record(record: Record, name: str = "") -> StoredRecord:
-    """`record` made ready to be kept, now. The caller checked `is_kept`."""
-    return StoredRecord(
-        kind=kind_of(record), name=name or name_of(record), created=time.time(), record=to_msgpack(record)
-    )
+def stored_record(record: Record, name: str = "", encoded: bytes | None = None) -> StoredRecord:
+    """`record` made ready to be kept, now. The caller checked `is_kept`; `encoded` is its msgpack, where at hand."""
+    encoded = to_msgpack(record) if encoded is None else encoded
+    return StoredRecord(kind=kind_of(record), name=name or name_of(record), created=time.time(), record=encoded)
 
 
 def is_kept(record: Record) -> bool:

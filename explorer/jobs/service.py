@@ -31,7 +31,7 @@ from explorer.jobs.protocol import (
     read_frame,
     write_frame,
 )
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 from explorer.record.progress import Progress
 
 _PREFIX = "checkpoint-explorer-"

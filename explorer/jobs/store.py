@@ -62,9 +62,12 @@ class Store:
     def __init__(self, path: Path | str | None = None) -> None:
         self.path = Path(path) if path is not None else default_path()
 
-    def save(self, record: Record, name: str = "") -> str:
-        """Returns the new run's id once the run is on disk. Raises NotSaved (disk full, read-only, locked)."""
-        return self._insert(run_file.stored_record(record, name))
+    def save(self, record: Record, name: str = "", *, encoded: bytes | None = None) -> str:
+        """Returns the new run's id once the run is on disk. Raises NotSaved (disk full, read-only, locked).
+
+        `encoded` is the record's msgpack, for a caller that sends the same bytes elsewhere too.
+        """
+        return self._insert(run_file.stored_record(record, name, encoded), record)
 
     def list(self) -> tuple[StoredRun, ...]:
         """Every run, pinned ones first, then the newest. Raises UnreadableFile."""
@@ -99,10 +102,10 @@ class Store:
 
     def import_file(self, data: bytes) -> str:
         """Adds a run from `export_file`, as a new one. Raises UnreadableFile, NotSaved."""
-        return self._insert(run_file.read(data))
+        stored = run_file.read(data)
+        return self._insert(stored, from_msgpack(stored.record, KINDS[stored.kind]))
 
-    def _insert(self, stored: StoredRecord) -> str:
-        record = from_msgpack(stored.record, KINDS[stored.kind])
+    def _insert(self, stored: StoredRecord, record: Record) -> str:
         headlines = json.dumps(record.headlines()) if hasattr(record, "headlines") else "{}"
         run_id = secrets.token_hex(6)
         with self._writing() as connection:

@@ -41,8 +41,9 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
     try:
         report(Progress(what="starting", done=0, total=0))
         result = answer(submitted.request, report)
-        run_id, warning = _keep(result, store_path) if submitted.keep else (None, "")
-        event: Event = Finished(job=submitted.job, result=to_msgpack(result), run_id=run_id, warning=warning)
+        encoded = to_msgpack(result)
+        run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
+        event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or what is its own
         event = Failed(job=submitted.job, failure=failure_of(error, timed_out=clock.over))
     write_frame(events, event)
@@ -54,11 +55,11 @@ def be_first_to_go() -> None:
         Path("/proc/self/oom_score_adj").write_text("900")
 
 
-def _keep(result: Record, store_path: str | None) -> tuple[str | None, str]:
+def _keep(result: Record, encoded: bytes, store_path: str | None) -> tuple[str | None, str]:
     if store_path is None or not is_kept(result):
         return None, ""
     try:
-        return Store(store_path).save(result), ""
+        return Store(store_path).save(result, encoded=encoded), ""
     except NotSaved as error:
         return None, str(error)
 

@@ -13,6 +13,7 @@ from explorer.record.comparison import (
     TensorDiff,
     Verdict,
 )
+from explorer.record.failure import Failure
 from explorer.record.graph import Block, CutPoint, Edge, Join, ModelGraph, ModelRef, Trait
 from explorer.record.hazard import Hazard
 from explorer.record.measurement import (
@@ -23,7 +24,6 @@ from explorer.record.measurement import (
     BlockBill,
     Calls,
     Environment,
-    Failure,
     Measurement,
     Phase,
     PhaseSpan,

@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Any, Literal
 
 from explorer.record.base import Record, to_plain
-from explorer.record.measurement import Failure, Measurement, ratio_with_spread
+from explorer.record.failure import Failure
+from explorer.record.measurement import Measurement, ratio_with_spread
 
 Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
 Presence = Literal["both", "baseline only", "candidate only", "neither"]

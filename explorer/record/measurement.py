@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from msgspec import field
 
 from explorer.record.base import Column, Record, column
+from explorer.record.failure import Failure
 from explorer.record.run import RunSpec
 
 Role = Literal[
@@ -29,21 +30,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 
 Phase = Literal["forward", "recompute", "backward", "optimizer"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-
-FailureKind = Literal[
-    "bad input", "model raised", "out of memory", "crash", "time-out", "cancelled", "not on this device", "internal"
-]
-
-
-class Failure(Record):
-    """Why a run has no result: shown as a result, in the words of explorer/errors.py."""
-
-    kind: FailureKind
-    sentence: str
-    hint: str = ""
-    traceback: str = ""
-    asked_bytes: int | None = None
-    free_bytes: int | None = None
 
 
 class Environment(Record):

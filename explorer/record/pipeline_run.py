@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 from explorer.record.base import Column, Origin, Record, column
 from explorer.record.comparison import BufferDiff, GradientDiff
-from explorer.record.measurement import Environment, Failure
+from explorer.record.failure import Failure
+from explorer.record.measurement import Environment
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.run import RunSpec
 

@@ -79,6 +79,22 @@ def test_a_comparison_is_listed_by_its_candidate(store: Store) -> None:
     assert listed.headlines["verdict"] == "not comparable"
 
 
+def test_a_run_that_is_encoded_already_is_neither_encoded_again_nor_decoded(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = measured()
+    encoded = to_msgpack(record)
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("once is enough")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("explorer.jobs.run_file.to_msgpack", refuse)
+        patched.setattr("explorer.jobs.store.from_msgpack", refuse)
+        run_id = store.save(record, encoded=encoded)
+    assert store.load(run_id) == record
+
+
 def test_what_is_kept() -> None:
     assert is_kept(measured())
     assert not is_kept(ModelGraph(model=ModelRef(target="a"), blocks=(), edges=()))

@@ -22,8 +22,9 @@ from explorer.record.comparison import (
     StateDiff,
     TensorDiff,
 )
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
-from explorer.record.measurement import Environment, Failure, Measurement
+from explorer.record.measurement import Environment, Measurement
 from explorer.record.run import RunSpec
 
 SPEC = RunSpec(model=ModelRef(target="sample_models/mlp.py"))

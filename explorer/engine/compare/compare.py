@@ -41,7 +41,8 @@ from explorer.record.comparison import (
     MaskDiff,
     StateChange,
 )
-from explorer.record.measurement import Failure, Measurement
+from explorer.record.failure import Failure
+from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 

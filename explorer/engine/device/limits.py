@@ -16,8 +16,8 @@ import torch
 from explorer.engine.device.allocator import Refusal
 from explorer.engine.device.free_memory import available_bytes
 from explorer.errors import NotOnThisDevice, OutOfMemory
-from explorer.record import failure_table
-from explorer.record.measurement import Failure
+from explorer.record import failure as table
+from explorer.record.failure import Failure
 
 try:
     import resource
@@ -125,7 +125,7 @@ def failure_of(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(error))
     if is_out_of_memory(error):
         return out_of_memory(refusal_of(error), text)
-    return failure_table.failure_of(error, in_step=True)
+    return table.failure_of(error, in_step=True)
 
 
 def out_of_memory(refusal: Refusal, text: str) -> Failure:

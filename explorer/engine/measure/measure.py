@@ -28,7 +28,8 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, left_as_found, prepare, run_step, torch_device
 from explorer.errors import BadInput, ExplorerError
-from explorer.record.measurement import BlockBill, Environment, Failure, Measurement, Samples, Times
+from explorer.record.failure import Failure
+from explorer.record.measurement import BlockBill, Environment, Measurement, Samples, Times
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 

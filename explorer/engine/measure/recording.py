@@ -21,7 +21,8 @@ from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
-from explorer.record.measurement import AllocatorPeaks, Failure
+from explorer.record.failure import Failure
+from explorer.record.measurement import AllocatorPeaks
 from explorer.record.run import RunSpec
 
 CHANGES_THE_STEP = 0.005

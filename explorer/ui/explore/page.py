@@ -14,9 +14,9 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import from_plain
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.hazard import Hazard
-from explorer.record.measurement import Failure
 from explorer.ui.explore import state as states
 from explorer.ui.explore import work
 from explorer.ui.explore.blocks import graph_panel, tools

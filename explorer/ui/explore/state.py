@@ -18,8 +18,8 @@ from explorer.errors import BadInput, ExplorerError
 from explorer.plan.catalogue import Sample
 from explorer.plan.policy import marks as decision
 from explorer.record.base import from_plain, to_plain
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Failure
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from explorer.ui import block_graph

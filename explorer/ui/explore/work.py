@@ -13,7 +13,8 @@ from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, Request
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import Failure, Measurement
+from explorer.record.failure import Failure
+from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
 from explorer.ui.explore.state import State
 from explorer.ui.session import backend, known

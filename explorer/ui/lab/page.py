@@ -17,8 +17,8 @@ from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lab import GLOSSARY, STORIES, settings, story
 from explorer.record.base import from_plain, to_json, to_plain
+from explorer.record.failure import Failure
 from explorer.record.lab import LabOutcome, Story, Switch
-from explorer.record.measurement import Failure
 from explorer.ui.explore.run_bar import RUN_WIDTH
 from explorer.ui.session import backend
 from explorer.ui.shared.charts import chart

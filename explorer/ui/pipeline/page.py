@@ -17,8 +17,8 @@ from explorer.errors import ExplorerError
 from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.stage_costs import left_out, predict
 from explorer.record.base import from_plain
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Failure
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import Forecast

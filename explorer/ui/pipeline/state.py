@@ -14,8 +14,8 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.policy import marks as decision
 from explorer.record.base import from_plain, to_plain
+from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Failure
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.explore import state as states

@@ -13,7 +13,7 @@ from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import atoms
 from explorer.record.base import to_json
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.run import RunSpec

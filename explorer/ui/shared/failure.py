@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 from explorer.view.drawing.units import mib
 
 TITLES = {

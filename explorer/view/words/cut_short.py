@@ -6,7 +6,8 @@ at least 573.0 MiB, then refused        failed in the recompute of blocks.5
 from __future__ import annotations
 
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import Failure, Measurement
+from explorer.record.failure import Failure
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.units import NOT_MEASURED, mib
 
 

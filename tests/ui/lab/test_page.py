@@ -11,8 +11,8 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lab import STORIES
+from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
-from explorer.record.measurement import Failure
 from explorer.record.progress import Progress
 from explorer.ui.session import backend
 

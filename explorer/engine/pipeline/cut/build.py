@@ -6,7 +6,7 @@ Every process that builds the same spec gets the same stages: weights, boundarie
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -195,15 +195,6 @@ def static_bytes(module: nn.Module) -> int:
         for tensor in (*module.parameters(), *module.buffers())
     }
     return sum(storages.values())
-
-
-def torch_loss(pipeline: Pipeline) -> Callable[[Any, Any], Tensor]:
-    """The loss in the form that torch's schedules call: output of the last stage, target of the microbatch."""
-
-    def loss(output: Any, targets: Any) -> Tensor:
-        return pipeline.loss(output if isinstance(output, tuple) else (output,), targets)
-
-    return loss
 
 
 def row_texts(pipeline: Pipeline) -> tuple[tuple[str, ...], ...]:

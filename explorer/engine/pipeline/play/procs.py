@@ -28,7 +28,7 @@ from explorer.child_process.forks import Forked, at_hand, server_is_gone
 from explorer.engine.device.free_memory import n_oom_kills
 from explorer.errors import ExplorerError
 from explorer.record.base import from_json, from_msgpack, to_json
-from explorer.record.measurement import Failure
+from explorer.record.failure import Failure
 from explorer.record.pipeline_run import RankReport
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
