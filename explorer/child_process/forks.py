@@ -163,7 +163,12 @@ class Forks:
 
     @property
     def alive(self) -> bool:
-        return self._process is None or self._process.poll() is None
+        """A server that is being killed has hung up before the system knows it as ended."""
+        if self._process is not None and self._process.poll() is not None:
+            return False
+        line = select.poll()
+        line.register(self._server, 0)  # hanging up is told unasked
+        return not line.poll(0)
 
     def close(self) -> None:
         """Ends the server and all that it started."""

