@@ -54,10 +54,10 @@ def main() -> None:
         f"thin {N_EVENTS:,} points to {len(kept):,} (ms)": median_ms(lambda: minmax(line)),
         f"peaks lost in 200 lines thinned to {MAX_POINTS:,}": lost,
         f"held bytes of {N_EVENTS:,} events (ms)": median_ms(lambda: held(log)),
-        f"timeline figure of {N_EVENTS:,} events (ms)": median_ms(lambda: timeline(run), n=5),
-        f"roles figure of {N_EVENTS:,} events (ms)": median_ms(lambda: roles(run), n=5),
-        "timeline figure as JSON (KiB)": round(len(timeline(run).to_json()) / 1024),
-        "roles figure as JSON (KiB)": round(len(roles(run).to_json()) / 1024),
+        f"timeline figure of {N_EVENTS:,} events (ms)": median_ms(lambda: timeline(run).figure, n=5),
+        f"roles figure of {N_EVENTS:,} events (ms)": median_ms(lambda: roles(run).figure, n=5),
+        "timeline figure as JSON (KiB)": round(len(timeline(run).figure.to_json()) / 1024),
+        "roles figure as JSON (KiB)": round(len(roles(run).figure.to_json()) / 1024),
         f"forecast of {N_BLOCKS // 2} of {N_BLOCKS} blocks, warm (ms)": median_ms(lambda: forecaster.forecast(half)),
         f"prices of {N_BLOCKS} blocks, {len(small.allocations.n_bytes):,} allocations (ms)": median_ms(
             lambda: prices(small, blocks), n=5

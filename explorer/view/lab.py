@@ -7,6 +7,7 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, STAGE_COLOURS, STAGE_PATTERNS
 from explorer.view.drawing.figure import bars, figure
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
@@ -29,15 +30,15 @@ _COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candi
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def lab_chart(outcome: LabOutcome) -> go.Figure:
+def lab_chart(outcome: LabOutcome) -> Chart:
     """The experiment's one picture."""
-    chart = outcome.chart
-    return _lines(chart) if chart.kind == "lines" else _bars(chart)
-
-
-def lab_alt(outcome: LabOutcome) -> str:
-    """The picture in words, for who cannot see it."""
-    return f"{outcome.chart.title} {' '.join(outcome.findings)}"
+    drawn = outcome.chart
+    return Chart(
+        name=f"lab {outcome.experiment}",
+        figure=_lines(drawn) if drawn.kind == "lines" else _bars(drawn),
+        alt=f"{drawn.title} {' '.join(outcome.findings)}",
+        rows=lambda: lab_table(outcome),
+    )
 
 
 def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:

@@ -84,16 +84,16 @@ def test_the_candidate_needs_less_and_computes_more(pair: Comparison) -> None:
 
 def test_every_chart_draws_it(pair: Comparison) -> None:
     figures = [
-        timeline(pair.baseline, pair.candidate),
-        timeline(pair.baseline, pair.candidate, axis="time"),
-        roles(pair.candidate),
-        roles(pair.candidate, block="blocks.2"),
-        ledger_chart(ledger(pair.candidate)),
-        saved_bytes_chart(pair),
-        recompute_cost(pair),
-        recompute_time(pair),
-        step_time(pair),
-        gradient_chart(pair),
+        timeline(pair.baseline, pair.candidate).figure,
+        timeline(pair.baseline, pair.candidate, axis="time").figure,
+        roles(pair.candidate).figure,
+        roles(pair.candidate, block="blocks.2").figure,
+        ledger_chart(ledger(pair.candidate)).figure,
+        saved_bytes_chart(pair).figure,
+        recompute_cost(pair).figure,
+        recompute_time(pair).figure,
+        step_time(pair).figure,
+        gradient_chart(pair).figure,
     ]
     for fig in figures:
         assert len(fig.data) > 0, fig.layout.title.text

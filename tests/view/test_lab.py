@@ -6,7 +6,7 @@ import pytest
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
 from explorer.view.drawing.colours import RECOMPUTE
-from explorer.view.lab import NO_RESULT, figure_text, lab_alt, lab_chart, lab_origins, lab_table
+from explorer.view.lab import NO_RESULT, figure_text, lab_chart, lab_origins, lab_table
 
 
 def outcome(kind: str = "bars", unit: str = "") -> LabOutcome:
@@ -29,20 +29,20 @@ def outcome(kind: str = "bars", unit: str = "") -> LabOutcome:
 
 
 def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
-    bar = lab_chart(outcome()).data[0]
+    bar = lab_chart(outcome()).figure.data[0]
     assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
-    line = lab_chart(outcome("lines")).data[0]
+    line = lab_chart(outcome("lines")).figure.data[0]
     assert line.y == (1024.0**2, None)
 
 
 def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:
-    fig = lab_chart(outcome())
+    fig = lab_chart(outcome()).figure
     assert fig.layout.title.text == "How wrong?" and fig.data[0].marker.color == RECOMPUTE
     assert fig.data[0].marker.pattern.shape == "/"
 
 
 def test_bytes_get_an_axis_that_fits() -> None:
-    fig = lab_chart(outcome("lines", "bytes"))
+    fig = lab_chart(outcome("lines", "bytes")).figure
     assert fig.data[0].y[0] == 1.0 and fig.layout.yaxis.title.text == "distance, MiB"
 
 
@@ -53,7 +53,7 @@ def test_the_table_holds_every_figure_and_the_exceptions_words() -> None:
         {"run": "reentrant", "outcome": "! raised", "loss": "", "in its own words": "RuntimeError: no"},
     ]
     assert lab_origins(shown) == {"loss": "measured"}
-    assert lab_alt(shown) == "How wrong? It raised."
+    assert lab_chart(shown).alt == "How wrong? It raised."
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,9 @@ import streamlit as st
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui.shared.charts import chart, twin
+from explorer.ui.shared.charts import draw
 from explorer.view.compare.cost import (
     recompute_cost,
-    recompute_cost_alt,
-    recompute_cost_table,
     recompute_time,
     step_time,
     time_answer,
@@ -40,9 +38,8 @@ def cost_panel(comparison: Comparison) -> None:
         required=True,
         label_visibility="collapsed",
     )
-    draw = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
-    chart(draw(comparison), key=f"cost_{draw.__name__}", alt=recompute_cost_alt(comparison))
-    twin(lambda: recompute_cost_table(comparison), key="cost", what="the cost of each block")
+    chart = {OPERATIONS: recompute_cost, TIME: recompute_time, STEP: step_time}[view or OPERATIONS]
+    draw(chart(comparison), key=f"cost_{chart.__name__}")
 
 
 def _row(name: str, run: Measurement) -> dict[str, str]:

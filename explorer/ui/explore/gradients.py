@@ -9,20 +9,18 @@ import streamlit as st
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.hazard import Hazard
 from explorer.record.matrix import DerivativeMatrix
-from explorer.ui.shared.charts import chart, twin
+from explorer.ui.shared.charts import draw
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.compare.gradients import (
     buffer_table,
     carried_table,
     diff_table,
-    gradient_alt,
     gradient_chart,
-    gradient_table,
     parameter_table,
     unjudged_sentence,
     verdict_sentence,
 )
-from explorer.view.compare.matrix import matrix_figure, matrix_table
+from explorer.view.compare.matrix import matrix_chart
 from explorer.view.words import explore as glossary
 
 COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
@@ -53,8 +51,7 @@ def gradients_panel(comparison: Comparison) -> None:
         st.text(f"Likely cause: {cause}")
     if unjudged := unjudged_sentence(comparison):
         st.text(unjudged)
-    chart(gradient_chart(comparison), key="gradients", alt=gradient_alt(comparison))
-    twin(lambda: gradient_table(comparison), key="gradients", what="the differences of each tensor")
+    draw(gradient_chart(comparison), key="gradients")
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):
         with st.expander(f"{title} ({len(rows)})", key=f"rest_{key}"):
@@ -96,10 +93,5 @@ def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
         )
         asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
         if matrix is not None:
-            chart(
-                matrix_figure(matrix),
-                key="matrix",
-                alt="Grid of outcomes: rows are derivatives, columns are kinds of checkpointing",
-            )
-            twin(lambda: matrix_table(matrix), key="matrix", what="derivatives and checkpointing")
+            draw(matrix_chart(matrix), key="matrix")
     return asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -17,13 +16,13 @@ from explorer.ui.explore import state as states
 from explorer.ui.explore.shown import Picked, picked
 from explorer.ui.explore.state import State
 from explorer.ui.session.bound import bound
-from explorer.ui.shared.charts import clickable_chart, twin
+from explorer.ui.shared.charts import draw
 from explorer.view.drawing.axis import Axis
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
-from explorer.view.memory.ledger import ledger_alt, ledger_chart, ledger_table, place
-from explorer.view.memory.roles import roles, roles_alt, roles_table
-from explorer.view.memory.timeline import timeline, timeline_alt, timeline_table
+from explorer.view.memory.ledger import ledger_chart, place
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import timeline
 from explorer.view.words import explore as glossary
 
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
@@ -48,25 +47,21 @@ def memory_panel(
     axis: Axis = "time" if timed else "tick"
     _answer(state, baseline, candidate, at)
     if view == TWO and candidate:
-        figure, alt = timeline(baseline, candidate, axis=axis, cursor=at), timeline_alt(baseline, candidate)
-        table = partial(timeline_table, baseline, candidate)
+        chart = timeline(baseline, candidate, axis=axis, cursor=at)
     else:
         name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
         cursor = at[1] if at and at[0] == name else None
-        figure, alt = roles(run, block=block or None, axis=axis, cursor=cursor), roles_alt(run)
-        table = partial(roles_table, run, block=block or None)
+        chart = roles(run, block=block or None, axis=axis, cursor=cursor)
 
     def pick(custom: list[Any]) -> None:
         of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
         state["tick"] = ["candidate" if of_candidate else "baseline", int(custom[1])]
 
-    figure.update_layout(height=340)
-    clickable_chart(figure, pick, key=f"memory_{views.index(view or views[0])}_{axis}", alt=alt)
+    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}", height=340, act=pick)
     if comparison and graph:
         _why(comparison, graph)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
-    twin(table, key="timeline", what="the memory timeline")
 
 
 def _answer(state: State, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
@@ -120,10 +115,7 @@ def _alive(
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
     names = [bill.fqn for bill in run.blocks]
-    clickable_chart(
-        ledger_chart(at, names), lambda custom: select(custom[0].split(" ")), key="ledger", alt=ledger_alt(at)
-    )
-    twin(lambda: ledger_table(at), key="ledger", what="what is alive")
+    draw(ledger_chart(at, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 
 def _why(comparison: Comparison, graph: ModelGraph) -> None:

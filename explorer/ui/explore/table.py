@@ -6,14 +6,13 @@ import streamlit as st
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui.shared.charts import chart, twin
-from explorer.view.memory.blocks import saved_bytes_alt, saved_bytes_chart, saved_bytes_table
+from explorer.ui.shared.charts import draw
+from explorer.view.memory.blocks import saved_bytes_chart
 
 
 def table_panel(run: Comparison | Measurement) -> None:
     """Saved bytes per block as a chart, and the whole bill as a table."""
-    chart(saved_bytes_chart(run), key="saved", alt=saved_bytes_alt(run))
-    twin(lambda: saved_bytes_table(run), key="saved", what="saved bytes per block")
+    draw(saved_bytes_chart(run), key="saved")
     st.markdown("**Every block**")
     both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
     st.dataframe(_bill(*both), key="bill", hide_index=True, width="stretch", alt="Bill of every block")

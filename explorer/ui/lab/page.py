@@ -21,10 +21,11 @@ from explorer.record.failure import Failure
 from explorer.record.lab import LabOutcome, Story, Switch
 from explorer.ui.explore.run_bar import RUN_WIDTH
 from explorer.ui.session import backend
-from explorer.ui.shared.charts import chart
+from explorer.ui.shared.charts import picture
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.progress import watch
-from explorer.view.lab import lab_alt, lab_chart, lab_origins, lab_table
+from explorer.view.drawing.chart import Chart
+from explorer.view.lab import lab_chart, lab_origins
 
 State = dict[str, Any]
 ORIGINS = {
@@ -203,21 +204,22 @@ def _result(state: State, request: RunLab) -> None:
     with st.container(border=True, key="lab_findings"):
         st.markdown("**What to take away**")
         st.markdown("\n".join(f"- {_plain(finding)}" for finding in outcome.findings))
-    chart(lab_chart(outcome), key="lab_chart", alt=lab_alt(outcome))
-    _table(outcome)
+    chart = lab_chart(outcome)
+    picture(chart, key="lab_chart")
+    _table(chart, outcome)
     if outcome.printed:
         with st.expander("The wrapped model, printed", icon=":material/code:", expanded=True, key="lab_printed"):
             st.code(outcome.printed, language=None)
     st.caption(f"A real run of {outcome.seconds:.2g} s on {outcome.device}, every figure computed in it.")
 
 
-def _table(outcome: LabOutcome) -> None:
+def _table(chart: Chart, outcome: LabOutcome) -> None:
     columns = {
         name: st.column_config.TextColumn(name, help=ORIGINS.get(origin, origin))
         for name, origin in lab_origins(outcome).items()
     }
     st.dataframe(
-        lab_table(outcome),
+        list(chart.rows()),
         key="lab_table",
         column_config=columns,
         hide_index=True,

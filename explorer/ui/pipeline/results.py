@@ -15,7 +15,7 @@ from explorer.ui.explore.gradients import hazards_panel
 from explorer.ui.explore.state import State
 from explorer.ui.pipeline.files import files_panel
 from explorer.ui.session.plain import plain
-from explorer.ui.shared.charts import chart, twin
+from explorer.ui.shared.charts import draw
 from explorer.ui.shared.failure import failure_panel
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
@@ -106,7 +106,7 @@ def _schedule(found: Results) -> None:
             help=words.FOLLOW,
         )
     followed = follow if isinstance(follow, int) and follow < found.plan.n_microbatches else None
-    chart(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt", alt=gantt.gantt_alt(shown))
+    draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     for note in run.notes if run is not None else ():
         st.text(note)
@@ -120,7 +120,6 @@ def _schedule(found: Results) -> None:
     if run is not None and run.wall is not None and (waits := gantt.link_table(run.wall, run.stages)):
         st.caption(words.LINKS)
         st.dataframe(waits, key="pipeline_links", hide_index=True, width="stretch", alt="Waits for transfers")
-    twin(lambda: gantt.gantt_table(shown), key="pipeline_actions", what="actions")
 
 
 def _multiplied(hazards: tuple[Hazard, ...]) -> None:
@@ -140,15 +139,14 @@ def _memory(found: Results) -> None:
     state, picker = st.columns([8, 3], vertical_alignment="center")
     state.caption(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
     one = _picked_rank(memory, picker)
-    if one is None:
-        chart(ranks.memory_chart(memory), key="pipeline_memory", alt=ranks.memory_alt(memory))
-        chart(ranks.bands_chart(memory), key="pipeline_bands", alt="What the peak of each rank is made of.")
-    else:
-        chart(ranks.rank_chart(one), key="pipeline_rank", alt=ranks.memory_alt((one,)))
     predicted = run.predicted.memory if run is not None and run.predicted else ()
+    if one is None:
+        draw(ranks.memory_chart(memory, predicted), key="pipeline_memory")
+        draw(ranks.bands_chart(memory), key="pipeline_bands")
+    else:
+        draw(ranks.rank_chart(one, predicted), key="pipeline_rank")
     if run is not None and predicted:
-        chart(ranks.against_chart(run), key="pipeline_against", alt="Predicted beside measured peak of each rank.")
-    twin(lambda: ranks.memory_table(memory, predicted), key="pipeline_ranks", what="memory by rank")
+        draw(ranks.against_chart(run), key="pipeline_against")
 
 
 def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.DeltaGenerator) -> RankMemory | None:
@@ -172,7 +170,7 @@ def _truth(found: Results) -> None:
         return
     if not found.fresh:
         st.markdown(words.OLDER)
-    chart(splitting.truth_chart(run), key="pipeline_truth", alt=splitting.truth_alt(run))
+    draw(splitting.truth_chart(run), key="pipeline_truth")
     st.caption(words.READ_TRUTH)
     moved = [row for row in splitting.truth_table(run) if row["splitting"] != "0 (bitwise)"]
     if moved:
@@ -180,7 +178,6 @@ def _truth(found: Results) -> None:
         st.dataframe(moved, key="pipeline_moved", hide_index=True, width="stretch", alt="Tensors moved by splitting")
     for note in run.notes:
         st.text(note)
-    twin(lambda: splitting.truth_table(run), key="pipeline_gradients", what="gradients by cause")
 
 
 def _calls(found: Results) -> None:
@@ -198,9 +195,4 @@ def _calls(found: Results) -> None:
             "recompute. 1F1B runs it twice.",
             icon=":material/warning:",
         )
-    chart(
-        splitting.calls_chart(run),
-        key="pipeline_calls",
-        alt=f"Runs per forward call of {count(len(run.blocks), 'block')}, at most {worst.multiplier:g}.",
-    )
-    twin(lambda: splitting.calls_table(run), key="pipeline_counts", what="forward calls")
+    draw(splitting.calls_chart(run), key="pipeline_calls")

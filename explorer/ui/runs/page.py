@@ -16,9 +16,9 @@ from explorer.ui.explore import work
 from explorer.ui.runs.reopen import PAGES, reopen
 from explorer.ui.session import backend, known
 from explorer.ui.session.plain import plain
-from explorer.ui.shared.charts import chart, twin
+from explorer.ui.shared.charts import draw
 from explorer.view.drawing.units import NOT_MEASURED, count, mib
-from explorer.view.memory.timeline import timeline, timeline_alt, timeline_table
+from explorer.view.memory.timeline import timeline
 from explorer.view.words.cut_short import stored_peak
 
 MOST_ROWS, HEIGHT = 12, 380
@@ -156,8 +156,7 @@ def _two(one: StoredRun, other: StoredRun) -> None:
         st.caption("Only measurements and comparisons have a timeline.")
         return
     st.text(f"baseline: {one.name}\ncandidate: {other.name}")
-    chart(timeline(first, second), key="two_runs", alt=timeline_alt(first, second))
-    twin(lambda: timeline_table(first, second), key="two_runs", what="both timelines")
+    draw(timeline(first, second), key="two_runs")
     said = [first.headlines(), second.headlines()]
     st.dataframe(
         [{"figure": name, one.name: _text(said[0][name]), f"{other.name} ": _text(said[1][name])} for name in said[0]],

@@ -4,33 +4,44 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import streamlit as st
 
+from explorer.view.drawing.chart import Chart, Rows
 from explorer.view.drawing.figure import CONFIG, readable
 
 
-def chart(figure: Any, *, key: str, alt: str, height: int | None = None) -> None:
-    """A Plotly figure; its picture downloads from the tool bar that shows on hover."""
-    if height is not None:
-        figure.update_layout(height=height)
-    readable(figure, dark=st.context.theme.type == "dark")
-    st.plotly_chart(figure, key=key, width="stretch", config=_config(key), alt=alt)
+def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
+    """Picture, words and table of `chart`; the table is folded in below it.
+
+    A click calls `act` with the point's customdata, once: later reruns do not repeat it.
+    """
+    picture(chart, key=key, height=height, act=act)
+    st.fragment(_twin)(chart, key)
 
 
-def clickable_chart(figure: Any, act: Callable[[list[Any]], None], *, key: str, alt: str) -> None:
-    """As `chart`, and a click calls `act` with the point's customdata, once: later reruns do not repeat it."""
+def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
+    """As `draw`, where the numbers stand open on the page already."""
 
     def clicked() -> None:
         points = st.session_state[key]["selection"]["points"]
-        if points:
+        if points and act is not None:
             act(_custom(points[0]))
 
-    readable(figure, dark=st.context.theme.type == "dark")
+    if height is not None:
+        chart.figure.update_layout(height=height)
+    readable(chart.figure, dark=st.context.theme.type == "dark")
+    config = {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(
-        figure, key=key, width="stretch", config=_config(key), alt=alt, on_select=clicked, selection_mode="points"
+        chart.figure,
+        key=key,
+        width="stretch",
+        config=config,
+        alt=chart.alt,
+        on_select="ignore" if act is None else clicked,
+        selection_mode="points",
     )
 
 
@@ -39,24 +50,20 @@ def _custom(point: Mapping[str, Any]) -> Any:
     return list(custom.values()) if isinstance(custom, dict) else custom
 
 
-Rows = Sequence[dict[str, Any]]
-
-
-def twin(rows: Callable[[], Rows], *, key: str, what: str) -> None:
-    """The chart's numbers as a table and as a CSV file; `rows` are asked for when it is unfolded."""
-    st.fragment(_twin)(rows, key, what)
-
-
-def _twin(rows: Callable[[], Rows], key: str, what: str) -> None:
-    fold = st.expander("As a table", icon=":material/table_chart:", key=f"{key}_twin", on_change="rerun")
+def _twin(chart: Chart, key: str) -> None:
+    """The chart's numbers as a table and as a CSV file."""
+    title = f"{chart.name[0].upper()}{chart.name[1:]} as a table"
+    fold = st.expander(title, icon=":material/table_chart:", key=f"{key}_twin", on_change="rerun")
     if not fold.open:
         return
     with fold:
-        st.dataframe(list(rows()), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {what}")
+        st.dataframe(
+            list(chart.rows()), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {chart.name}"
+        )
         st.download_button(
             "CSV",
-            data=lambda: as_csv(rows()),
-            file_name=f"{key}.csv",
+            data=lambda: as_csv(chart.rows()),
+            file_name=f"{chart.name.replace(' ', '-')}.csv",
             mime="text/csv",
             key=f"{key}_csv",
             icon=":material/download:",
@@ -76,7 +83,3 @@ def as_csv(rows: Rows) -> str:
 
 def _inert(value: Any) -> Any:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
-
-
-def _config(key: str) -> dict[str, Any]:
-    return {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}

@@ -8,17 +8,49 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.rows import Row
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
-from explorer.view.memory.blocks import NO_BILL, block_names, chart_rows, row_sum
+from explorer.view.memory.blocks import NO_BILL, WHOLE_MODEL, chart_rows, row_sum, runs_of
 
 QUESTION = "Which blocks compute twice?"
 QUESTION_OF_TIME = "How long does each block take?"
 
 
-def recompute_cost(comparison: Comparison) -> go.Figure:
+def recompute_cost(comparison: Comparison) -> Chart:
+    """Which blocks compute twice, counted."""
+    return Chart(
+        name="FLOPs by block",
+        figure=_flops_picture(comparison),
+        alt=f"Bars of the FLOPs of each block, forward and recompute, counted. {_answer(comparison)}.",
+        rows=lambda: _flops_rows(comparison),
+    )
+
+
+def recompute_time(comparison: Comparison) -> Chart:
+    """How long each block takes, measured."""
+    return Chart(
+        name="time by block",
+        figure=_time_picture(comparison),
+        alt=f"Bars of the milliseconds of each block, forward and recompute, with their spread. "
+        f"{time_answer(comparison)}.",
+        rows=lambda: _time_rows(comparison),
+    )
+
+
+def step_time(comparison: Comparison) -> Chart:
+    """Whether the step is slower: every timed step by itself."""
+    return Chart(
+        name="timed steps",
+        figure=_steps_picture(comparison),
+        alt=f"One dot for each timed step of both runs. {time_answer(comparison)}.",
+        rows=lambda: _step_rows(comparison),
+    )
+
+
+def _flops_picture(comparison: Comparison) -> go.Figure:
     """FLOPs of each block's forward, of its recompute, and what early stop skipped. Counted, not timed."""
     run = comparison.candidate
     rows = chart_rows(comparison.baseline, run)
@@ -45,7 +77,7 @@ def recompute_cost(comparison: Comparison) -> go.Figure:
     return bars(fig, f"{unit_name}, counted; backward apart")
 
 
-def recompute_time(comparison: Comparison) -> go.Figure:
+def _time_picture(comparison: Comparison) -> go.Figure:
     """Milliseconds of each block's forward and recompute in the candidate, half the quartile distance as error bar."""
     run = comparison.candidate
     rows = [row for row in chart_rows(comparison.baseline, run) if len(row.fqns) == 1]
@@ -70,10 +102,10 @@ def recompute_time(comparison: Comparison) -> go.Figure:
     return bars(fig, f"milliseconds, {clock}", mode="group")
 
 
-def step_time(comparison: Comparison) -> go.Figure:
+def _steps_picture(comparison: Comparison) -> go.Figure:
     """Every timed step of both runs as a dot, in the order taken: the spread itself, not a summary of it."""
     question = "Is the step slower?"
-    runs = {"baseline": comparison.baseline, "candidate": comparison.candidate}
+    runs = runs_of(comparison)
     if not any(run.times and run.times.step.ms for run in runs.values()):
         return empty(question, "Step times were not measured.")
     fig = figure(question, time_answer(comparison), height=240)
@@ -94,33 +126,43 @@ def step_time(comparison: Comparison) -> go.Figure:
     return fig
 
 
-def recompute_cost_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """The table twin of cost and time: every block, FLOPs exact, time with spread."""
-    base, run = comparison.baseline, comparison.candidate
-    table = []
-    for fqn in block_names(base, run):
-        bill, old = run.by_fqn.get(fqn), base.by_fqn.get(fqn)
-        if bill is None:
-            continue
-        table.append(
-            {
-                "block": fqn or "(whole model)",
-                "ran again": bill.n_recompute,
-                "forward (FLOP)": bill.forward_flops,
-                "recompute (FLOP)": bill.recompute_flops,
-                "skipped by early stop (FLOP)": bill.skipped_flops,
-                "backward (FLOP)": bill.backward_flops,
-                "forward": milliseconds(bill.forward),
-                "recompute": milliseconds(bill.recompute) if bill.n_recompute else "not run",
-                "baseline forward": milliseconds(old.forward) if old else NOT_MEASURED,
-            }
-        )
-    return table
+def _flops_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every block of the candidate, FLOPs exact."""
+    return [
+        {
+            "block": bill.fqn or WHOLE_MODEL,
+            "ran again": bill.n_recompute,
+            "forward (FLOP)": bill.forward_flops,
+            "recompute (FLOP)": bill.recompute_flops,
+            "skipped by early stop (FLOP)": bill.skipped_flops,
+            "backward (FLOP)": bill.backward_flops,
+        }
+        for bill in comparison.candidate.blocks
+    ]
 
 
-def recompute_cost_alt(comparison: Comparison) -> str:
-    """The charts in one sentence, for a screen reader."""
-    return f"Bars of the FLOPs of each block. {_answer(comparison)}. {time_answer(comparison)}."
+def _time_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every block of the candidate, time with its spread."""
+    before = comparison.baseline.by_fqn
+    return [
+        {
+            "block": bill.fqn or WHOLE_MODEL,
+            "forward": milliseconds(bill.forward),
+            "recompute": milliseconds(bill.recompute) if bill.n_recompute else "not run",
+            "baseline forward": milliseconds(before[bill.fqn].forward) if bill.fqn in before else NOT_MEASURED,
+        }
+        for bill in comparison.candidate.blocks
+    ]
+
+
+def _step_rows(comparison: Comparison) -> list[dict[str, Any]]:
+    """Every timed step of both runs, in the order taken."""
+    return [
+        {"run": name, "timed step": number, "step (ms)": ms, "clock": run.times.clock}
+        for name, run in runs_of(comparison).items()
+        if run.times is not None
+        for number, ms in enumerate(run.times.step.ms, 1)
+    ]
 
 
 def uncounted_in_words(run: Measurement) -> str:

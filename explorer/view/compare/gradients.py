@@ -13,6 +13,7 @@ from typing import Any, get_args
 import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison, TensorDiff, Verdict
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.units import MINUS, count
@@ -25,7 +26,17 @@ MAX_MOVED = 4
 """State that one sentence names."""
 
 
-def gradient_chart(comparison: Comparison) -> go.Figure:
+def gradient_chart(comparison: Comparison) -> Chart:
+    """How far each gradient is from the baseline's."""
+    return Chart(
+        name="differences of the gradients",
+        figure=_picture(comparison),
+        alt=f"One mark for each gradient, by its distance from the baseline. {verdict_sentence(comparison)}.",
+        rows=lambda: diff_table(comparison.gradients),
+    )
+
+
+def _picture(comparison: Comparison) -> go.Figure:
     """One mark a gradient, in module order. customdata starts with the tensor's name."""
     diffs = comparison.gradients
     if not diffs:
@@ -45,11 +56,6 @@ def gradient_chart(comparison: Comparison) -> go.Figure:
             fig.add_trace(_marks(verdict, [diffs[i] for i in chosen], [i + 1 for i in chosen], where, named=named))
     _axes(fig, [diff.name for diff in diffs], low, high)
     return fig
-
-
-def gradient_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """The table twin, worst tensor first."""
-    return diff_table(comparison.gradients)
 
 
 def buffer_table(comparison: Comparison) -> list[dict[str, Any]]:
@@ -101,11 +107,6 @@ def diff_table(diffs: Sequence[TensorDiff]) -> list[dict[str, Any]]:
         }
         for diff in ordered
     ]
-
-
-def gradient_alt(comparison: Comparison) -> str:
-    """The chart in one sentence, for a screen reader."""
-    return f"One mark for each gradient, by its distance from the baseline. {verdict_sentence(comparison)}."
 
 
 def verdict_sentence(comparison: Comparison) -> str:

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import plotly.graph_objects as go
 
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, DerivativeMatrix, Variant
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, translucent
 from explorer.view.drawing.figure import empty, figure
 
@@ -30,7 +31,17 @@ _LINE = 44
 _OPACITY = 0.35
 
 
-def matrix_figure(matrix: DerivativeMatrix) -> go.Figure:
+def matrix_chart(matrix: DerivativeMatrix) -> Chart:
+    """Which derivative survives which kind of checkpointing."""
+    return Chart(
+        name="derivatives and checkpointing",
+        figure=_picture(matrix),
+        alt=f"Grid of outcomes: rows are derivatives, columns are kinds of checkpointing. {_answer(matrix)}.",
+        rows=lambda: _rows(matrix),
+    )
+
+
+def _picture(matrix: DerivativeMatrix) -> go.Figure:
     """Rows are derivatives, columns are variants; hover gives the whole sentence. customdata: the cell's sentence."""
     if not matrix.cells:
         return empty(QUESTION, "No derivative was taken.")
@@ -58,8 +69,8 @@ def matrix_figure(matrix: DerivativeMatrix) -> go.Figure:
     return fig
 
 
-def matrix_table(matrix: DerivativeMatrix) -> list[dict[str, Any]]:
-    """The table twin, one row a cell; an unknown figure stays None."""
+def _rows(matrix: DerivativeMatrix) -> list[dict[str, Any]]:
+    """One row a cell; an unknown figure stays None."""
     return [
         {
             "derivative": cell.derivative,

@@ -8,16 +8,28 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import BlockBill, Measurement
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.rows import Row, rows_of
 from explorer.view.drawing.units import byte_axis, flops, mib
 
 QUESTION = "What does each block save?"
+WHOLE_MODEL = "(whole model)"
 NO_BILL = "Blocks were not measured in this run."
 
 
-def saved_bytes_chart(run: Comparison | Measurement) -> go.Figure:
+def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
+    """What each block keeps for backward, in one run or in both."""
+    return Chart(
+        name="saved bytes by block",
+        figure=_picture(run),
+        alt=f"Bars of the bytes each block keeps for backward. In all: {_answer(runs_of(run))}.",
+        rows=lambda: _rows(run),
+    )
+
+
+def _picture(run: Comparison | Measurement) -> go.Figure:
     """Bytes each block holds for backward when forward ends, of one run or of both.
 
     Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
@@ -44,23 +56,18 @@ def saved_bytes_chart(run: Comparison | Measurement) -> go.Figure:
     return bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")
 
 
-def saved_bytes_table(run: Comparison | Measurement) -> list[dict[str, Any]]:
-    """The table twin: every block of the model with what it saves, how often it ran, and its FLOPs."""
+def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
+    """Every block of the model with what it saves, how often it ran, and its FLOPs."""
     runs = runs_of(run)
     table = []
     for fqn in block_names(*runs.values()):
-        row: dict[str, Any] = {"block": fqn or "(whole model)"}
+        row: dict[str, Any] = {"block": fqn or WHOLE_MODEL}
         for name, one in runs.items():
             bill = one.by_fqn.get(fqn)
             if bill is not None:
                 row |= _columns(bill, name if len(runs) > 1 else "")
         table.append(row)
     return table
-
-
-def saved_bytes_alt(run: Comparison | Measurement) -> str:
-    """The chart in one sentence, for a screen reader."""
-    return f"Bars of the bytes each block keeps for backward. In all: {_answer(runs_of(run))}."
 
 
 def runs_of(run: Comparison | Measurement) -> dict[str, Measurement]:

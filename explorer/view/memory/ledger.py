@@ -10,13 +10,25 @@ import plotly.graph_objects as go
 from explorer.plan.memory.series import is_within
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import ROLES, Role
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
 from explorer.view.drawing.figure import bars, figure, hatch
 from explorer.view.drawing.rows import ROOT_LABEL, rows_of
 from explorer.view.drawing.units import byte_axis, mib, percent
 
 
-def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> go.Figure:
+def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
+    """What is alive at one moment, block by block."""
+    largest = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in list(ledger.by_block.items())[:3])
+    return Chart(
+        name="alive at the peak" if ledger.is_peak else f"alive at event {ledger.tick}",
+        figure=_picture(ledger, fqns),
+        alt=f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {largest}.",
+        rows=lambda: _rows(ledger),
+    )
+
+
+def _picture(ledger: Ledger, fqns: Sequence[str]) -> go.Figure:
     """One bar a block, stacked by role. `fqns`: all blocks of the model in module order, for the order of the rows.
 
     Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
@@ -43,8 +55,8 @@ def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> go.Figure:
     return bars(fig, f"bytes alive ({unit_name})")
 
 
-def ledger_table(ledger: Ledger) -> list[dict[str, Any]]:
-    """The table twin: every cell, largest first; the bytes add up to the total."""
+def _rows(ledger: Ledger) -> list[dict[str, Any]]:
+    """Every cell, largest first; the bytes add up to the total."""
     return [
         {
             "block": cell.block or ROOT_LABEL,
@@ -57,23 +69,6 @@ def ledger_table(ledger: Ledger) -> list[dict[str, Any]]:
         }
         for cell in ledger.cells
     ]
-
-
-def ledger_roles_table(ledger: Ledger) -> list[dict[str, Any]]:
-    """One row a role, in stacking order, and the total."""
-    rows = [
-        {"role": role, "bytes": size, "size": mib(size), "share": size / max(ledger.total_bytes, 1)}
-        for role, size in ledger.by_role.items()
-        if size
-    ]
-    return [*rows, {"role": "total", "bytes": ledger.total_bytes, "size": mib(ledger.total_bytes), "share": 1.0}]
-
-
-def ledger_alt(ledger: Ledger) -> str:
-    """The chart in one sentence, for a screen reader."""
-    largest = list(ledger.by_block.items())[:3]
-    blocks = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in largest)
-    return f"Stacked bars of the bytes alive {place(ledger)}: {mib(ledger.total_bytes)} in all. Largest: {blocks}."
 
 
 def place(ledger: Ledger) -> str:

@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 from explorer.plan.memory.series import Bytes, Mask, belongs, held, held_by_role
 from explorer.record.measurement import ROLES, Allocations, Measurement, Role
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, translucent
 from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, empty, figure, mark_cursor
 from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
@@ -25,7 +26,17 @@ PALE = 0.22
 
 def roles(
     measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
-) -> go.Figure:
+) -> Chart:
+    """What one run held its bytes for; with `block`, that block's share of them."""
+    return Chart(
+        name="bytes by role",
+        figure=_picture(measurement, block, axis=axis, cursor=cursor),
+        alt=_alt(measurement, block),
+        rows=lambda: _rows(measurement, block),
+    )
+
+
+def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor: int | None) -> go.Figure:
     """Bytes by role at every event. With `block`, its own bytes lie at the bottom in full colour, the rest pale above.
 
     The trace "total" carries customdata ["run", tick] for clicks. Roles that hold nothing all step long are left out.
@@ -62,8 +73,8 @@ def roles(
     return fig
 
 
-def roles_table(measurement: Measurement, *, block: str | None = None) -> list[dict[str, Any]]:
-    """The table twin: bytes of each role when each phase ends and at the peak."""
+def _rows(measurement: Measurement, block: str | None) -> list[dict[str, Any]]:
+    """Bytes of each role when each phase ends and at the peak."""
     log = measurement.allocations
     if log is None:
         return [{"role": NO_TIMELINE}]
@@ -80,13 +91,14 @@ def roles_table(measurement: Measurement, *, block: str | None = None) -> list[d
     return [*rows, last | {f"at the end of {phase} (bytes)": int(whole[tick]) for phase, tick in ends.items()}]
 
 
-def roles_alt(measurement: Measurement) -> str:
-    """The chart in one sentence, for a screen reader."""
+def _alt(measurement: Measurement, block: str | None) -> str:
     if measurement.allocations is None:
         return NO_TIMELINE
-    held_at_peak = {row["role"]: row["at the peak (bytes)"] for row in roles_table(measurement)}
+    held_at_peak = {row["role"]: row["at the peak (bytes)"] for row in _rows(measurement, block)}
     parts = [f"{role} {mib(size)}" for role, size in held_at_peak.items() if size and role != "total"]
-    return f"Stacked area chart of bytes by role. At the peak, {peak_place(measurement)}: {', '.join(parts)}."
+    of_block = f" of {block or 'the model itself'}" if block is not None else ""
+    where = f"At the peak, {peak_place(measurement)}"
+    return f"Stacked area chart of bytes{of_block} by role. {where}: {', '.join(parts) or 'nothing'}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

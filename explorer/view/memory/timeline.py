@@ -11,6 +11,7 @@ from explorer.plan.memory.ledger import span_at
 from explorer.plan.memory.series import Bytes, array_of, events, held
 from explorer.record.measurement import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES
 from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty, figure, mark_cursor
 from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
@@ -26,7 +27,17 @@ NO_TIMELINE = "The memory timeline was not measured on this device."
 
 def timeline(
     baseline: Measurement, candidate: Measurement | None = None, *, axis: Axis = "tick", cursor: Cursor = None
-) -> go.Figure:
+) -> Chart:
+    """The bytes that one run, or two, held over the step."""
+    return Chart(
+        name="memory timeline",
+        figure=_picture(baseline, candidate, axis=axis, cursor=cursor),
+        alt=f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}.",
+        rows=lambda: _rows(baseline, candidate),
+    )
+
+
+def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis, cursor: Cursor) -> go.Figure:
     """Both runs on one axis, phases of the candidate (or of the only run) above, the exact peaks marked.
 
     Every point's customdata starts with its run ("baseline", "candidate") and its own tick. The axis "time" falls back
@@ -63,8 +74,8 @@ def timeline(
     return fig
 
 
-def timeline_table(baseline: Measurement, candidate: Measurement | None = None) -> list[dict[str, Any]]:
-    """The table twin: each phase of each run, its events, and the most it held."""
+def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str, Any]]:
+    """Each phase of each run, its events, and the most it held."""
     runs = {"baseline": baseline} | ({"candidate": candidate} if candidate is not None else {})
     table: list[dict[str, Any]] = []
     for name, run in runs.items():
@@ -93,11 +104,6 @@ def timeline_table(baseline: Measurement, candidate: Measurement | None = None) 
                     }
                 )
     return table
-
-
-def timeline_alt(baseline: Measurement, candidate: Measurement | None = None) -> str:
-    """The chart in one sentence, for a screen reader."""
-    return f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}."
 
 
 def drawn_ticks(log: Allocations, line: Bytes, extra: tuple[int, ...] = ()) -> Indices:

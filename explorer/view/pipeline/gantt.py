@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from explorer.plan.pipeline.transfers import links, transfers
 from explorer.record.pipeline_run import ActionTime, Forecast, Stage
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure, hatch
 from explorer.view.drawing.units import mib, percent
@@ -54,7 +55,19 @@ _MAIN = _Band(-0.08, 0.58)
 _THIN = _Band(0.4, 0.13, "predicted ")
 
 
-def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int | None = None) -> go.Figure:
+def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int | None = None) -> Chart:
+    """Who works when, and who waits."""
+    waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
+    said = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
+    return Chart(
+        name="actions of the schedule",
+        figure=_picture(forecast, predicted, follow),
+        alt=f"One row a rank, one bar an action. {said}; {waits}.",
+        rows=lambda: _rows(forecast),
+    )
+
+
+def _picture(forecast: Forecast, predicted: Forecast | None, follow: int | None) -> go.Figure:
     """Every action of every rank; `predicted` as a thin row below each; `follow` fades all other microbatches."""
     if not forecast.actions:
         return empty(QUESTION, "No action was played.")
@@ -160,13 +173,7 @@ def _critical(fig: go.Figure, forecast: Forecast) -> None:
     )
 
 
-def gantt_alt(forecast: Forecast) -> str:
-    """For a screen reader."""
-    waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
-    return f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin}); {waits}."
-
-
-def gantt_table(forecast: Forecast) -> list[dict[str, Any]]:
+def _rows(forecast: Forecast) -> list[dict[str, Any]]:
     """One row an action, in order of start."""
     critical = set(forecast.critical_path)
     return [

@@ -9,6 +9,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.record.pipeline_run import PipelineRun, RankMemory
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.thin import minmax
@@ -28,7 +29,59 @@ PARTS = (
 )
 
 
-def memory_chart(memory: Sequence[RankMemory]) -> go.Figure:
+def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] = ()) -> Chart:
+    """What every rank holds over the step; the table beside it says what was predicted."""
+    peaks = ", ".join(_peak_in_words(one) for one in memory)
+    return Chart(
+        name="memory by rank",
+        figure=_small_pictures(memory),
+        alt=f"Held bytes over the step, one line chart a rank; peaks: {peaks}.",
+        rows=lambda: _rows(memory, predicted),
+    )
+
+
+def rank_chart(one: RankMemory, predicted: Sequence[RankMemory] = ()) -> Chart:
+    """What one rank holds over the step, in bands."""
+    return Chart(
+        name=f"memory of rank {one.rank}",
+        figure=_one_rank(one),
+        alt=f"Held bytes over the step by kind; peak: {_peak_in_words(one)}.",
+        rows=lambda: _rows((one,), predicted),
+    )
+
+
+def bands_chart(memory: Sequence[RankMemory]) -> Chart:
+    """What the peak of every rank is made of."""
+    peaks = ", ".join(f"rank {one.rank} {mib(one.peak_bytes)}" for one in memory)
+    return Chart(
+        name="peaks by kind",
+        figure=_bands(memory),
+        alt=f"Stacked bars of what the peak of each rank is made of: {peaks}.",
+        rows=lambda: _band_rows(memory),
+    )
+
+
+def against_chart(run: PipelineRun) -> Chart:
+    """Predicted beside measured peak, by rank."""
+    pairs = _pairs(run)
+    peaks = ", ".join(f"rank {rank} {mib(said)} and {mib(found)}" for rank, found, said in pairs)
+    return Chart(
+        name="predicted and measured peaks",
+        figure=_against(pairs),
+        alt=f"Bars of the predicted beside the measured peak of each rank: {peaks or 'none is known'}.",
+        rows=lambda: [
+            {
+                "rank": rank,
+                "predicted": mib(said),
+                "measured": mib(found),
+                "off by": percent(said / found - 1, signed=True),
+            }
+            for rank, found, said in pairs
+        ],
+    )
+
+
+def _small_pictures(memory: Sequence[RankMemory]) -> go.Figure:
     """Held bytes over the step, one small picture a rank on the same scales, the peak marked with its action."""
     drawn = [one for one in memory if one.held_bytes]
     if not drawn:
@@ -49,7 +102,7 @@ def memory_chart(memory: Sequence[RankMemory]) -> go.Figure:
     return fig
 
 
-def rank_chart(one: RankMemory) -> go.Figure:
+def _one_rank(one: RankMemory) -> go.Figure:
     """One rank over the step in three bands: parameters and buffers, receive buffers, what comes and goes."""
     question = f"What does rank {one.rank} hold, and when most?"
     if not one.held_bytes:
@@ -138,19 +191,14 @@ def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, r
     )
 
 
-def bands_chart(memory: Sequence[RankMemory]) -> go.Figure:
+def _bands(memory: Sequence[RankMemory]) -> go.Figure:
     """The peak of every rank: parameters and buffers, receive buffers, and the rest (activations, gradients)."""
     drawn = [one for one in memory if one.held_bytes]
     if not drawn:
         return empty(AT_PEAK, NOT_MEASURED)
     unit, name = byte_axis(max(one.peak_bytes or 0 for one in drawn))
     fig = figure(AT_PEAK, height=180 + 34 * len(drawn))
-    values = (
-        [one.parameter_bytes for one in drawn],
-        [one.receive_bytes for one in drawn],
-        [max((one.peak_bytes or 0) - one.parameter_bytes - one.receive_bytes, 0) for one in drawn],
-    )
-    for (label, colour, pattern), n_bytes in zip(PARTS, values):
+    for (label, colour, pattern), n_bytes in zip(PARTS, zip(*(_parts(one) for one in drawn))):
         fig.add_trace(
             go.Bar(
                 orientation="h",
@@ -164,9 +212,23 @@ def bands_chart(memory: Sequence[RankMemory]) -> go.Figure:
     return bars(fig, f"held at the rank's peak ({name})")
 
 
-def against_chart(run: PipelineRun) -> go.Figure:
-    """Predicted beside measured peak, by rank."""
-    pairs = _pairs(run)
+def _parts(one: RankMemory) -> tuple[int, int, int]:
+    """Bytes of each of PARTS at the rank's peak."""
+    rest = (one.peak_bytes or 0) - one.parameter_bytes - one.receive_bytes
+    return one.parameter_bytes, one.receive_bytes, max(rest, 0)
+
+
+def _band_rows(memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
+    """One row a rank: its peak and what that is made of."""
+    return [
+        {"rank": one.rank, "peak": mib(one.peak_bytes), **{part[0]: mib(n) for part, n in zip(PARTS, _parts(one))}}
+        for one in memory
+        if one.held_bytes
+    ]
+
+
+def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
+    """`pairs` are rank, measured and predicted peak."""
     if not pairs:
         return empty(AGAINST, "Peaks of the ranks were not both predicted and measured.")
     worst = max(abs(said - found) / found for _, found, said in pairs)
@@ -195,13 +257,11 @@ def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:
     return [(rank, peak, guess) for rank, peak, guess in found if peak and guess is not None]
 
 
-def memory_alt(memory: Sequence[RankMemory]) -> str:
-    """For a screen reader."""
-    said = [f"rank {one.rank} {mib(one.peak_bytes)} at {one.peak_action or 'no action'}" for one in memory]
-    return f"Held bytes over the step; peaks: {', '.join(said)}."
+def _peak_in_words(one: RankMemory) -> str:
+    return f"rank {one.rank} {mib(one.peak_bytes)} at {one.peak_action or 'no action'}"
 
 
-def memory_table(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] = ()) -> list[dict[str, Any]]:
+def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """One row a rank: peak, the action there, what was predicted, receive buffers."""
     said = {one.rank: one.peak_bytes for one in predicted}
     return [

@@ -8,6 +8,7 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import TensorDiff, Verdict
 from explorer.record.pipeline_run import BufferShares, GradientShares, PipelineRun, Share
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, stage_colour
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.units import count
@@ -20,8 +21,31 @@ PATTERNS: dict[Verdict, str] = {"bitwise equal": "", "rounding": ".", "different
 ABSENT = {"baseline only": "no gradient came", "candidate only": "only after this step", "neither": "none"}
 
 
-def truth_chart(run: PipelineRun) -> go.Figure:
-    """Of every step from the full batch to the split model: how many gradients it left equal in every bit."""
+def truth_chart(run: PipelineRun) -> Chart:
+    """What moved the gradients: microbatching, recompute or splitting."""
+    n = len(run.gradients)
+    equal = [f"{share} {sum(getattr(g, share).bitwise for g in run.gradients)} of {n}" for share in SHARES]
+    return Chart(
+        name="gradients by cause",
+        figure=_truth(run),
+        alt=f"Bars of the gradients that each step left equal in every bit: {', '.join(equal)}.",
+        rows=lambda: truth_table(run),
+    )
+
+
+def calls_chart(run: PipelineRun) -> Chart:
+    """How often each block ran forward."""
+    most = max((block.multiplier for block in run.blocks), default=0)
+    return Chart(
+        name="forward calls",
+        figure=_calls(run),
+        alt=f"Bars of the runs per forward call of {count(len(run.blocks), 'block')}, at most {most:g}.",
+        rows=lambda: _call_rows(run),
+    )
+
+
+def _truth(run: PipelineRun) -> go.Figure:
+    """Each step from the full batch to the split model: how many gradients it left equal in every bit."""
     if not run.gradients:
         return empty(TRUTH, "No gradient was compared.")
     said = f"splitting left {run.n_splitting_equal} of {len(run.gradients)} gradients equal in every bit"
@@ -52,13 +76,6 @@ def truth_chart(run: PipelineRun) -> go.Figure:
     return bars(fig, "gradients")
 
 
-def truth_alt(run: PipelineRun) -> str:
-    """For a screen reader."""
-    n = len(run.gradients)
-    equal = [f"{share} {sum(getattr(g, share).bitwise for g in run.gradients)} of {n}" for share in SHARES]
-    return f"Gradients that each step left equal in every bit: {', '.join(equal)}."
-
-
 def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
     """One row a gradient or buffer: relative distance and verdict by cause; `0 (bitwise)` where no bit moved."""
     entries: list[tuple[str, GradientShares | BufferShares]] = [("gradient", shares) for shares in run.gradients]
@@ -84,7 +101,7 @@ def _distance(diff: TensorDiff) -> str:
     return f"{diff.relative_norm:.2g} ({diff.verdict})"
 
 
-def calls_chart(run: PipelineRun) -> go.Figure:
+def _calls(run: PipelineRun) -> go.Figure:
     """Runs per forward call by block: 1 kept, 2 recomputed once, more where a schedule multiplies the recompute."""
     blocks = [block for block in run.blocks if block.n_forward]
     if not blocks:
@@ -112,7 +129,7 @@ def calls_chart(run: PipelineRun) -> go.Figure:
     return bars(fig, "runs per forward call (hatched: again for backward)")
 
 
-def calls_table(run: PipelineRun) -> list[dict[str, Any]]:
+def _call_rows(run: PipelineRun) -> list[dict[str, Any]]:
     """One row a block, counted."""
     return [
         {

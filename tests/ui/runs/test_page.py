@@ -28,8 +28,7 @@ ALL = tuple(f"blocks.{i}" for i in range(6))
 SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), policy=Policy.recompute(ALL))
 SCRIPT = """
 import streamlit as st
-from explorer.ui.pages import runs
-from explorer.ui import state
+from explorer.ui.runs import page as runs
 st.switch_page = lambda page, query_params: st.session_state.update(switched=page)
 st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
 runs.page()

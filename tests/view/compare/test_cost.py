@@ -11,8 +11,6 @@ from explorer.record import Comparison, Samples, Times
 from explorer.view.compare.cost import (
     inside_noise,
     recompute_cost,
-    recompute_cost_alt,
-    recompute_cost_table,
     recompute_time,
     step_time,
     time_answer,
@@ -33,7 +31,7 @@ def with_steps(pair: Comparison, *, baseline: tuple[float, ...], candidate: tupl
 
 def test_bars_are_the_counted_flops() -> None:
     pair = compared(recompute=[0, 3])
-    bars = {trace.name: trace for trace in recompute_cost(pair).data}
+    bars = {trace.name: trace for trace in recompute_cost(pair).figure.data}
     assert sum(bars["forward"].x) * 1e9 == pair.candidate.forward_flops
     assert sum(bars["recompute"].x) * 1e9 == pair.candidate.recompute_flops == 1_500_000_000
     assert [x > 0 for x in bars["recompute"].x][:4] == [True, False, False, True]
@@ -42,12 +40,12 @@ def test_bars_are_the_counted_flops() -> None:
 
 
 def test_the_answer_is_the_ratio_of_the_whole_step() -> None:
-    assert recompute_cost(compared(recompute=range(6))).layout.title.subtitle.text == "+25 % FLOPs in the step"
-    assert recompute_cost(compared(recompute=[])).layout.title.subtitle.text == "0.0 % more FLOPs in the step"
+    assert recompute_cost(compared(recompute=range(6))).figure.layout.title.subtitle.text == "+25 % FLOPs in the step"
+    assert recompute_cost(compared(recompute=[])).figure.layout.title.subtitle.text == "0.0 % more FLOPs in the step"
 
 
 def test_times_have_error_bars() -> None:
-    for trace in recompute_time(compared()).data:
+    for trace in recompute_time(compared()).figure.data:
         assert len(trace.error_x.array) == len(trace.x)
         assert all(spread > 0 for spread, ms in zip(trace.error_x.array, trace.x) if ms)
 
@@ -81,16 +79,20 @@ def test_far_apart_is_not_noise() -> None:
 
 def test_every_timed_step_is_a_dot() -> None:
     pair = compared()
-    for trace, run in zip(step_time(pair).data, (pair.baseline, pair.candidate)):
+    for trace, run in zip(step_time(pair).figure.data, (pair.baseline, pair.candidate)):
         assert tuple(trace.x) == run.times.step.ms
 
 
 def test_table_twin_is_exact() -> None:
     pair = compared(recompute=[2])
-    table = {row["block"]: row for row in recompute_cost_table(pair)}
+    table = {row["block"]: row for row in recompute_cost(pair).rows()}
     assert table["layers.2"]["recompute (FLOP)"] == 750_000_000
     assert table["layers.2"]["skipped by early stop (FLOP)"] == 250_000_000
-    assert table["layers.1"]["recompute"] == "not run"
+    times = {row["block"]: row for row in recompute_time(pair).rows()}
+    assert times["layers.1"]["recompute"] == "not run"
+    assert [row["step (ms)"] for row in step_time(pair).rows() if row["run"] == "candidate"] == list(
+        pair.candidate.times.step.ms
+    )
     assert table["(whole model)"]["forward (FLOP)"] == pair.candidate.forward_flops
 
 
@@ -102,12 +104,12 @@ def test_not_measured_is_said(chart: object) -> None:
         for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate))
     }
     pair = msgspec.structs.replace(pair, **bare)
-    assert "not measured" in chart(pair).layout.annotations[0].text  # type: ignore[operator]
-    assert "not measured" in recompute_cost(pair).layout.annotations[0].text
-    assert "step time not measured" in recompute_cost_alt(pair)
+    assert "not measured" in chart(pair).figure.layout.annotations[0].text  # type: ignore[operator]
+    assert "not measured" in recompute_cost(pair).figure.layout.annotations[0].text
+    assert "step time not measured" in chart(pair).alt  # type: ignore[operator]
 
 
 def test_hatching_keeps_the_colour_below_it() -> None:
     """Plotly's default draws lines on nothing, and a theme may set it; then the recompute bars look empty."""
-    recompute = next(trace for trace in recompute_cost(compared()).data if trace.name == "recompute")
+    recompute = next(trace for trace in recompute_cost(compared()).figure.data if trace.name == "recompute")
     assert recompute.marker.pattern.fillmode == "overlay"

@@ -11,9 +11,7 @@ from explorer.record import BufferDiff, Comparison, Failure, GradientDiff, State
 from explorer.view.compare.gradients import (
     buffer_table,
     carried_table,
-    gradient_alt,
     gradient_chart,
-    gradient_table,
     unjudged_sentence,
     verdict_sentence,
 )
@@ -31,21 +29,21 @@ def missing(name: str) -> GradientDiff:
 @pytest.mark.parametrize("n", [1, 10, 24, 25, 1000])
 def test_every_gradient_is_drawn_once(n: int) -> None:
     diffs = [wrong_gradient(f"w{i}", 10.0 ** -(i % 9)) if i % 7 == 3 else equal_gradient(f"w{i}") for i in range(n)]
-    fig = gradient_chart(with_gradients(*diffs))
+    fig = gradient_chart(with_gradients(*diffs)).figure
     names = [custom[0] for trace in fig.data for custom in trace.customdata]
     assert sorted(names) == sorted(f"w{i}" for i in range(n))
     assert fig.layout.height <= 150 + 22 * 24
 
 
 def test_few_tensors_are_named_in_module_order() -> None:
-    fig = gradient_chart(with_gradients(wrong_gradient("b"), equal_gradient("a")))
+    fig = gradient_chart(with_gradients(wrong_gradient("b"), equal_gradient("a"))).figure
     assert list(fig.layout.yaxis.categoryarray) == ["b", "a"]
 
 
 def test_distance_is_the_place_on_a_logarithmic_axis() -> None:
     fig = gradient_chart(
         with_gradients(wrong_gradient("far", 1.0), wrong_gradient("near", 1e-4), equal_gradient("same"))
-    )
+    ).figure
     place = {custom[0]: x for trace in fig.data for custom, x in zip(trace.customdata, trace.x)}
     assert place["far"] == 0 and place["near"] == pytest.approx(-4)
     assert place["same"] < place["near"]
@@ -54,7 +52,7 @@ def test_distance_is_the_place_on_a_logarithmic_axis() -> None:
 
 def test_a_missing_gradient_and_a_nan_are_beyond_every_distance() -> None:
     nan = msgspec.structs.replace(wrong_gradient("nan"), n_nonfinite_mismatch=3, relative_norm=math.nan)
-    fig = gradient_chart(with_gradients(missing("gone"), nan, wrong_gradient("far", 100.0)))
+    fig = gradient_chart(with_gradients(missing("gone"), nan, wrong_gradient("far", 100.0))).figure
     place = {custom[0]: (x, custom[2]) for trace in fig.data for custom, x in zip(trace.customdata, trace.x)}
     assert place["gone"][0] == place["nan"][0] > place["far"][0]
     assert place["gone"][1] == "present in baseline only"
@@ -64,7 +62,7 @@ def test_a_missing_gradient_and_a_nan_are_beyond_every_distance() -> None:
 
 def test_verdicts_differ_by_symbol() -> None:
     rounding = msgspec.structs.replace(wrong_gradient("r", 1e-6), candidate_error=1e-6)
-    fig = gradient_chart(with_gradients(equal_gradient("e"), rounding, wrong_gradient("d")))
+    fig = gradient_chart(with_gradients(equal_gradient("e"), rounding, wrong_gradient("d"))).figure
     assert {trace.name: trace.marker.symbol for trace in fig.data} == {
         "bitwise equal (1)": "circle",
         "rounding (1)": "diamond",
@@ -74,15 +72,15 @@ def test_verdicts_differ_by_symbol() -> None:
 
 def test_table_starts_with_the_worst() -> None:
     pair = with_gradients(equal_gradient("a"), wrong_gradient("b", 0.1), missing("c"), wrong_gradient("d", 0.5))
-    assert [row["tensor"] for row in gradient_table(pair)] == ["c", "d", "b", "a"]
-    assert gradient_table(pair)[0]["relative distance"] is None
+    assert [row["tensor"] for row in gradient_chart(pair).rows()] == ["c", "d", "b", "a"]
+    assert gradient_chart(pair).rows()[0]["relative distance"] is None
 
 
 def test_sentences() -> None:
     assert verdict_sentence(with_gradients(equal_gradient("a"))) == "1 of 1 gradient bitwise equal"
     pair = with_gradients(equal_gradient("a"), wrong_gradient("b"))
     assert verdict_sentence(pair) == "different: 1 of 2 gradients bitwise equal, worst b"
-    assert verdict_sentence(pair) in gradient_alt(pair)
+    assert verdict_sentence(pair) in gradient_chart(pair).alt
     shaky = msgspec.structs.replace(pair, reproducible=False, not_reproducible_because="scatter_add is unordered")
     assert verdict_sentence(shaky) == "not comparable: scatter_add is unordered"
 
@@ -119,4 +117,4 @@ def test_what_the_verdict_leaves_out_is_said() -> None:
 
 def test_a_failure_is_shown_in_its_own_words() -> None:
     failed = msgspec.structs.replace(with_gradients(), failure=Failure(kind="crash", sentence="The worker died."))
-    assert gradient_chart(failed).layout.annotations[0].text == "The worker died."
+    assert gradient_chart(failed).figure.layout.annotations[0].text == "The worker died."

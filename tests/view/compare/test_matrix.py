@@ -10,7 +10,7 @@ import pytest
 from explorer.record.graph import ModelRef
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, DerivativeMatrix, Variant
 from explorer.record.run import RunSpec
-from explorer.view.compare.matrix import OUTCOME_COLOURS, VARIANT_TITLES, matrix_figure, matrix_table
+from explorer.view.compare.matrix import OUTCOME_COLOURS, VARIANT_TITLES, matrix_chart
 
 SPEC = RunSpec(model=ModelRef(target="net.py"))
 OUTCOMES = get_args(CellOutcome)
@@ -32,7 +32,7 @@ def full() -> DerivativeMatrix:
 
 
 def test_every_cell_has_a_tile_of_its_outcome() -> None:
-    drawn = json.loads(matrix_figure(full()).to_json())["data"][0]
+    drawn = json.loads(matrix_chart(full()).figure.to_json())["data"][0]
     assert drawn["y"] == list(get_args(DerivativeKind))
     assert drawn["x"] == list(VARIANT_TITLES.values())
     for i in range(len(drawn["y"])):
@@ -41,13 +41,13 @@ def test_every_cell_has_a_tile_of_its_outcome() -> None:
 
 
 def test_words_say_what_colour_says() -> None:
-    drawn = json.loads(matrix_figure(full()).to_json())["data"][0]
+    drawn = json.loads(matrix_chart(full()).figure.to_json())["data"][0]
     said = {word.partition("<br>")[0].partition(",")[0] for row in drawn["text"] for word in row}
     assert said == set(OUTCOMES)
 
 
 def test_what_a_model_says_cannot_become_markup() -> None:
-    drawn = json.loads(matrix_figure(full()).to_json())["data"][0]
+    drawn = json.loads(matrix_chart(full()).figure.to_json())["data"][0]
     assert all("<b>" not in text for row in drawn["customdata"] for text in row)
     assert all("<b>" not in text for row in drawn["text"] for text in row)
 
@@ -58,11 +58,11 @@ def test_each_outcome_has_a_colour_of_its_own() -> None:
 
 
 def test_the_table_twin_has_a_row_a_cell() -> None:
-    rows = matrix_table(full())
+    rows = matrix_chart(full()).rows()
     assert len(rows) == len(full().cells)
     assert rows[0]["gradients equal"] == "3 of 8" and rows[0]["relative distance"] == 0.25
     raised = DerivativeCell(derivative="backward", variant="reentrant", outcome="raises", sentence="RuntimeError: no")
-    assert matrix_table(matrix(raised))[0]["gradients equal"] is None
+    assert matrix_chart(matrix(raised)).rows()[0]["gradients equal"] is None
 
 
 def test_the_title_counts_equal_and_silent() -> None:
@@ -71,10 +71,10 @@ def test_the_title_counts_equal_and_silent() -> None:
         DerivativeCell(derivative="backward", variant="recompute", outcome="bitwise equal", sentence=""),
         DerivativeCell(derivative="backward", variant="reentrant", outcome="different", sentence=""),
     ]
-    subtitle = matrix_figure(matrix(*cells)).layout.title.subtitle.text
+    subtitle = matrix_chart(matrix(*cells)).figure.layout.title.subtitle.text
     assert subtitle == "1 of 2 bitwise equal to keep, 1 different without an error"
 
 
 @pytest.mark.parametrize("cells", [(), full().cells[:3]])
 def test_partial_matrices_draw(cells: tuple[DerivativeCell, ...]) -> None:
-    assert matrix_figure(matrix(*cells)).layout.title.text
+    assert matrix_chart(matrix(*cells)).figure.layout.title.text

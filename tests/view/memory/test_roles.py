@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.colours import ROLE_COLOURS
 from explorer.view.drawing.thin import MAX_POINTS
-from explorer.view.memory.roles import roles, roles_alt, roles_table
+from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import NO_TIMELINE
 from tests.view.builders import MIB, Chain, logs, measured, runs
 
 
 def stack_of(run: Measurement, block: str | None = None) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Heights of the stacked bands in bytes, those of the total line, and the bands' names."""
-    fig = roles(run, block=block)
+    fig = roles(run, block=block).figure
     bands = [trace for trace in fig.data if trace.stackgroup]
     total = next(trace for trace in fig.data if trace.name == "total")
     unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.yaxis.title.text[-4:-1]]
@@ -58,14 +58,14 @@ def test_the_unattributed_band_is_visible() -> None:
     run = measured()
     log = run.allocations
     hidden = msgspec.structs.replace(log, role=type(log.role)("q", [ROLES.index("unattributed")] * len(log.role)))
-    fig = roles(msgspec.structs.replace(run, allocations=hidden))
+    fig = roles(msgspec.structs.replace(run, allocations=hidden)).figure
     (band,) = [trace for trace in fig.data if trace.stackgroup]
     assert band.name == "unattributed" and band.fillpattern.shape == "x"
 
 
 def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
     run = measured(recompute=[3])
-    fig = roles(run, block="layers.3")
+    fig = roles(run, block="layers.3").figure
     bands = [trace for trace in fig.data if trace.stackgroup]
     shown = [band for band in bands if band.showlegend]
     assert bands[: len(shown)] == shown
@@ -79,18 +79,18 @@ def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
 
 def test_a_block_whose_name_begins_alike_is_another_block() -> None:
     run = measured(Chain(n_blocks=12))
-    fig = roles(run, block="layers.1")
+    fig = roles(run, block="layers.1").figure
     (parameters, *_) = [trace for trace in fig.data if trace.stackgroup and trace.name == "parameter"]
     assert parameters.y[0] == 3
 
 
 def test_points_carry_their_tick() -> None:
-    fig = roles(measured())
+    fig = roles(measured()).figure
     assert [point[1] for point in fig.data[-1].customdata] == list(fig.data[-1].x)
 
 
 def test_colours_are_those_of_the_roles() -> None:
-    for trace in roles(measured(recompute=[0])).data:
+    for trace in roles(measured(recompute=[0])).figure.data:
         if trace.stackgroup:
             red, green, blue = (int(ROLE_COLOURS[trace.name][i : i + 2], 16) for i in (1, 3, 5))
             assert trace.fillcolor.startswith(f"rgba({red}, {green}, {blue},")
@@ -98,15 +98,15 @@ def test_colours_are_those_of_the_roles() -> None:
 
 def test_table_twin_adds_up() -> None:
     run = measured(recompute=[0, 1])
-    *rows, total = roles_table(run)
+    *rows, total = roles(run).rows()
     assert total["at the peak (bytes)"] == run.step_peak_bytes == sum(row["at the peak (bytes)"] for row in rows)
     assert [row["role"] for row in rows] == list(ROLES)
 
 
 def test_not_measured() -> None:
     blind = msgspec.structs.replace(measured(), allocations=None)
-    assert roles(blind).layout.annotations[0].text == roles_alt(blind) == NO_TIMELINE
-    assert roles_table(blind) == [{"role": NO_TIMELINE}]
+    assert roles(blind).figure.layout.annotations[0].text == roles(blind).alt == NO_TIMELINE
+    assert roles(blind).rows() == [{"role": NO_TIMELINE}]
 
 
 def test_bands_add_up_when_thinned() -> None:

@@ -15,7 +15,7 @@ from explorer.view.drawing.colours import CURSOR
 from explorer.view.drawing.thin import MAX_POINTS
 from explorer.view.memory.counters import ALLOCATED, RESERVED
 from explorer.view.memory.roles import roles
-from explorer.view.memory.timeline import NO_TIMELINE, timeline, timeline_alt, timeline_table
+from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.view.builders import MIB, Chain, compared, measured, runs
 
 
@@ -26,7 +26,7 @@ def line_of(fig: go.Figure, name: str) -> go.Scatter:
 @settings(max_examples=12, deadline=None)
 @given(runs(), runs())
 def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candidate: Measurement) -> None:
-    fig = timeline(baseline, candidate)
+    fig = timeline(baseline, candidate).figure
     for name, run in (("baseline", baseline), ("candidate", candidate)):
         trace = line_of(fig, name)
         assert len(trace.x) <= MAX_POINTS
@@ -38,7 +38,7 @@ def test_the_drawn_peak_is_the_headline_to_the_byte(baseline: Measurement, candi
 
 def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
     run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
-    trace = line_of(timeline(run), "baseline")
+    trace = line_of(timeline(run).figure, "baseline")
     assert len(trace.x) > 1000
     for (_, tick, *_rest), y in zip(trace.customdata, trace.y):
         assert y * MIB == pytest.approx(run.allocations.held_bytes[tick], rel=1e-12)
@@ -46,7 +46,7 @@ def test_every_drawn_height_is_the_held_bytes_of_its_tick() -> None:
 
 def test_hover_names_block_phase_operator_and_bytes() -> None:
     run = measured(recompute=[3])
-    words = {point[1]: point[3:] for point in line_of(timeline(run), "baseline").customdata.tolist()}
+    words = {point[1]: point[3:] for point in line_of(timeline(run).figure, "baseline").customdata.tolist()}
     span = next(span for span in run.phases if span.phase == "recompute")
     assert words[span.first_tick] == [
         "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"
@@ -90,14 +90,14 @@ def cut(run: Measurement, stop: int) -> Measurement:
 def test_a_run_cut_short_keeps_what_it_had() -> None:
     pair = compared()
     stop = pair.candidate.forward_end_tick + 5
-    fig = timeline(pair.baseline, cut(pair.candidate, stop))
+    fig = timeline(pair.baseline, cut(pair.candidate, stop)).figure
     assert max(line_of(fig, "candidate").x) == stop
     assert max(line_of(fig, "baseline").x) > stop
 
 
 def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
     run = measured(recompute=[0, 2])
-    strips = {trace.name: trace for trace in timeline(run).data if trace.fillpattern.shape is not None}
+    strips = {trace.name: trace for trace in timeline(run).figure.data if trace.fillpattern.shape is not None}
     assert set(strips) == set(PHASES)
     width = 0.0
     for trace in strips.values():
@@ -110,23 +110,25 @@ def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
 
 def test_both_peaks_are_marked_with_their_values() -> None:
     pair = compared(recompute=range(6))
-    texts = [note.text for note in timeline(pair.baseline, pair.candidate).layout.annotations]
+    texts = [note.text for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
     assert "<b>149.0 MiB</b><br>baseline" in texts
     assert "<b>90.0 MiB</b><br>candidate" in texts
 
 
 def test_title_asks_and_subtitle_answers() -> None:
     pair = compared(recompute=range(6))
-    title = timeline(pair.baseline, pair.candidate).layout.title
+    title = timeline(pair.baseline, pair.candidate).figure.layout.title
     assert title.text.endswith("?")
     assert title.subtitle.text == "149.0 MiB to 90.0 MiB (\N{MINUS SIGN}40 %), now in recompute of layers.0"
-    assert title.subtitle.text in timeline_alt(pair.baseline, pair.candidate)
+    assert title.subtitle.text in timeline(pair.baseline, pair.candidate).alt
 
 
 def test_on_the_time_axis_a_run_is_as_long_as_its_median_step() -> None:
     """Recorded, the candidate is slower than timed: the picture agrees with the headline, not with the recording."""
     pair = compared(recompute=range(6))
-    fig = timeline(pair.baseline, timed(pair.candidate, forward=30.0, backward=60.0, optimizer=10.0), axis="time")
+    fig = timeline(
+        pair.baseline, timed(pair.candidate, forward=30.0, backward=60.0, optimizer=10.0), axis="time"
+    ).figure
     line = line_of(fig, "candidate")
     assert max(line.x) == pytest.approx(150.0), "the median step, which is longer than the three medians"
     first_backward = next(span.first_tick for span in pair.candidate.phases if span.phase != "forward")
@@ -144,34 +146,36 @@ def timed(run: Measurement, *, forward: float, backward: float, optimizer: float
 
 def test_a_picked_moment_is_a_line_through_the_plot() -> None:
     pair = compared(recompute=range(6))
-    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7))
+    fig = timeline(pair.baseline, pair.candidate, cursor=("candidate", 7)).figure
     assert [shape.x0 for shape in fig.layout.shapes if shape.line.color == CURSOR] == [7.0]
     assert fig.layout.hovermode == "x unified"
 
 
 def test_time_axis_and_its_absence() -> None:
     pair = compared()
-    fig = timeline(pair.baseline, pair.candidate, axis="time")
+    fig = timeline(pair.baseline, pair.candidate, axis="time").figure
     assert max(line_of(fig, "baseline").x) == pytest.approx(pair.baseline.allocations.n_ticks * 1e-3)
     assert "ms" in fig.layout.xaxis.title.text
     blind = msgspec.structs.replace(
         pair.candidate, allocations=msgspec.structs.replace(pair.candidate.allocations, time_ns=column())
     )
-    assert timeline(pair.baseline, blind, axis="time").layout.xaxis.title.text == "allocator event of the candidate"
+    assert (
+        timeline(pair.baseline, blind, axis="time").figure.layout.xaxis.title.text == "allocator event of the candidate"
+    )
 
 
 def test_not_measured_is_said_and_not_drawn_as_zero() -> None:
     blind = msgspec.structs.replace(measured(), allocations=None)
-    assert timeline(blind).layout.annotations[0].text == NO_TIMELINE
-    half = timeline(blind, measured())
+    assert timeline(blind).figure.layout.annotations[0].text == NO_TIMELINE
+    half = timeline(blind, measured()).figure
     assert [trace.name for trace in half.data if trace.mode == "lines+markers"] == ["candidate"]
     assert "not measured" in half.layout.title.subtitle.text
-    assert timeline_table(blind) == [{"run": "baseline", "phase": NO_TIMELINE}]
+    assert timeline(blind).rows() == [{"run": "baseline", "phase": NO_TIMELINE}]
 
 
 def test_table_twin_holds_the_peak() -> None:
     pair = compared()
-    table = timeline_table(pair.baseline, pair.candidate)
+    table = timeline(pair.baseline, pair.candidate).rows()
     for name, run in (("baseline", pair.baseline), ("candidate", pair.candidate)):
         assert max(row["peak (bytes)"] for row in table if row["run"] == name) == run.step_peak_bytes
         assert sum(row["events"] for row in table if row["run"] == name) == run.allocations.n_ticks
@@ -179,7 +183,7 @@ def test_table_twin_holds_the_peak() -> None:
 
 def test_no_text_colour_is_set_except_on_marks() -> None:
     """The theme's font colour makes the figure readable on the light and on the dark page."""
-    layout = timeline(measured()).layout
+    layout = timeline(measured()).figure.layout
     assert layout.font.color is None and layout.title.font.color is None and layout.xaxis.color is None
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
 
@@ -197,7 +201,7 @@ def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
         time_ns=column(),
     )
     phases = (*run.phases[:-1], msgspec.structs.replace(last, end_tick=many + 1))
-    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases))
+    fig = timeline(msgspec.structs.replace(run, allocations=stretched, phases=phases)).figure
     x = max(line_of(fig, "baseline").x)
     before = last.first_tick - 1
     assert (x - before) / x == pytest.approx(1 / 6)
@@ -208,7 +212,7 @@ def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
 
 
 def test_hatched_phases_keep_their_colour() -> None:
-    strip = next(trace for trace in timeline(measured(recompute=[1])).data if trace.name == "recompute")
+    strip = next(trace for trace in timeline(measured(recompute=[1])).figure.data if trace.name == "recompute")
     assert strip.fillpattern.bgcolor == strip.fillcolor
 
 
@@ -228,29 +232,29 @@ def on_cuda(run: Measurement) -> Measurement:
 
 def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture() -> None:
     run = on_cuda(measured())
-    fig = timeline(run)
+    fig = timeline(run).figure
     drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
     assert set(drawn) == {"allocated (derived)", "reserved"}
     for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
         assert drawn[name].line.dash == "dot" and drawn[name].showlegend
         assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
     assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
-    assert {trace.name for trace in roles(run).data} >= {ALLOCATED, RESERVED}
+    assert {trace.name for trace in roles(run).figure.data} >= {ALLOCATED, RESERVED}
 
 
 def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
     run = on_cuda(measured())
     said = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
-    assert timeline(run).layout.title.subtitle.text.endswith(said)
+    assert timeline(run).figure.layout.title.subtitle.text.endswith(said)
     assert said in headlines(run)[0].tooltip
-    table = timeline_table(run)
+    table = timeline(run).rows()
     assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
     assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
 
 
 def test_what_no_caching_allocator_said_is_not_drawn() -> None:
     run = measured()
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).data}
-    assert "allocator's" not in timeline(run).layout.title.subtitle.text + headlines(run)[0].tooltip
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).figure.data}
+    assert "allocator's" not in timeline(run).figure.layout.title.subtitle.text + headlines(run)[0].tooltip
     short = cut(on_cuda(run), run.forward_end_tick)
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).data}
+    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).figure.data}

@@ -7,7 +7,7 @@ import pytest
 
 from explorer.record import ModelRef, RunSpec
 from explorer.record.pipeline_run import PipelineRun, rank_memory
-from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_alt, memory_chart, memory_table, rank_chart
+from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart
 from tests import graphs, pipelines
 from tests.pipelines import MIB
 
@@ -27,7 +27,7 @@ def run() -> PipelineRun:
 
 
 def test_each_rank_has_a_picture_on_one_scale_whose_peak_names_its_action(run: PipelineRun) -> None:
-    fig = memory_chart(run.memory)
+    fig = memory_chart(run.memory).figure
     lines = [trace for trace in fig.data if trace.mode == "lines"]
     marks = [trace for trace in fig.data if trace.mode == "markers+text"]
     assert [trace.name for trace in lines] == ["rank 0", "rank 1"]
@@ -41,7 +41,7 @@ def test_each_rank_has_a_picture_on_one_scale_whose_peak_names_its_action(run: P
 
 
 def test_one_rank_shows_receive_buffers_as_their_own_band() -> None:
-    fig = rank_chart(MEMORY)
+    fig = rank_chart(MEMORY).figure
     parameters, receive, rest = [trace for trace in fig.data if trace.stackgroup]
     assert receive.name == "receive buffers"
     assert [a + b + c for a, b, c in zip(parameters.y, receive.y, rest.y)] == [3, 9, 12, 4]
@@ -50,13 +50,13 @@ def test_one_rank_shows_receive_buffers_as_their_own_band() -> None:
 
 
 def test_bands_add_up_to_the_peak(run: PipelineRun) -> None:
-    fig = bands_chart((*run.memory, MEMORY))
+    fig = bands_chart((*run.memory, MEMORY)).figure
     sums = [sum(trace.x[row] for trace in fig.data) * MIB for row in range(3)]
     assert sums == [one.peak_bytes for one in (*run.memory, MEMORY)]
 
 
 def test_predicted_and_measured_stand_side_by_side(run: PipelineRun) -> None:
-    fig = against_chart(run)
+    fig = against_chart(run).figure
     assert [trace.name for trace in fig.data] == ["measured", "predicted"]
     assert fig.data[0].x == fig.data[1].x
     assert "furthest off by 0.0 %" in fig.layout.title.subtitle.text
@@ -64,16 +64,16 @@ def test_predicted_and_measured_stand_side_by_side(run: PipelineRun) -> None:
 
 def test_a_run_whose_ranks_were_not_measured_draws_no_comparison(run: PipelineRun) -> None:
     bare = msgspec.structs.replace(run, memory=(rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0),))
-    assert "not both" in against_chart(bare).layout.annotations[0].text
-    assert "not measured" in memory_chart(bare.memory).layout.annotations[0].text
-    assert "not measured" in rank_chart(bare.memory[0]).layout.annotations[0].text
-    assert "not measured" in bands_chart(()).layout.annotations[0].text
+    assert "not both" in against_chart(bare).figure.layout.annotations[0].text
+    assert "not measured" in memory_chart(bare.memory).figure.layout.annotations[0].text
+    assert "not measured" in rank_chart(bare.memory[0]).figure.layout.annotations[0].text
+    assert "not measured" in bands_chart(()).figure.layout.annotations[0].text
 
 
 def test_the_table_says_peak_action_and_prediction(run: PipelineRun) -> None:
-    (row,) = memory_table((MEMORY,))
+    (row,) = memory_chart((MEMORY,)).rows()
     assert (row["peak"], row["at"], row["receive buffers"]) == ("12.0 MiB", "1B0", "1.0 MiB")
     assert "predicted" not in row
     assert run.predicted is not None
-    assert all(row["predicted"] == row["peak"] for row in memory_table(run.memory, run.predicted.memory))
-    assert "rank 3 12.0 MiB at 1B0" in memory_alt((MEMORY,))
+    assert all(row["predicted"] == row["peak"] for row in memory_chart(run.memory, run.predicted.memory).rows())
+    assert "rank 3 12.0 MiB at 1B0" in memory_chart((MEMORY,)).alt

@@ -8,7 +8,7 @@ import msgspec
 
 from explorer.record import ModelRef, Policy, RunSpec
 from explorer.record.pipeline_run import PipelineRun
-from explorer.view.pipeline.shares import calls_chart, calls_table, truth_alt, truth_chart, truth_table
+from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from tests import graphs, pipelines
 
 GRAPH = graphs.gpt(4)
@@ -25,14 +25,14 @@ def counts(fig: Any) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_step_counts_all_gradients() -> None:
-    found = counts(truth_chart(run(n_moved=3)))
+    found = counts(truth_chart(run(n_moved=3)).figure)
     assert found == {
         "bitwise equal": (0, N, N - 3),
         "rounding": (N, 0, 0),
         "different": (0, 0, 3),
     }
-    assert f"splitting left {N - 3} of {N}" in truth_chart(run(n_moved=3)).layout.title.subtitle.text
-    assert f"splitting {N - 3} of {N}" in truth_alt(run(n_moved=3))
+    assert f"splitting left {N - 3} of {N}" in truth_chart(run(n_moved=3)).figure.layout.title.subtitle.text
+    assert f"splitting {N - 3} of {N}" in truth_chart(run(n_moved=3)).alt
 
 
 def test_the_record_judges_not_the_size_of_a_distance() -> None:
@@ -43,7 +43,7 @@ def test_the_record_judges_not_the_size_of_a_distance() -> None:
     )
     first = msgspec.structs.replace(found.gradients[0], splitting=far)
     shown = msgspec.structs.replace(found, gradients=(first, *found.gradients[1:]))
-    assert counts(truth_chart(shown))["different"] == (0, 0, 1)
+    assert counts(truth_chart(shown).figure)["different"] == (0, 0, 1)
     assert truth_table(shown)[0]["splitting"] == "1e-06 (different)"
     assert [moved.name for moved in shown.moved] == [first.name]
 
@@ -56,7 +56,7 @@ def test_a_gradient_that_never_came_is_no_distance() -> None:
     first = msgspec.structs.replace(found.gradients[0], splitting=lost)
     shown = msgspec.structs.replace(found, gradients=(first, *found.gradients[1:]))
     assert truth_table(shown)[0]["splitting"] == "no gradient came"
-    assert "lost 1 gradient" in truth_chart(shown).layout.title.subtitle.text
+    assert "lost 1 gradient" in truth_chart(shown).figure.layout.title.subtitle.text
 
 
 def test_the_table_has_gradients_and_buffers() -> None:
@@ -68,17 +68,17 @@ def test_the_table_has_gradients_and_buffers() -> None:
 
 
 def test_a_recomputed_block_runs_twice_for_each_forward_call() -> None:
-    fig = calls_chart(run(on=("blocks.1",)))
+    fig = calls_chart(run(on=("blocks.1",))).figure
     first, again = fig.data
     assert set(first.x) == {1}
     assert dict(zip(again.y, again.x)) == {fqn: float(fqn == "blocks.1") for fqn in GRAPH.spine}
     assert "at most 2 runs" in fig.layout.title.subtitle.text
-    assert "every block ran once" in calls_chart(run()).layout.title.subtitle.text
-    by_block = {row["block"]: row["runs per forward call"] for row in calls_table(run(on=("blocks.1",)))}
+    assert "every block ran once" in calls_chart(run()).figure.layout.title.subtitle.text
+    by_block = {row["block"]: row["runs per forward call"] for row in calls_chart(run(on=("blocks.1",))).rows()}
     assert by_block == {fqn: 2 if fqn == "blocks.1" else 1 for fqn in GRAPH.spine}
 
 
 def test_unknown_is_said_in_words() -> None:
     bare = msgspec.structs.replace(run(), gradients=(), blocks=())
-    assert truth_chart(bare).layout.annotations[0].text == "No gradient was compared."
-    assert calls_chart(bare).layout.annotations[0].text == "Calls were not counted."
+    assert truth_chart(bare).figure.layout.annotations[0].text == "No gradient was compared."
+    assert calls_chart(bare).figure.layout.annotations[0].text == "Calls were not counted."

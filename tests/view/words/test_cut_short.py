@@ -9,7 +9,7 @@ from explorer.plan.policy.evidence import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import Comparison, Failure, Measurement
 from explorer.view.compare.headline import headlines
-from explorer.view.memory.timeline import timeline, timeline_alt
+from explorer.view.memory.timeline import timeline
 from explorer.view.words.cut_short import peak_and_end, what_failed, who_failed
 from tests.view.builders import Book, Chain, compared, measured
 
@@ -59,7 +59,7 @@ def test_nothing_reads_like_a_win(pair: Comparison) -> None:
         assert head.tone != "good", head
     assert explain(pair) == ()
     assert evidence_of(pair) is None
-    assert "%" not in timeline_alt(pair.baseline, pair.candidate) or pair.candidate.complete
+    assert "%" not in timeline(pair.baseline, pair.candidate).alt or pair.candidate.complete
 
 
 def test_a_part_of_a_step_has_no_headline_figure() -> None:
@@ -88,5 +88,7 @@ def test_a_failure_behind_the_recorded_step_has_no_place() -> None:
 
 def test_its_line_is_drawn_and_named() -> None:
     pair = failed(candidate=RAISED)
-    words = [note.text for note in timeline(pair.baseline, pair.candidate).layout.annotations]
-    assert any("at least 112.0 MiB, then failed" in word.replace("<br>", " ") for word in words), words
+    words = [
+        note.text.replace("<br>", " ") for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations
+    ]
+    assert any("at least 112.0 MiB, then failed" in word for word in words), words
