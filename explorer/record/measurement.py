@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 from msgspec import field
 
-from explorer.record.base import Column, Record, column
+from explorer.record.base import Column, Origin, Record, column
 from explorer.record.failure import Failure
 from explorer.record.run import RunSpec
 
@@ -199,6 +199,8 @@ class Measurement(Record):
 
     spec: RunSpec
     environment: Environment
+    origin: Origin = "measured"
+    """predicted: put together from other runs, see plan/forecast/keep_all.py and any_size.py; it has no times."""
     allocations: Allocations | None = None
     phases: tuple[PhaseSpan, ...] = ()
     peaks: AllocatorPeaks = AllocatorPeaks()

@@ -4,8 +4,9 @@
           forward |____________________|        kept -> recomputed: the shaded bytes are gone,
           of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
 
-Beside what stays.py says of each call alone: an input that a checkpoint keeps stays although another unit would free
-it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on the CPU.
+Beside what saved_by_call.py says of each call alone: an input that a checkpoint keeps stays although another unit
+would free it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on
+the CPU.
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html; runs hold it true in
 tests/engine/measure/test_forecast_comes_true.py.
 """
@@ -156,7 +157,8 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
         base = int(replay.line[tick] + offsets[place]) - late
         if nest.parent[i] >= 0:
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
-        peak = max(peak, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes))
+        # Meanwhile the checkpoint keeps the generator's present state as well.
+        peak = max(peak, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes)
     return peak
 
 

@@ -1,6 +1,6 @@
-"""A whole policy played through a measured baseline: below the time that a person notices, before anything runs.
+"""A whole policy played through a measured run: below the time that a person notices, before anything runs.
 
-See changes.py for what is played, nesting.py for units inside units, stays.py for what is not foreseen.
+See changes.py for what is played, nesting.py for units inside units, saved_by_call.py for what is not foreseen.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from explorer.plan.forecast.changes import Played, changes_of, joined, peak_with, stash_bytes
+from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
@@ -20,12 +21,16 @@ from explorer.record.policy import Policy, Unit
 
 
 class Forecaster:
-    """Holds one baseline sorted for replay, and what each unit of it would free; built once, asked at every toggle."""
+    """Holds one baseline sorted for replay, and what each unit of it would free; built once, asked at every toggle.
 
-    def __init__(self, baseline: Measurement, graph: ModelGraph | None = None) -> None:
-        self._baseline = baseline
+    `run` is any complete run of the step: of one with recompute the keep-all baseline is put together first.
+    """
+
+    def __init__(self, run: Measurement, graph: ModelGraph | None = None) -> None:
+        self.baseline = keep_all_from(run, graph)
+        """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
-        self._replay = Replay.of(baseline, graph)
+        self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._stays: dict[tuple[tuple[str, ...], bool], list[Stay]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
@@ -34,11 +39,11 @@ class Forecaster:
         Nothing is said of units that save operators or offload, nor where reentrant checkpointing trains nothing; no
         peak where it does: it holds outputs and gradients of a block beside its recompute (peaks up to 12 % higher).
         """
-        if any(unit.action != "recompute" for unit in policy.units) or self._trains_nothing(policy):
+        replay, baseline = self._replay, self.baseline
+        if baseline is None or any(unit.action != "recompute" for unit in policy.units) or self._trains_nothing(policy):
             return Forecast()
-        replay, baseline = self._replay, self._baseline
         if replay is None:
-            return Forecast(flop_ratio=self._flop_ratio(policy))
+            return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
         units = {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
         nest = nest_of(policy, units, self._graph)
         stash = stash_bytes(baseline, policy)
@@ -47,7 +52,7 @@ class Forecaster:
         return Forecast(
             step_peak_bytes=None if policy.use_reentrant else peak_with(replay, played, nest, stash_bytes=stash),
             saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
-            flop_ratio=self._flop_ratio(policy),
+            flop_ratio=self._flop_ratio(baseline, policy),
             freed_bytes=self._freed(replay, units, played, policy),
         )
 
@@ -62,7 +67,8 @@ class Forecaster:
     ) -> dict[str, int]:
         """What leaves each block, less what its checkpoints keep of the generators by the end of forward."""
         outer, freed = enclosing(policy), {}
-        stash, border = stash_bytes(self._baseline, policy), self._baseline.forward_end_tick or 0
+        assert self.baseline is not None, "it was replayed"
+        stash, border = stash_bytes(self.baseline, policy), self.baseline.forward_end_tick or 0
         keeps = {
             unit.blocks[0]: stash * sum(stay.first <= border < stay.ends for stay in own)
             for unit, own in units.items()
@@ -83,12 +89,12 @@ class Forecaster:
             self._stays[unit, stops_early] = stays_of(replay, unit, stops_early=stops_early)
         return self._stays[unit, stops_early]
 
-    def _flop_ratio(self, policy: Policy) -> float | None:
-        total, outer = self._baseline.total_flops, enclosing(policy)
+    def _flop_ratio(self, baseline: Measurement, policy: Policy) -> float | None:
+        total, outer = baseline.total_flops, enclosing(policy)
         inside: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
         for unit, holder in outer.items():
             inside[holder].append(unit)
-        again = (nested_rerun_flops(self._baseline, self._graph, unit, inside[unit], policy) for unit in policy.units)
+        again = (nested_rerun_flops(baseline, self._graph, unit, inside[unit], policy) for unit in policy.units)
         return 1 + sum(again) / total if total else None
 
 

@@ -31,7 +31,8 @@ def prices(
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
     where nothing can be replayed.
 
-    Predicted: see stays.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops early.
+    Predicted: see saved_by_call.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops
+    early.
     """
     replay = Replay.of(measurement, graph)
     if replay is None:

@@ -1,0 +1,83 @@
+"""The baseline put together from a run with recompute is the baseline: on the textbook chain, entry by entry."""
+
+from __future__ import annotations
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.memory.series import held
+from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
+from explorer.record.forecast import Forecast
+from explorer.record.sound import unsound
+from tests.view.builders import Chain, chains, measured
+
+
+def under(run: Measurement, policy: Policy) -> Measurement:
+    return msgspec.structs.replace(run, spec=msgspec.structs.replace(run.spec, policy=policy))
+
+
+@settings(max_examples=60, deadline=None)
+@given(chains, st.data())
+def test_any_policy_of_the_textbook_chain_gives_its_baseline_back(chain: Chain, data: st.DataObject) -> None:
+    chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1), min_size=1))
+    real, found = measured(chain), keep_all_from(measured(chain, chosen))
+    assert found is not None and found.allocations is not None and real.allocations is not None
+    assert found.spec == real.spec and found.phases == real.phases
+    assert held(found.allocations).tolist() == held(real.allocations).tolist()
+    assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert found.total_flops == real.total_flops
+    assert [bill.n_recompute for bill in found.blocks] == [0] * len(found.blocks)
+    assert unsound(found) == ""
+
+
+def test_what_nobody_measured_is_predicted_and_has_no_times() -> None:
+    found = keep_all_from(measured(recompute=(0, 2)))
+    assert found is not None and (found.origin, found.times, found.spec.policy) == ("predicted", None, KEEP_ALL)
+    kept = measured()
+    assert keep_all_from(kept) is kept and kept.origin == "measured"
+
+
+def test_any_run_is_a_baseline_to_forecast_from() -> None:
+    policy = Policy.recompute(["layers.1", "layers.3"])
+    said = Forecaster(measured()).forecast(policy)
+    assert said.step_peak_bytes is not None
+    assert Forecaster(measured(recompute=range(6))).forecast(policy) == said
+
+
+def test_nothing_is_put_together_from_what_does_not_repeat_forward() -> None:
+    run = measured(recompute=(0, 2))
+    policy = run.spec.policy
+    other = Unit(blocks=("layers.0",), action="offload")
+    broken = {
+        "cut short": msgspec.structs.replace(run, failure=Failure(kind="out of memory", sentence="It was refused.")),
+        "offloaded": under(run, msgspec.structs.replace(policy, units=(other, *policy.units[1:]))),
+        "reentrant": under(run, msgspec.structs.replace(policy, use_reentrant=True)),
+        "another block's": under(run, Policy.recompute(["layers.1", "layers.3"])),
+        "no timeline": msgspec.structs.replace(run, allocations=None),
+    }
+    assert {name: keep_all_from(one) for name, one in broken.items()} == dict.fromkeys(broken)
+    for one in broken.values():
+        assert Forecaster(one).forecast(policy) == Forecast()
+
+
+def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> None:
+    """Forward of one chain with the recompute of another, whose blocks save more."""
+    run, larger = measured(Chain(), {2}), measured(Chain(saved=20 * 1024**2), {2})
+    assert run.allocations is not None and larger.allocations is not None
+    span = next(span for span in run.phases if span.phase == "recompute")
+    born, n_bytes = run.allocations.born, list(run.allocations.n_bytes)
+    for entry, tick in enumerate(born):
+        if span.first_tick <= tick < span.end_tick:
+            n_bytes[entry] = larger.allocations.n_bytes[entry]
+    log = msgspec.structs.replace(run.allocations, n_bytes=type(born)("q", n_bytes))
+    assert keep_all_from(msgspec.structs.replace(run, allocations=log)) is None
+
+
+def test_a_run_that_was_cut_short_is_no_baseline() -> None:
+    """A baseline that runs out of memory has a timeline up to there: nothing may be foreseen from it."""
+    cut = msgspec.structs.replace(measured(), failure=Failure(kind="out of memory", sentence="It was refused."))
+    assert keep_all_from(cut) is None
+    assert Forecaster(cut).forecast(Policy.recompute(["layers.0"])) == Forecast()
