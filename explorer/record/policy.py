@@ -13,7 +13,7 @@ DeterminismCheck = Literal["default", "none"]
 
 
 class Unit(Record):
-    """One block, or consecutive children of a Sequential that are recomputed together (a segment)."""
+    """One block, or siblings that are called one after the other and recomputed together (a segment)."""
 
     blocks: tuple[str, ...]
     action: Action = "recompute"

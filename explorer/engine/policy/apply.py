@@ -2,7 +2,8 @@
 
 1. A unit's `forward` becomes a functools.partial around the original: no wrapper module, no closure. So names,
    state_dict, isinstance and pickle stay as they were, and a deep copy runs its own weights.
-2. A segment (consecutive children of a Sequential) is wrapped on that Sequential.
+2. A segment (consecutive children of one parent) is wrapped on a Sequential that runs them; elsewhere the call of
+   each of its blocks is taken over, see in_turn.py.
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
 4. Everything is checked before anything is changed, and all faults are told at once.
 5. Reentrant checkpointing refuses keyword arguments: they are handed over by position, and bound again inside.
@@ -21,7 +22,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.policy.actions import offload_saved, operators, selective_contexts
-from explorer.engine.policy.check import checked
+from explorer.engine.policy.check import checked, runs_its_children
+from explorer.engine.policy.in_turn import InTurn, called_in_turn
 from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
@@ -49,16 +51,16 @@ class PolicyHandle:
     """A policy that is in force. `undo()` takes it off; as a context manager it does so at the end."""
 
     policy: Policy
-    _before: list[tuple[nn.Module, Any]] = field(default_factory=list)
+    _before: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
 
     def undo(self) -> None:
         """The model is exactly as it was. A second call does nothing."""
         while self._before:
-            module, forward = self._before.pop()
-            if forward is _MISSING:
-                module.__dict__.pop("forward", None)
+            module, name, function = self._before.pop()
+            if function is _MISSING:
+                module.__dict__.pop(name, None)
             else:
-                module.__dict__["forward"] = forward
+                module.__dict__[name] = function
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +95,10 @@ def apply_policy(
     checked(model, policy, is_wrapped=is_wrapped)
     modules = dict(model.named_modules(remove_duplicate=False))
     for parent, segments in _segments_by_parent(wraps).items():
-        _replace(handle, modules[parent], _in_segments, segments)
+        if runs_its_children(modules[parent]):
+            _replace(handle, modules[parent], _in_segments, segments)
+        else:
+            _take_turns(handle, modules, segments)
     for wrap in wraps:
         if len(wrap.unit.blocks) == 1:
             _replace(handle, modules[wrap.fqn], _as_unit, wrap)
@@ -102,13 +107,23 @@ def apply_policy(
 
 def is_wrapped(module: nn.Module) -> bool:
     """Whether a policy sits on this very module."""
-    forward = module.__dict__.get("forward")
-    return isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments)
+    return bool(_hows(module))
+
+
+def _hows(module: nn.Module) -> list[Any]:
+    """What policies do on this very module."""
+    found = []
+    forward, call = module.__dict__.get("forward"), module.__dict__.get("_call_impl")
+    if isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments):
+        found.append(forward.args[2])
+    if isinstance(call, functools.partial) and call.func is called_in_turn:
+        found.append(call.args[0].how)
+    return found
 
 
 def _carried(model: nn.Module) -> frozenset[Wrap]:
     """Everything that a policy on this model does."""
-    hows = [module.__dict__["forward"].args[2] for module in model.modules() if is_wrapped(module)]
+    hows = [how for module in model.modules() for how in _hows(module)]
     return frozenset(wrap for how in hows for wrap in (how if isinstance(how, tuple) else (how,)))
 
 
@@ -136,8 +151,20 @@ def _segments_by_parent(wraps: Sequence[Wrap]) -> Mapping[str, tuple[Wrap, ...]]
 
 
 def _replace(handle: PolicyHandle, module: nn.Module, function: Callable[..., Any], how: Any) -> None:
-    handle._before.append((module, module.__dict__.get("forward", _MISSING)))
-    module.__dict__["forward"] = functools.partial(function, module, module.forward, how)
+    _put(handle, module, "forward", functools.partial(function, module, module.forward, how))
+
+
+def _take_turns(handle: PolicyHandle, modules: Mapping[str, nn.Module], wraps: Sequence[Wrap]) -> None:
+    for wrap in wraps:
+        members = tuple(modules[fqn] for fqn in wrap.unit.blocks)
+        segment = InTurn(wrap.unit.blocks, members, _run, wrap)
+        for place, member in enumerate(members):
+            _put(handle, member, "_call_impl", functools.partial(called_in_turn, segment, place))
+
+
+def _put(handle: PolicyHandle, module: nn.Module, name: str, function: Callable[..., Any]) -> None:
+    handle._before.append((module, name, module.__dict__.get(name, _MISSING)))
+    module.__dict__[name] = function
 
 
 def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: Any, **kwargs: Any) -> Any:

@@ -92,20 +92,30 @@ def _has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
+def runs_its_children(parent: nn.Module) -> bool:
+    """Whether it is a Sequential, whose own forward calls its children one after the other."""
+    return isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
+
+
 def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
     said = " + ".join(unit.blocks)
     parents = {fqn.rpartition(".")[0] for fqn in unit.blocks}
     parent = modules.get(next(iter(parents)))
-    if len(parents) != 1 or "" in unit.blocks:
+    if len(parents) != 1 or "" in unit.blocks or parent is None:
         yield f"{said} cannot be one segment: its blocks have different parents"
         return
-    if not isinstance(parent, nn.Sequential) or type(parent).forward is not nn.Sequential.forward:
-        yield f"{said} cannot be one segment: {type(parent).__name__} is not a Sequential, name the blocks one by one"
+    if isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
+        order = list(parent._modules)
+        places = [order.index(fqn.rpartition(".")[2]) for fqn in unit.blocks]
+        if places != list(range(places[0], places[0] + len(unit.blocks))):
+            yield f"{said} cannot be one segment: its blocks do not follow each other"
+    if runs_its_children(parent):
         return
-    order = list(parent._modules)
-    places = [order.index(fqn.rpartition(".")[2]) for fqn in unit.blocks]
-    if places != list(range(places[0], places[0] + len(unit.blocks))):
-        yield f"{said} cannot be one segment: its blocks do not follow each other"
+    if len({id(modules[fqn]) for fqn in unit.blocks}) < len(unit.blocks):
+        yield f"{said} cannot be one segment: one block stands in it twice"
+    for fqn in unit.blocks:
+        if modules[fqn]._compiled_call_impl is not None:
+            yield f"{fqn!r} of a segment was compiled in place: put the policy on before `compile()` is called"
 
 
 def _options(model: nn.Module, policy: Policy) -> Iterator[str]:

@@ -31,8 +31,8 @@ from explorer.engine.world.kept_inside import captured, is_own_function, state_o
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, Any]
 
-_OWN = frozenset(vars(nn.Module())) | {"forward"}
-"""What torch keeps in a module's __dict__, and the forward that a policy puts there."""
+_OWN = frozenset(vars(nn.Module())) | {"forward", "_call_impl"}
+"""What torch keeps in a module's __dict__, and the functions that a policy puts there."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _FOREIGN = frozenset({"torch", "numpy"})
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",

@@ -332,7 +332,7 @@ BAD = [
     (Policy.recompute([("chain.0", "chain.1"), ("chain.1", "chain.2")]), "'chain.1' is named 2 times"),
     (Policy.recompute([("chain.0", "chain.2")]), "do not follow each other"),
     (Policy.recompute([("chain.1", "chain.0")]), "do not follow each other"),
-    (Policy.recompute([("blocks.0", "blocks.1")]), "ModuleList is not a Sequential"),
+    (Policy.recompute([("blocks.0", "blocks.2")]), "do not follow each other"),
     (Policy.recompute([("stem", "chain.0")]), "different parents"),
     (Policy(units=(Unit(blocks=()),)), "names no block"),
     (Policy(units=(Unit(blocks=("stem",), action="save_ops"),)), "names no operator"),

@@ -1,0 +1,464 @@
+"""Segments over a ModuleList: the bare step bit by bit, and a sentence where a model does more in between."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from explorer.engine.policy.apply import apply_policy, is_wrapped
+from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.world.rng import seed_everything
+from explorer.errors import InvalidPolicy
+from explorer.record.policy import Policy, Unit
+
+N_BLOCKS = 6
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+
+
+class Block(nn.Module):
+    """A norm with running statistics, dropout, a residual; scaled by what is the same for all blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.BatchNorm1d(8), nn.Linear(8, 32), nn.Linear(32, 8)
+        self.dropout = nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, scale: Tensor, pair: tuple[Tensor, Tensor], *, power: int = 1) -> Tensor:
+        h = self.dropout(torch.tanh(self.up(self.norm(x)) * scale)) ** power
+        return x + self.down(h) * pair[0] + pair[1]
+
+
+class Net(nn.Module):
+    def __init__(self, block: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.blocks = nn.ModuleList(block() for _ in range(N_BLOCKS))
+
+    def arguments(self, x: Tensor) -> tuple[Any, dict[str, Any]]:
+        return (x.mean().sigmoid(), (x.mean(1, keepdim=True), x.std())), {"power": 1}
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        args, keywords = self.arguments(x)
+        for block in self.blocks:
+            x = block(x, *args, **keywords)
+        return self.head(x)
+
+
+class ByKeyword(Net):
+    """Everything by keyword, and the tuple made anew for each block."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        scale, shift = x.mean().sigmoid(), x.std()
+        for block in self.blocks:
+            x = block(x=x, pair=(scale, shift), scale=scale)
+        return self.head(x)
+
+
+class Returning(nn.Module):
+    """A block that returns what it was given first and second, and something for nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.dropout = nn.Linear(8, 8), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        h = self.dropout(torch.relu(self.mix(x)) * mask)
+        return h + residual, x * 0.5, h.mean(), None
+
+
+class ByTuple(Net):
+    def __init__(self) -> None:
+        super().__init__(Returning)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, residual, mask = self.stem(x), x, torch.ones(8)
+        for block in self.blocks:
+            returned = block(x, residual, mask)
+            x, residual = returned[0], returned[1]
+        return self.head(x + residual)
+
+
+class Whole(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, scale = state
+        return self.block(x, scale, (scale, scale)), scale * 0.9
+
+
+class ByState(Net):
+    """One tuple is handed from block to block."""
+
+    def __init__(self) -> None:
+        super().__init__(Whole)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = self.stem(x), x.mean()
+        for block in self.blocks:
+            state = block(state)
+        return self.head(state[0] * state[1])
+
+
+class Attributes(nn.Module):
+    """Blocks that are plain attributes, called in another order than they were made in, twice around."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.first = nn.Sequential(nn.Linear(8, 8), nn.Tanh()), nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            x = self.last(self.first(x))
+        return x
+
+
+def bits(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
+    """Gradients and buffers after one backward, that of the input, and the next random number."""
+    model.zero_grad()
+    seed_everything(seed)
+    x = torch.randn(16, 8, requires_grad=True)
+    output = model(x)
+    output.square().mean().backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    return found | {"output": output.detach(), "input": x.grad.clone(), "next": torch.rand(3)}  # type: ignore[union-attr]
+
+
+def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
+    assert expected.keys() == actual.keys()
+    wrong = [name for name in expected if not torch.equal(expected[name], actual[name])]
+    assert not wrong, wrong
+
+
+def made(kind: Callable[[], nn.Module]) -> nn.Module:
+    seed_everything(0)
+    return kind()
+
+
+def reruns(model: nn.Module) -> list[str]:
+    seen: list[str] = []
+    with observe_recompute(lambda fqn, starts: seen.append(fqn) if starts else None):
+        bits(model)
+    return seen
+
+
+def segments(*lengths: int) -> list[tuple[str, ...]]:
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    return [tuple(f"blocks.{i}" for i in range(end - n, end)) for n, end in zip(lengths, ends)]
+
+
+TWO = segments(2, 4)
+
+
+@pytest.mark.parametrize("kind", [Net, ByKeyword, ByTuple, ByState])
+def test_segments_of_a_list_give_the_bare_step(kind: Callable[[], nn.Module]) -> None:
+    bare, model = bits(made(kind)), made(kind)
+    with apply_policy(model, Policy.recompute(TWO)):
+        assert_same(bare, bits(model))
+        assert reruns(model) == ["blocks.2", "blocks.0"]
+    assert_same(bare, bits(made(kind)))
+
+
+def test_reentrant_segments_give_the_bare_step() -> None:
+    """Of blocks that take tensors alone: reentrant checkpointing sees no gradient inside a tuple."""
+    bare, model = bits(made(ByTuple)), made(ByTuple)
+    with apply_policy(model, Policy.recompute(TWO, use_reentrant=True)):
+        assert_same(bare, bits(model))
+        assert reruns(model) == ["blocks.2", "blocks.0"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 3), min_size=1, max_size=6),
+    skip=st.integers(0, 2),
+    inside=st.sets(st.sampled_from(["blocks.0.up", "blocks.1.norm", "blocks.4.down", "stem", ""])),
+    early_stop=st.booleans(),
+)
+def test_any_segments_with_units_inside_and_around(
+    lengths: list[int], skip: int, inside: set[str], early_stop: bool
+) -> None:
+    chosen = [tuple(fqn for fqn in unit if int(fqn[7:]) < N_BLOCKS) for unit in segments(*lengths)][skip:]
+    policy = Policy.recompute([*(unit for unit in chosen if unit), *inside], early_stop=early_stop)
+    bare, model = made(Net), made(Net)
+    with apply_policy(model, policy):
+        assert_same(bits(bare), bits(model))
+        assert_same(bits(bare, seed=2), bits(model, seed=2))  # running statistics add up
+
+
+def test_the_longer_a_segment_the_less_is_saved() -> None:
+    def saved_bytes(units: list[tuple[str, ...]]) -> int:
+        model = made(Net)
+        apply_policy(model, Policy.recompute(units))
+        own = {p.untyped_storage()._cdata for p in (*model.parameters(), *model.buffers())}
+        held: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            held[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            model(torch.randn(64, 8)).sum()
+        return sum(n_bytes for storage, n_bytes in held.items() if storage not in own)
+
+    # Inputs that a checkpoint keeps are not seen by these hooks: what is left is stem, head and the shared values.
+    kept, all_of_it, half = saved_bytes([]), saved_bytes(segments(6)), saved_bytes(segments(3))
+    assert kept > half > all_of_it
+
+
+def test_options_that_protect_can_be_seen_to_protect() -> None:
+    for option, value in (("preserve_rng_state", False), ("running_stats", "every_forward")):
+        model = made(Net)
+        with (
+            apply_policy(model, Policy.recompute(TWO, **{option: value})),  # type: ignore[arg-type]
+            pytest.raises(AssertionError),
+        ):
+            assert_same(bits(made(Net)), bits(model))
+
+
+def test_selective_recompute_and_offload_of_a_segment() -> None:
+    for unit in (
+        Unit(blocks=TWO[0], action="save_ops", save_ops=("aten.addmm.default",)),
+        Unit(blocks=TWO[0], action="offload"),
+    ):
+        model = made(Net)
+        with apply_policy(model, Policy(units=(unit,))):
+            assert_same(bits(made(Net)), bits(model))
+
+
+def test_blocks_that_are_attributes_and_run_twice() -> None:
+    bare, model = bits(made(Attributes)), made(Attributes)
+    with apply_policy(model, Policy.recompute([("first", "last")])):
+        assert_same(bare, bits(model))
+        assert reruns(model) == ["first", "first"]
+
+
+def test_two_passes_may_be_under_way_and_one_given_up() -> None:
+    found = []
+    for policy in (Policy(), Policy.recompute(TWO)):
+        model: Any = made(Net).eval()
+        apply_policy(model, policy)
+        seed_everything(5)
+        one, other, lost = (torch.randn(16, 8, requires_grad=True) for _ in range(3))
+        args, keywords = model.arguments(torch.ones(16, 8))
+        x, y = one, other
+        model.blocks[0](lost, *args, **keywords)
+        for block in model.blocks:
+            x, y = block(x, *args, **keywords), block(y, *args, **keywords)
+        (x * 2 + y.square()).mean().backward()
+        found.append([x.detach(), y.detach(), one.grad, other.grad, *(p.grad for p in model.blocks.parameters())])
+    assert all(map(torch.equal, *found))
+
+
+def test_nothing_changes_for_the_eye_and_undo_leaves_no_trace() -> None:
+    model = made(Net)
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    said = list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)
+    handle = apply_policy(model, Policy.recompute([*TWO, "blocks.0.up"]))
+    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)) == said
+    assert [name for name, m in model.named_modules() if is_wrapped(m)] == [
+        *(name for i in range(1) for name in (f"blocks.{i}", f"blocks.{i}.up")),
+        *(f"blocks.{i}" for i in range(1, N_BLOCKS)),
+    ]
+    with pytest.raises(InvalidPolicy, match="already carries one"):
+        apply_policy(model, Policy.recompute(["stem"]))
+    apply_policy(model, Policy.recompute([*TWO, "blocks.0.up"])).undo()
+    handle.undo()
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+
+
+def test_copies_and_pickles_run_their_own_weights() -> None:
+    model = made(Net)
+    apply_policy(model, Policy.recompute(TWO))
+    twins = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float("nan"))
+    for twin in twins:
+        assert_same(bits(made(Net)), bits(twin))
+        assert reruns(twin) == ["blocks.2", "blocks.0"]
+
+
+def test_hooks_see_what_blocks_are_really_given() -> None:
+    def seen(policy: Policy) -> list[tuple[str, Tensor, Tensor]]:
+        model, found = made(Net), list[tuple[str, Tensor, Tensor]]()
+        for name, block in model.blocks.named_children():  # type: ignore[union-attr, operator]
+            block.register_forward_hook(
+                lambda _, args, out, name=name: found.append((name, args[0].detach(), out.detach()))
+            )
+        apply_policy(model, policy)
+        seed_everything(1)
+        model(torch.randn(16, 8))
+        return found
+
+    pairs = list(zip(seen(Policy()), seen(Policy.recompute(TWO)), strict=True))
+    assert len(pairs) == N_BLOCKS
+    assert all(a == b and torch.equal(x, y) and torch.equal(p, q) for (a, x, p), (b, y, q) in pairs)
+
+
+def test_without_gradients_blocks_run_one_by_one_and_any_may_be_called() -> None:
+    model = made(Net).eval()
+    apply_policy(model, Policy.recompute(TWO))
+    x = torch.randn(16, 8)
+    args, keywords = model.arguments(x)  # type: ignore[operator]
+    with torch.no_grad():
+        assert torch.equal(model(x), made(Net).eval()(x))
+        model.blocks[3](x, *args, **keywords)  # type: ignore[index, operator]
+
+
+def test_second_order_is_exact() -> None:
+    def product(model: nn.Module) -> list[Tensor]:
+        seed_everything(3)
+        loss = model(torch.randn(16, 8)).square().mean()
+        first = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        return list(torch.autograd.grad(sum(g.square().sum() for g in first), list(model.parameters())))
+
+    bare, model = made(Net), made(Net)
+    with apply_policy(model, Policy.recompute(TWO)):
+        assert all(torch.equal(a, b) for a, b in zip(product(bare), product(model), strict=True))
+
+
+class Sums(Net):
+    """A model that reads what a block returns: by name of the case, in the middle of a segment."""
+
+    case = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        args, keywords = self.arguments(x)
+        states = []
+        for i, block in enumerate(self.blocks):
+            if self.case == "skips" and i == 3:
+                continue
+            if self.case == "differs":
+                args = (args[0] * 1.0, *args[1:])
+            if self.case == "power":
+                keywords = {"power": i + 1}
+            if self.case == "more" and i == 3:
+                keywords = {}
+            x = block(x, *args, **keywords)
+            if self.case == "adds":
+                x = x + 1
+            if self.case == "in place":
+                x += 1
+            if self.case == "stops" and i == 3:
+                break
+            if self.case == "decides" and x.mean() > 1e9:
+                break
+            states.append(x)
+        return self.head(torch.stack(states).mean(0) if self.case == "states" else x)
+
+
+READING = [
+    ("adds", "What blocks.0 returns was to go to blocks.1 alone, and add reads it"),
+    ("in place", "and add_ reads it"),
+    ("states", "What blocks.0 returns was to go to blocks.1 alone, and stack reads it"),
+    ("stops", "What blocks.3 returns was to go to blocks.4 alone, and linear reads it"),
+    ("decides", "and mean reads it"),
+    ("skips", "blocks.4 was called where blocks.3 was to follow"),
+    ("differs", "blocks.1 was called with another value for its argument 2"),
+    ("power", "blocks.1 was called with another value for its power"),
+    ("more", "blocks.3 was called with another value for its power"),
+]
+
+
+@pytest.mark.parametrize(("case", "said"), READING, ids=[case for case, _ in READING])
+def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, said: str) -> None:
+    model = made(Sums)
+    model.case = case  # type: ignore[assignment]
+    apply_policy(model, Policy.recompute(TWO))
+    with pytest.raises(InvalidPolicy) as caught:
+        bits(model)
+    assert said in caught.value.sentence, caught.value.sentence
+    assert "recomputed as one segment" in caught.value.sentence and "one by one" in caught.value.hint
+    with torch.no_grad():
+        model(torch.randn(16, 8))
+
+
+def test_hidden_states_that_nobody_reads_may_be_collected() -> None:
+    model, bare = made(Sums), made(Net)
+    apply_policy(model, Policy.recompute(TWO))
+    assert_same(bits(bare), bits(model))
+
+
+def test_a_block_called_alone_is_refused_where_gradients_are_wanted() -> None:
+    model = made(Net)
+    apply_policy(model, Policy.recompute(TWO))
+    x = torch.randn(16, 8)
+    args, keywords = model.arguments(x)  # type: ignore[operator]
+    with pytest.raises(InvalidPolicy, match=r"blocks\.1 was called without what blocks\.0 returns"):
+        model.blocks[1](x, *args, **keywords)  # type: ignore[index, operator]
+
+
+def test_what_a_block_returns_tells_its_shape() -> None:
+    model = made(Net)
+    apply_policy(model, Policy.recompute(TWO))
+    x = torch.randn(16, 8)
+    args, keywords = model.arguments(x)  # type: ignore[operator]
+    given = model.blocks[0](x, *args, **keywords)  # type: ignore[index, operator]
+    assert (given.shape, given.dtype, given.device, given.size(0), len(given)) == ((16, 8), x.dtype, x.device, 16, 16)
+    assert given.requires_grad and given.is_contiguous() and given.dim() == given.ndim == 2
+
+
+def test_what_can_be_told_before_any_run() -> None:
+    model = made(Net)
+    with pytest.raises(InvalidPolicy, match="do not follow each other"):
+        apply_policy(model, Policy.recompute([("blocks.0", "blocks.2")]))
+    model.blocks[1].compile(backend="eager")  # type: ignore[index, operator]
+    with pytest.raises(InvalidPolicy, match="compiled in place"):
+        apply_policy(model, Policy.recompute([("blocks.0", "blocks.1")]))
+    same = nn.Linear(8, 8)
+    twice = nn.Module()
+    twice.layers = nn.ModuleList([same, nn.Tanh(), same])
+    with pytest.raises(InvalidPolicy, match="same block|twice"):
+        apply_policy(twice, Policy.recompute([("layers.0", "layers.1", "layers.2")]))
+
+
+def llama() -> tuple[nn.Module, dict[str, Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=5, num_attention_heads=4, vocab_size=64,
+        attention_dropout=0.1, use_cache=False,
+    )  # fmt: skip
+    return transformers.LlamaForCausalLM(config), {"input_ids": torch.arange(24).reshape(2, 12) % 64}
+
+
+def gpt2() -> tuple[nn.Module, dict[str, Tensor]]:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_embd=32, n_layer=5, n_head=4, vocab_size=64, n_positions=16, use_cache=False)
+    return transformers.GPT2LMHeadModel(config), {"input_ids": torch.arange(24).reshape(2, 12) % 64}
+
+
+@pytest.mark.parametrize(("model_of", "layers"), [(llama, "model.layers"), (gpt2, "transformer.h")])
+def test_layers_of_transformers_run_as_segments(
+    model_of: Callable[[], tuple[nn.Module, dict[str, Tensor]]], layers: str
+) -> None:
+    def step(policy: Policy, **more: Any) -> list[Tensor]:
+        seed_everything(0)
+        model, inputs = model_of()
+        apply_policy(model.train(), policy)
+        output = model(**inputs, labels=inputs["input_ids"], **more)
+        output.loss.backward()
+        states = [x.detach() for x in (output.hidden_states or ())]
+        return [p.grad for p in model.parameters() if p.grad is not None] + states + [torch.rand(2)]
+
+    policy = Policy.recompute([tuple(f"{layers}.{i}" for i in range(0, 3)), tuple(f"{layers}.{i}" for i in (3, 4))])
+    for more in ({}, {"output_hidden_states": True}):
+        pairs = list(zip(step(Policy(), **more), step(policy, **more), strict=True))
+        assert pairs and all(torch.equal(a, b) for a, b in pairs)
