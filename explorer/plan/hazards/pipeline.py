@@ -6,16 +6,10 @@ from collections.abc import Iterator
 
 from explorer.plan.hazards.any_checkpoint import Rule
 from explorer.plan.hazards.case import Case, innermost, is_under, some
-from explorer.plan.pipeline.schedules import default_ranks
+from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
 from explorer.record.graph import Block
 from explorer.record.hazard import Hazard
 from explorer.record.pipeline_plan import PipelinePlan
-
-ZERO_BUBBLE = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-"""Schedules that split backward into an input part and a weight part."""
-
-NEEDS_AS_MANY_MICROBATCHES = ("1F1B", "DualPipeV")
-NEEDS_EQUAL_ROUNDS = ("Interleaved1F1B", "InterleavedZeroBubble")
 
 
 def indivisible_batch(case: Case) -> Iterator[Hazard]:
@@ -30,29 +24,11 @@ def indivisible_batch(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
-def few_microbatches(case: Case) -> Iterator[Hazard]:
+def unmet_conditions(case: Case) -> Iterator[Hazard]:
+    """What the schedule asks of the plan's numbers."""
     plan = _plan(case)
-    n_stages = len(plan.stages)
-    if plan.schedule in NEEDS_AS_MANY_MICROBATCHES and plan.n_microbatches < n_stages:
-        yield Hazard(
-            rule="few-microbatches", severity="error", blocks=(),
-            sentence=f"{plan.schedule} with {plan.n_microbatches} microbatches for {n_stages} stages: the pipeline "
-            "never fills, and torch refuses it.",
-            remedy=f"Use at least {n_stages} microbatches, or the schedule GPipe.",
-        )  # fmt: skip
-
-
-def uneven_rounds(case: Case) -> Iterator[Hazard]:
-    plan = _plan(case)
-    n_ranks = plan.n_ranks or default_ranks(plan.schedule, len(plan.stages))
-    n_rounds = max(1, plan.n_microbatches // n_ranks)
-    if plan.schedule in NEEDS_EQUAL_ROUNDS and plan.n_microbatches % n_rounds:
-        yield Hazard(
-            rule="uneven-rounds", severity="error", blocks=(),
-            sentence=f"{plan.schedule} sends microbatches in rounds of about {n_ranks}: {plan.n_microbatches} do not "
-            f"divide into {n_rounds} rounds.",
-            remedy=f"Use a multiple of {n_ranks} microbatches.",
-        )  # fmt: skip
+    for rule, sentence, remedy in () if plan.actions else unmet(plan.schedule, sizes_of(plan)):
+        yield Hazard(rule=rule, severity="error", blocks=(), sentence=sentence, remedy=remedy)
 
 
 def refused_cut(case: Case) -> Iterator[Hazard]:
@@ -115,10 +91,10 @@ def reentrant_stage(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
     if not case.policy.use_reentrant or not case.rerun:
         return
-    split = plan.schedule in ZERO_BUBBLE
+    split = _splits_backward(plan)
     yield Hazard(
         rule="reentrant-stage", severity="error" if split else "warning", blocks=case.policy.blocks,
-        sentence=f"Reentrant checkpointing fails under {plan.schedule}, which asks for input gradients apart."
+        sentence=f"Reentrant checkpointing fails under {plan.schedule_name}, which asks for input gradients apart."
         if split
         else "Reentrant checkpointing inside a stage fails where a runtime asks for gradients of chosen inputs.",
         remedy="Set use_reentrant to False.",
@@ -127,10 +103,10 @@ def reentrant_stage(case: Case) -> Iterator[Hazard]:
 
 def multiplied_recompute(case: Case) -> Iterator[Hazard]:
     plan = _plan(case)
-    if plan.schedule in ZERO_BUBBLE and case.rerun and plan.checkpoint != "never":
+    if _splits_backward(plan) and case.rerun and plan.checkpoint != "never":
         yield Hazard(
             rule="multiplied-recompute", severity="warning", blocks=case.policy.blocks,
-            sentence=f"{plan.schedule} splits backward, and each part runs the block again: several recomputes a "
+            sentence=f"{plan.schedule_name} splits backward, and each part runs the block again: several recomputes a "
             "microbatch, with no memory saved.",
             remedy="Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
         )  # fmt: skip
@@ -204,7 +180,7 @@ def nothing_recomputed(case: Case) -> Iterator[Hazard]:
 def _splits_backward(plan: PipelinePlan) -> bool:
     if plan.actions:
         return any("I" in action for row in plan.actions for action in row)
-    return plan.schedule in ZERO_BUBBLE
+    return plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].splits_backward
 
 
 def _trains(case: Case, fqn: str) -> bool:
@@ -218,7 +194,7 @@ def _plan(case: Case) -> PipelinePlan:
 
 
 PIPELINE_RULES: tuple[Rule, ...] = (
-    indivisible_batch, few_microbatches, uneven_rounds, refused_cut, shared_across_a_cut, statistics_per_microbatch,
+    indivisible_batch, unmet_conditions, refused_cut, shared_across_a_cut, statistics_per_microbatch,
     masks_by_order, reentrant_stage, multiplied_recompute, cache_between_microbatches, nothing_recomputed,
     lost_gradients, saved_ops_split, idle_ranks,
 )  # fmt: skip

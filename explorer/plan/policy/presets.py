@@ -4,46 +4,89 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.policy.counted import Fqns, counted_units, runs, segments
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
-PRESETS: dict[str, str] = {
-    "keep-all": "Recompute nothing: the baseline.",
-    "all": "Recompute every block: the least memory that blocks by themselves can give.",
-    "every-2": "Recompute every second block, the first one included; every-3, every-4, ... likewise.",
-    "sqrt": "Keep about sqrt(n) of n blocks. In a Sequential: sqrt(n) segments of consecutive blocks, each of which "
-    "keeps its input alone. Elsewhere, where blocks cannot be joined: sqrt(n) evenly spread blocks stay as they are.",
-    "except-last": "Recompute every block but the last, which backward needs at once: keeping it is nearly free.",
-}
-"""Name and meaning. `every-K` works for every K from 1 on."""
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A policy that one name means on every model. A new one is a row of PRESETS: command line and page offer it."""
+
+    name: str
+    title: str
+    """In the menu of the page."""
+    help: str
+    choose: Callable[[ModelGraph], Policy]
+    family: tuple[tuple[str, str], ...] = ()
+    """Names of its kin that the menu offers too, each with its title."""
+
 
 _EVERY = re.compile(r"every-([1-9]\d{0,5})")
+"""Works for every number, also those that no menu offers."""
+
+
+def _every(graph: ModelGraph, k: int) -> Policy:
+    return _policy(_counted(graph)[::k])
+
+
+_ROWS = (
+    Preset(
+        name="keep-all",
+        title="Keep all",
+        help="Recompute nothing: the baseline.",
+        choose=lambda graph: KEEP_ALL,
+    ),
+    Preset(
+        name="all",
+        title="Recompute all",
+        help="Recompute every block: the least memory that blocks by themselves can give.",
+        choose=lambda graph: _policy(_counted(graph)),
+    ),
+    Preset(
+        name="every-2",
+        title="Every second",
+        help="Recompute every second block, the first one included; every-3, every-4, ... likewise.",
+        choose=lambda graph: _every(graph, 2),
+        family=(("every-3", "Every third"), ("every-4", "Every fourth")),
+    ),
+    Preset(
+        name="sqrt",
+        title="√n segments",
+        help="Keep about sqrt(n) of n blocks. In a Sequential: sqrt(n) segments of consecutive blocks, each of which "
+        "keeps its input alone. Elsewhere, where blocks cannot be joined: sqrt(n) evenly spread blocks stay as they "
+        "are.",
+        choose=lambda graph: _policy(_sqrt(_counted(graph), graph)),
+    ),
+    Preset(
+        name="except-last",
+        title="All but the last",
+        help="Recompute every block but the last, which backward needs at once: keeping it is nearly free.",
+        choose=lambda graph: _policy(_counted(graph)[:-1]),
+    ),
+)
+PRESETS = {row.name: row for row in _ROWS}
 
 
 def preset(name: str, graph: ModelGraph) -> Policy:
     """The policy that `name` means on `graph`. Raises InvalidPolicy for an unknown name."""
-    if name == "keep-all":
-        return KEEP_ALL
-    every = _EVERY.fullmatch(name)
-    if every or name in PRESETS:
-        units = _counted(graph)
-        if every:
-            return _policy(units[:: int(every[1])])
-        match name:
-            case "all":
-                return _policy(units)
-            case "except-last":
-                return _policy(units[:-1])
-            case "sqrt":
-                return _policy(_sqrt(units, graph))
+    if name in PRESETS:
+        return PRESETS[name].choose(graph)
+    if every := _EVERY.fullmatch(name):
+        return _every(graph, int(every[1]))
     raise InvalidPolicy(
         f"There is no preset {name}.",
         hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
     )
+
+
+def preset_titles() -> dict[str, str]:
+    """What a menu offers: name and title."""
+    return {name: title for row in PRESETS.values() for name, title in ((row.name, row.title), *row.family)}
 
 
 def is_preset(name: str) -> bool:

@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.policy import marks as decision
-from explorer.plan.policy.presets import preset
+from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
@@ -25,11 +25,12 @@ ACTIONS = {"save_ops": "save ops", "offload": "offload"}
 
 def tools(state: State, graph: ModelGraph) -> None:
     """Presets, undo, redo, search."""
+    titles = preset_titles()
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
         st.menu_button(
             "Presets",
-            list(glossary.PRESET_NAMES),
-            format_func=glossary.PRESET_NAMES.__getitem__,
+            list(titles),
+            format_func=titles.__getitem__,
             key="presets",
             icon=":material/auto_awesome:",
             help=glossary.PRESETS,

@@ -25,7 +25,7 @@ USUAL: dict[str, Any] = {
     "deferred_batch_norm": False,
 }
 """The choices of a person who has made none."""
-WORDS: dict[str, tuple[str, ...]] = {"schedule": SCHEDULES, "checkpoint": get_args(CheckpointMode)}
+WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint": get_args(CheckpointMode)}
 SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 

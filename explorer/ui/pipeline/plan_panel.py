@@ -65,7 +65,7 @@ def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineP
             on_change=number.on_change,
             help=words.MICROBATCH,
         )
-        _choice(split, "schedule", "Schedule", (SCHEDULES, words.SCHEDULE))
+        _choice(split, "schedule", "Schedule", (tuple(SCHEDULES), words.SCHEDULE))
     _tools(split, state, graph, profile)
     return plan_of(split, stages)
 

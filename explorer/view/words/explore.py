@@ -43,16 +43,6 @@ RUN = "Runs real training steps of baseline and candidate from the same start, i
 UNDO = "Take back the last change of the policy"
 REDO = "Make it again"
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
-PRESET_NAMES = {
-    "keep-all": "Keep all",
-    "all": "Recompute all",
-    "except-last": "All but the last",
-    "every-2": "Every second",
-    "every-3": "Every third",
-    "every-4": "Every fourth",
-    "sqrt": "√n segments",
-}
-"""In the menu; explorer/plan/policy/presets.py says what each does."""
 MODEL = "The sample models of this project and those given on the command line after `--model`."
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
 SEARCH = "Unfolds and scrolls to the block; the ◎ on a block shows its bytes in the charts."

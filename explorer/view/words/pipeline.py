@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.pipeline.cuts import CutRule
+from explorer.plan.pipeline.schedules import SCHEDULES
 
 STAGE = (
     "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
@@ -13,10 +14,8 @@ MICROBATCH = (
     "work at the same time. More of them shrink the bubble; each one is smaller and uses the device less well."
 )
 RANK = "A rank is one process with a device of its own. It holds one stage, or several in the interleaved schedules."
-SCHEDULE = (
-    "Who does what in which order. GPipe: all forwards, then all backwards. 1F1B: one forward, one backward, so fewer "
-    "microbatches wait. Interleaved1F1B, LoopedBFS: two or more stages a rank. ZBVZeroBubble, InterleavedZeroBubble, "
-    "DualPipeV: backward split in an input part and a weight part that fills the gaps."
+SCHEDULE = " ".join(
+    ("Who does what in which order.", *(f"{schedule.name}: {schedule.words}." for schedule in SCHEDULES.values()))
 )
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
 WALL = (

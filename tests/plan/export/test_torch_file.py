@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import explorer
 from explorer.errors import InvalidPolicy
-from explorer.plan.export.formats import EXPORTERS, exported
+from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.policy import file as policy_file
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
@@ -172,4 +172,4 @@ def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
 def test_an_unknown_target_is_named() -> None:
     with pytest.raises(InvalidPolicy, match="no exporter torhc. Did you mean torch"):
         exported(PolicyFile(policy=Policy()), "torhc")
-    assert "torch" in EXPORTERS
+    assert "torch" in FORMATS

@@ -9,7 +9,7 @@ import pytest
 from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import exported
 from explorer.plan.pipeline.actions import from_csv
-from explorer.plan.pipeline.schedules import one_f_one_b
+from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL
 from explorer.record.policy_file import PolicyFile

@@ -10,7 +10,8 @@ from hypothesis.strategies import floats, integers
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import Action, parse_rows
 from explorer.plan.pipeline.clock import UNIT_MS, forecast, is_checkpointed, simulate
-from explorer.plan.pipeline.schedules import SCHEDULES, gpipe, interleaved, one_f_one_b, rows_of
+from explorer.plan.pipeline.orders import gpipe, interleaved, one_f_one_b
+from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.record.pipeline_cost import ActionCost, SplitCost, StageCost
 from explorer.record.pipeline_plan import PipelinePlan
 

@@ -10,7 +10,7 @@ from hypothesis.strategies import integers, lists
 
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, stages_by
-from explorer.plan.pipeline.schedules import gpipe, one_f_one_b
+from explorer.plan.pipeline.orders import gpipe, one_f_one_b
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 

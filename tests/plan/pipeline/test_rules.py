@@ -6,8 +6,8 @@ import pytest
 
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import parse_rows
+from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.plan.pipeline.rules import check_rows, play
-from explorer.plan.pipeline.schedules import one_f_one_b
 
 TWO_STAGES = [["0F0", "0F1", "0B0", "0B1"], ["1F0", "1B0", "1F1", "1B1"]]
 

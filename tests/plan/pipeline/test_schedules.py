@@ -9,19 +9,13 @@ from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
 from explorer.errors import InvalidPlan
+from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.schedules import (
-    LOOPED,
-    SCHEDULES,
-    SPLITS_BACKWARD,
-    V_SHAPED,
-    default_ranks,
-    gpipe,
-    looped_bfs,
-    one_f_one_b,
-    rows_of,
-)
+from explorer.plan.pipeline.orders import gpipe
+from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, default_ranks, rows_of
 from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import KEEP_ALL
+from tests.graphs import gpt
 
 
 def plan(schedule: str, n_stages: int, n_microbatches: int, **fields: object) -> PipelinePlan:
@@ -29,7 +23,7 @@ def plan(schedule: str, n_stages: int, n_microbatches: int, **fields: object) ->
     return PipelinePlan(stages=stages, n_microbatches=n_microbatches, schedule=schedule, **fields)  # type: ignore[arg-type]
 
 
-@given(schedule=sampled_from(SCHEDULES), n_ranks=integers(1, 5), n_rounds=integers(1, 3))
+@given(schedule=sampled_from(tuple(SCHEDULES)), n_ranks=integers(1, 5), n_rounds=integers(1, 3))
 def test_each_stage_does_each_microbatch_once_each_way(schedule: str, n_ranks: int, n_rounds: int) -> None:
     n_stages = n_ranks * (1 if schedule in ("GPipe", "1F1B") else 2)
     n_microbatches = 2 * n_ranks * n_rounds
@@ -43,35 +37,16 @@ def test_each_stage_does_each_microbatch_once_each_way(schedule: str, n_ranks: i
             assert kinds in (["B", "F"], ["F", "I", "W"])
 
 
-@given(n_ranks=integers(1, 6), n_microbatches=integers(1, 9))
-def test_one_f_one_b_keeps_few_in_flight(n_ranks: int, n_microbatches: int) -> None:
-    for rank, row in enumerate(one_f_one_b(n_ranks, n_microbatches)):
-        flying = most = 0
-        for action in row:
-            flying += 1 if action.kind == "F" else -1
-            most = max(most, flying)
-        assert most == min(n_microbatches, n_ranks - rank)
-
-
-def test_the_lists_read_as_in_the_papers() -> None:
-    assert format_rows(gpipe(2, 2)) == (("0F0", "0F1", "0B0", "0B1"), ("1F0", "1F1", "1B0", "1B1"))
-    assert format_rows(one_f_one_b(2, 3)) == (
-        ("0F0", "0F1", "0B0", "0F2", "0B1", "0B2"),
-        ("1F0", "1B0", "1F1", "1B1", "1F2", "1B2"),
-    )
-    assert format_rows(looped_bfs(1, 2)) == (("0F0", "0F1", "1F0", "1F1", "1B1", "1B0", "0B1", "0B0"),)
-
-
 def test_only_zero_bubble_schedules_split_the_backward() -> None:
     for schedule in SCHEDULES:
         n_stages = 4
         kinds = {action.kind for row in rows_of(plan(schedule, n_stages, 8)) for action in row}
-        assert ("W" in kinds) == (schedule in SPLITS_BACKWARD)
+        assert ("W" in kinds) == (SCHEDULES[schedule].splits_backward)
 
 
 def test_default_ranks_hold_two_stages_where_a_schedule_needs_them() -> None:
     assert {name: default_ranks(name, 4) for name in SCHEDULES} == {
-        name: 2 if name in LOOPED + V_SHAPED else 4 for name in SCHEDULES
+        name: 4 if schedule.shape == "single" else 2 for name, schedule in SCHEDULES.items()
     }
 
 
@@ -92,6 +67,26 @@ def test_impossible_plans_are_refused_with_their_numbers(wrong: PipelinePlan, wo
     with pytest.raises(InvalidPlan) as caught:
         rows_of(wrong)
     assert words in str(caught.value)
+
+
+def test_a_new_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    condition = Condition(
+        rule="too-even", met=lambda sizes: sizes.n_microbatches % 2 == 1, sentence="wants odd.", remedy=""
+    )
+    row = Schedule(
+        name="Upwards",
+        generate=lambda p, m, v: gpipe(p, m),
+        shape="single",
+        words="a second GPipe",
+        source="here",
+        conditions=(condition,),
+    )
+    monkeypatch.setitem(SCHEDULES, "Upwards", row)
+    assert rows_of(plan("Upwards", 2, 3)) == gpipe(2, 3)
+    with pytest.raises(InvalidPlan, match="Upwards wants odd"):
+        rows_of(plan("Upwards", 2, 2))
+    upwards = plan("Upwards", 2, 2)
+    assert "too-even" in {hazard.rule for hazard in hazards(gpt(2), KEEP_ALL, upwards)}
 
 
 def test_own_actions_are_taken_as_they_are() -> None:

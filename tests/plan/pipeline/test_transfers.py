@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.pipeline.clock import as_read, simulate
-from explorer.plan.pipeline.schedules import one_f_one_b
+from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.plan.pipeline.transfers import links, transfers
 from explorer.record.pipeline_run import ActionTime
 

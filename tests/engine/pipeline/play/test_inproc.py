@@ -8,7 +8,8 @@ import pytest
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.schedules import SCHEDULES, one_f_one_b
+from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.engine.pipeline.pipeline_nets import CARRYING, EXPERTS, LANGUAGE, TRANSPOSED, UNET, WITHOUT_A_LOSS

@@ -17,7 +17,7 @@ from explorer.engine.pipeline.run import open_results, run_pipeline
 from explorer.errors import Cancelled, InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.schedules import one_f_one_b
+from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress

@@ -14,7 +14,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from explorer.engine.pipeline.play import torch_adapter
 from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import format_rows, from_csv, to_csv
-from explorer.plan.pipeline.schedules import SCHEDULES, SINGLE, V_SHAPED, rows_of
+from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
 from explorer.record.pipeline_plan import PipelinePlan
 
 
@@ -35,7 +35,7 @@ def torch_rows(schedule: str, n_ranks: int, n_microbatches: int, n_local: int) -
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "1F1B"])
 @pytest.mark.parametrize(("n_ranks", "n_microbatches"), [(1, 3), (2, 4), (3, 6), (4, 8), (4, 12)])
 def test_our_lists_are_torchs(schedule: str, n_ranks: int, n_microbatches: int) -> None:
-    for n_local in (1,) if schedule in SINGLE else (2,) if schedule in V_SHAPED else (2, 3):
+    for n_local in {"single": (1,), "v": (2,), "looped": (2, 3)}[SCHEDULES[schedule].shape]:
         ours = format_rows(rows(schedule, n_ranks, n_microbatches, n_local))
         assert ours == torch_rows(schedule, n_ranks, n_microbatches, n_local)
 
