@@ -8,6 +8,7 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,18 @@ def leave_saved_tensor_hooks() -> None:
 
 
 def leave_a_daemon() -> None:
-    """Two forks and a session of its own: nobody's child, in nobody's group."""
+    """Two forks and a session of its own: nobody's child, in nobody's group. Returns once its number is written."""
+    path = Path(os.environ["DAEMON"])
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            Path(os.environ["DAEMON"]).write_text(str(os.getpid()))
+            part = path.with_suffix(".part")
+            part.write_text(str(os.getpid()))
+            part.rename(path)
             signal.pause()
         os._exit(0)
+    while not path.exists():
+        time.sleep(0.01)
 
 
 HOSTILE: dict[str, Callable[[], object]] = {
