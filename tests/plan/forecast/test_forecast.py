@@ -75,6 +75,16 @@ def test_reentrant_checkpointing_has_no_peak_foretold_and_nothing_where_it_train
     assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.1"])).step_peak_bytes is not None
 
 
+def test_a_block_that_is_handed_a_cache_has_no_peak_foretold() -> None:
+    """Its recompute fills the cache once more, which no replay of the baseline shows."""
+    policy = Policy.recompute(["layers.1"])
+    handed = graph_block("layers.1", "B", traits=("keeps_cache",))
+    known = ModelGraph(model=graph().model, blocks=(handed,), edges=())
+    found = Forecaster(measured(), known).forecast(policy)
+    assert found.step_peak_bytes is None and found.flop_ratio is not None
+    assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.0"])).step_peak_bytes is not None
+
+
 def straight(*, skip: bool = False, outer: bool = False) -> Measurement:
     """Blocks a, b, c save 3, 5 and 7 MiB and hand on 1 MiB each, which the next one saves; then a bare backward.
 
