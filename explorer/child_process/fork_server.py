@@ -165,13 +165,13 @@ def _import(name: str) -> None:
 
 
 def _receive(customer: socket.socket, n_bytes: int) -> bytes:
-    found = bytearray()
-    while len(found) < n_bytes:
-        part = customer.recv(min(n_bytes - len(found), 65_536))
+    received = bytearray()
+    while len(received) < n_bytes:
+        part = customer.recv(min(n_bytes - len(received), 65_536))
         if not part:
             raise EOFError
-        found += part
-    return bytes(found)
+        received += part
+    return bytes(received)
 
 
 def _say(status: int, number: int) -> None:
@@ -194,12 +194,12 @@ def _end_strays() -> None:
 
 
 def _children_of(parent: int) -> list[int]:
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if int((path / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
-                found.append(int(path.name))
-    return found
+                children.append(int(path.name))
+    return children
 
 
 def _die_with(parent: int) -> None:

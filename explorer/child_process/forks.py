@@ -58,7 +58,7 @@ class Forked:
         self._ended = False
         self._reading = threading.Lock()
         self.code: int | None = None
-        """Of a process that has ended: negative is a signal; None: its server is gone, and nobody can say."""
+        """Exit code once it has ended: negative is a signal; None: its server is gone, and nobody can say."""
 
     def fileno(self) -> int:
         """Readable when there is news, for `select`."""
@@ -101,15 +101,15 @@ class Forked:
         os.close(self._status)
         self._status = -1
 
-    def _take(self, said: bytes) -> None:
-        if len(said) < NUMBER.size:  # without a server nobody else ends what the process has started
+    def _take(self, news: bytes) -> None:
+        if len(news) < NUMBER.size:  # without a server nobody else ends what the process has started
             if self._pid is not None:
                 _kill_group(self._pid)
             self._ended = True
         elif self._pid is None:
-            self._pid = int(NUMBER.unpack(said)[0])
+            self._pid = int(NUMBER.unpack(news)[0])
         else:
-            self.code, self._ended = int(NUMBER.unpack(said)[0]), True
+            self.code, self._ended = int(NUMBER.unpack(news)[0]), True
 
 
 class Forks:

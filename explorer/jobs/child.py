@@ -94,11 +94,11 @@ class Child:
     def _listen(self) -> None:
         stream = _stream(self._process.stderr)
         with contextlib.suppress(OSError), stream:
-            while said := os.read(stream.fileno(), 65_536):
-                self._note(said)
+            while written := os.read(stream.fileno(), 65_536):
+                self._note(written)
 
-    def _note(self, said: bytes) -> None:
-        self._last_words += said
+    def _note(self, written: bytes) -> None:
+        self._last_words += written
         del self._last_words[:-_LAST_WORDS_BYTES]
 
     def _reap(self) -> None:

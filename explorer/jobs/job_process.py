@@ -96,13 +96,13 @@ class JobProcess:
 
     def _listen(self, file: int) -> bool:
         """False at the end of the pipe."""
-        said = os.read(file, _CHUNK_BYTES)
+        written = os.read(file, _CHUNK_BYTES)
         if file == self._events:
-            self._frames.add(said)
+            self._frames.add(written)
         else:
-            self._last_words += said
+            self._last_words += written
             del self._last_words[:-_LAST_WORDS_BYTES]
-        return bool(said)
+        return bool(written)
 
     def _crashed(self) -> Event:
         request = self._submitted.request

@@ -236,5 +236,5 @@ class Frames(Generic[Kind]):
             return None
         data = bytes(self._received[_LENGTH.size : end])
         del self._received[:end]
-        found: Kind = from_msgpack(data, self._kind)
-        return found
+        message: Kind = from_msgpack(data, self._kind)
+        return message

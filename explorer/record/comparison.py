@@ -149,11 +149,11 @@ class Comparison(Record):
     baseline: Measurement
     candidate: Measurement
     gradients: tuple[GradientDiff, ...] = ()
-    """Of every trained parameter, after one backward."""
+    """Gradients of every trained parameter, after one backward."""
     input_gradients: tuple[GradientDiff, ...] = ()
-    """Of every tensor of the batch that got one."""
+    """Gradients of every tensor of the batch that got one."""
     later_gradients: tuple[GradientDiff, ...] = ()
-    """Of every trained parameter in the last step, which starts from what the first one left behind."""
+    """Gradients of every trained parameter in the last step, which starts from what the first one left behind."""
     buffers: tuple[BufferDiff, ...] = ()
     parameters: tuple[ParameterDiff, ...] = ()
     n_steps: int = 0

@@ -61,11 +61,11 @@ class Block(Record):
     the block can free, and what a measurement bills to it."""
     forward_flops: int
     rerun_flops: int
-    """Of `forward_flops`, those until the last tensor is saved: recompute with early stop runs no further."""
+    """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
     last_saved_in: str = ""
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()
-    """Of each storage that a call returns, whether operations outside the block save it; empty: calls differ."""
+    """Whether operations outside the block save it, for each storage that a call returns; empty: calls differ."""
     traits: tuple[Trait, ...] = ()
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None

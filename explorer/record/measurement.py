@@ -68,7 +68,7 @@ class Calls(Record):
     n_inputs: Column = field(default_factory=column)
     n_outputs: Column = field(default_factory=column)
     entries: Column = field(default_factory=column)
-    """Of the tensors that went in, then of those that came out, call after call; without what no entry holds."""
+    """Entries of the tensors that went in, then of those that came out, call after call, where an entry holds them."""
 
 
 class Allocations(Record):
@@ -91,7 +91,7 @@ class Allocations(Record):
     blocks: tuple[str, ...]
     ops: tuple[str, ...]
     time_ns: Column
-    """Of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
+    """Time of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
     calls: Calls = field(default_factory=Calls)
     weight_casts: Column = field(default_factory=column)
     """Entries that are copies of parameters in another format: under autocast they stay until forward ends."""

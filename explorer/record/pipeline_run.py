@@ -44,7 +44,7 @@ class RankMemory(Record):
     rank: int
     origin: Origin
     time_ns: Column
-    """Of each sample since the start of the step, ascending."""
+    """Time of each sample since the start of the step, ascending."""
     held_bytes: Column
     """At each sample, everything included."""
     action: Column
@@ -89,7 +89,7 @@ class RankUse(Record):
     """Most (stage, microbatch) pairs whose forward is done and whose backward is not."""
 
 
-class Forecast(Record):
+class PlayedSchedule(Record):
     """A schedule played on a clock of its own, without contention; `origin` says where the durations come from."""
 
     origin: Origin
@@ -148,11 +148,11 @@ class RankReport(Record):
     memory: RankMemory | None = None
     blocks: tuple[BlockCalls, ...] = ()
     losses: tuple[float, ...] = ()
-    """Of the rank with the last stage."""
+    """Losses by microbatch, on the rank with the last stage."""
     device_name: str = ""
     failure: Failure | None = None
     run_key: str = ""
-    """Of the spec that it ran (plan.export_pipeline.run_key)."""
+    """Key of the spec that it ran (plan.export.torchrun.run_key)."""
 
 
 class GradientShares(Record):
@@ -203,11 +203,11 @@ class PipelineRun(Record):
     buffers: tuple[BufferShares, ...] = ()
     losses: tuple[float, ...] = ()
     """One a microbatch."""
-    composed: Forecast | None = None
+    composed: PlayedSchedule | None = None
     """The measured durations played as if every rank had a machine of its own, with links that cost nothing."""
-    wall: Forecast | None = None
+    wall: PlayedSchedule | None = None
     """Ranks that ran at once: the actions where their own clocks put them, links and contention in the gaps."""
-    predicted: Forecast | None = None
+    predicted: PlayedSchedule | None = None
     """What the profile said before the run; None: no profile was made."""
     notes: tuple[str, ...] = ()
     """What a reader has to know: measured on one device, tied weights, multiplied recompute, ..."""
@@ -230,7 +230,7 @@ class PipelineRun(Record):
         return tuple(shares for shares in self.gradients if shares.splitting.verdict == "different")
 
     @property
-    def timing(self) -> Forecast | None:
+    def timing(self) -> PlayedSchedule | None:
         """What is shown as measured: one clock a picture. Where ranks ran at once, theirs; else composed."""
         return self.wall or self.composed
 

@@ -28,14 +28,14 @@ class RunSpec(Record):
     plan: PipelinePlan | None = None
     device: Device = "cpu"
     dtype: Dtype = "own"
-    """Of parameters, buffers and floating inputs."""
+    """Type of parameters, buffers and floating inputs."""
     autocast: Autocast = "none"
     seed: int = 0
     mode: Mode = "train"
     optimizer: Optimizer = "adamw"
     learning_rate: float = 1e-3
     momentum: float = 0.0
-    """Of SGD only."""
+    """Momentum; used by SGD only."""
     n_accumulation: int = 1
     """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
     frozen: tuple[str, ...] = ()

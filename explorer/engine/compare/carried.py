@@ -35,15 +35,15 @@ def carried(
 ) -> tuple[StateDiff, ...]:
     """One entry for each attribute, buffer or moved parameter that is not equal after a step."""
     skipped = set(unjudged)
-    found = list(_moved(baseline, candidate, sticks))
+    differences = list(_moved(baseline, candidate, sticks))
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
         runs = [outcome.states[i] if outcome else {} for outcome in (sticks.rerun, sticks.exact)]
         for key in [*left, *(key for key in right if key not in left)]:
             if key in skipped or (i == 0 and key[2] == "buffer"):  # those of the first step have a family of their own
                 continue
             if not same_state(left.get(key), right.get(key)):
-                found.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], sticks))
-    return tuple(found)
+                differences.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], sticks))
+    return tuple(differences)
 
 
 def n_looked_at(outcome: Outcome) -> int:
@@ -74,8 +74,8 @@ def _furthest(key: StateKey, step: int, values: list[Any], sticks: Yardsticks) -
     worst = max(wrong, key=lambda diff: (diff.verdict == "different", diff.relative_norm or 0.0))
     gradient = worst.verdict == "different" and worst.name.endswith(".grad")
     kind: Kind = "gradient" if gradient else key[2]
-    found = _state_diff(replace(worst, name=_name(key)), block=key[0], kind=kind, step=step)
-    return replace(found, baseline_value=short(values[0]), candidate_value=short(values[1]))
+    furthest = _state_diff(replace(worst, name=_name(key)), block=key[0], kind=kind, step=step)
+    return replace(furthest, baseline_value=short(values[0]), candidate_value=short(values[1]))
 
 
 def _part(path: str, left: dict[str, Any], right: dict[str, Any], stick: Yardstick) -> TensorDiff:

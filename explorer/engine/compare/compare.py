@@ -82,8 +82,8 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     if failed is not None:
         return comparison
     with left_as_found(), deterministic_kernels(strict=_runs_strictly(baseline)):
-        found = equivalence(baseline, candidate, full=full, meter=meter)
-    comparison = msgspec.structs.replace(comparison, **found)
+        judged = equivalence(baseline, candidate, full=full, meter=meter)
+    comparison = msgspec.structs.replace(comparison, **judged)
     return msgspec.structs.replace(comparison, causes=causes(comparison))
 
 
@@ -100,7 +100,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     loaded = load_for(baseline)
     meter.step("baseline, for its gradients")
     base = take(prepare(baseline, loaded), full=full)
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     rerun = exact = None
     own_changes: frozenset[StateKey] = frozenset()
     unjudged: frozenset[StateKey] = frozenset()
@@ -108,27 +108,27 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         meter.step("baseline again: does it equal itself?")
         rerun, own_changes = _rerun(baseline, loaded)
         because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
-        found |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
+        fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
         rerun = rerun if because else base  # one copy of what is equal is enough
         meter.step("baseline in float64: how far is it from exact?")
         exact, because = reference(baseline, loaded, base)
-        found |= {"reference": "float64" if exact else "none", "no_reference_because": because}
+        fields |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
     try:
         cand = take(prepare(candidate, loaded), full=full, lead=base)
         meter.step("candidate, watched: masks and module state")
         if full and candidate.policy.units:
-            found["masks"], changes = _watched(candidate, loaded)
+            fields["masks"], changes = _watched(candidate, loaded)
             own = own_changes | unjudged
-            found["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
-            found["masks_watched"] = True
+            fields["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
+            fields["masks_watched"] = True
     except Cancelled:
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
-        return {**found, "failure": failure_of(error)}
+        return {**fields, "failure": failure_of(error)}
     sticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
-    found |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
-    return found | side_by_side(base, cand, sticks)
+    fields |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
+    return fields | side_by_side(base, cand, sticks)
 
 
 def side_by_side(base: Outcome, cand: Outcome, sticks: Yardsticks) -> dict[str, Any]:
@@ -190,8 +190,8 @@ def _same_but_for_the_policy(baseline: RunSpec, candidate: RunSpec) -> None:
         if name not in free and getattr(baseline, name) != getattr(candidate, name)
     ]  # fmt: skip
     if differing:
-        said = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
+        both = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
         raise BadInput(
-            f"Baseline and candidate differ in more than their policy ({said}).",
+            f"Baseline and candidate differ in more than their policy ({both}).",
             hint="Only runs of one model, batch, device and seed can be compared.",
         )

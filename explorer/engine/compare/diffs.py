@@ -36,11 +36,11 @@ class Yardstick:
     rerun: Tensors = field(default_factory=dict)
     reference: Tensors = field(default_factory=dict)
     epsilon: float = torch.finfo(torch.float32).eps
-    """Of the coarsest floating type of the run (the autocast type, where there is one)."""
+    """Machine epsilon of the coarsest floating type of the run (the autocast type, where there is one)."""
 
     @cached_property
     def median_norm(self) -> float:
-        """Of the reference's floating tensors: the scale of the run."""
+        """Median of the norms of the reference's floating tensors: the scale of the run."""
         norms = [_norm(tensor) for tensor in self.reference.values() if tensor is not None and is_floating(tensor)]
         return statistics.median(norms) if norms else 0.0
 
@@ -74,7 +74,7 @@ def difference(
 ) -> Kind:
     """How `candidate` differs from `baseline`: shapes are free, and None on either side is a difference."""
     known = baseline if baseline is not None else candidate
-    found = kind(
+    diff = kind(
         name=name,
         shape=tuple(known.shape) if known is not None else (),
         dtype=str(known.dtype).removeprefix("torch.") if known is not None else "",
@@ -82,16 +82,16 @@ def difference(
         bitwise=known is None,
     )
     if baseline is None or candidate is None:
-        return found
+        return diff
     baseline, candidate = _dense(baseline), _dense(candidate)
     if baseline.shape != candidate.shape or baseline.dtype != candidate.dtype:
-        return found
+        return diff
     same = same_bits(baseline, candidate)
     if not is_floating(baseline):
         far = 0.0 if same else _largest_integer_distance(baseline, candidate)
-        return replace(found, bitwise=same, max_abs=far)
+        return replace(diff, bitwise=same, max_abs=far)
     distances = _no_distances(baseline) if same else _distances(baseline, candidate)
-    return replace(found, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
+    return replace(diff, bitwise=same, **distances, **_against(yardstick, name, baseline, candidate))
 
 
 def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
@@ -159,20 +159,20 @@ def _cosine(left: Tensor, right: Tensor, norms: tuple[float, float]) -> float | 
 
 
 def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tensor) -> dict[str, float | None]:
-    said: dict[str, float | None] = {}
+    distances: dict[str, float | None] = {}
     rerun = yardstick.rerun.get(name)
     if rerun is not None and rerun.shape == baseline.shape:
         noise = _norm(in_double(baseline) - in_double(rerun))
-        said["noise"] = noise if math.isfinite(noise) else None
+        distances["noise"] = noise if math.isfinite(noise) else None
     reference = yardstick.reference.get(name)
     if reference is None or reference.shape != baseline.shape:
-        return said
+        return distances
     baseline_error = _norm(in_double(baseline) - in_double(reference))
     candidate_error = _norm(in_double(candidate) - in_double(reference))
     if not yardstick.trusts(reference, baseline_error) or not math.isfinite(candidate_error):
-        return said
+        return distances
     return {
-        **said,
+        **distances,
         "baseline_error": baseline_error,
         "candidate_error": candidate_error,
         "tiny": yardstick.tiny(reference),

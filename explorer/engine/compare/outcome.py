@@ -168,19 +168,19 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
         ("buffers", first.buffers, second.buffers),
         ("parameters", first.parameters, second.parameters),
     ]
-    said = []
+    differing = []
     for family, left, right in families:
         moved = [name for name in left if not _same(left[name], right.get(name))]
         if moved:
-            said.append(f"{len(moved)} of {len(left)} {family} ({_some(moved)})")
+            differing.append(f"{len(moved)} of {len(left)} {family} ({_some(moved)})")
     if not _same(first.eval_output, second.eval_output):
-        said.append(f"the {EVAL_OUTPUT}")
+        differing.append(f"the {EVAL_OUTPUT}")
     moved = [diff.generator for diff in rng_differences(first, second) if not diff.equal]
     if moved:
-        said.append(f"the position of {_some(moved)}")
-    if not said:
+        differing.append(f"the position of {_some(moved)}")
+    if not differing:
         return ""
-    return f"Two runs of the baseline from the same state and seed differ in {', '.join(said)}."
+    return f"Two runs of the baseline from the same state and seed differ in {', '.join(differing)}."
 
 
 def eval_difference(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -> TensorDiff | None:
@@ -195,18 +195,18 @@ def eval_difference(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -
 def parameter_differences(
     baseline: Outcome, candidate: Outcome, sticks: Yardsticks, gradients: Iterable[GradientDiff]
 ) -> tuple[ParameterDiff, ...]:
-    """Of all parameters after the last step. `gradients` are those of every step: they say what rounding is."""
+    """Differences of all parameters after the last step. `gradients` of every step say what rounding is."""
     rounding = {name: True for name in baseline.trained}
     for diff in gradients:
         rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
-    found = differences(ParameterDiff, baseline.parameters, candidate.parameters, sticks.of("parameters"))
+    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, sticks.of("parameters"))
     return tuple(
         msgspec.structs.replace(
             diff,
             trained=diff.name in baseline.trained,
             gradients_round=rounding.get(diff.name, False) and diff.name not in baseline.moved,
         )
-        for diff in found
+        for diff in diffs
     )
 
 
@@ -227,13 +227,13 @@ def _remembered(trainee: Trainee) -> State:
 
 
 def _input_gradients(trainee: Trainee) -> Tensors:
-    """Of the leaves of the batch that got a gradient, by their place in it."""
-    found: Tensors = {}
+    """Gradients of the leaves of the batch that got one, by their place in it."""
+    gradients: Tensors = {}
     for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
         for path, leaf in tree_flatten_with_path(batch)[0]:
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
-                found[what + keystr(path)] = _copy(leaf.grad)
-    return found
+                gradients[what + keystr(path)] = _copy(leaf.grad)
+    return gradients
 
 
 def fingerprint(tensor: Tensor) -> bytes:

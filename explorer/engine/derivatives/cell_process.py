@@ -75,17 +75,17 @@ class _Child:
 
     def cells(self, time_limit_s: float, alive: Callable[[], None]) -> Iterator[DerivativeCell]:
         """Until the child is done, dead or out of time."""
-        said, deadline = bytearray(), time.monotonic() + time_limit_s
+        answered, deadline = bytearray(), time.monotonic() + time_limit_s
         while time.monotonic() < deadline:
             over = self._process.ended  # asked first: what it said before that is in the pipe
             ready, _, _ = select.select([self._answers], [], [], 0 if over else _POLL_S)
             if not ready:
                 alive()
             chunk = self._answers.read(65_536) if ready else b""
-            said += chunk
-            while (end := said.find(b"\n")) >= 0:
-                yield from_json(bytes(said[:end]), DerivativeCell)
-                del said[: end + 1]
+            answered += chunk
+            while (end := answered.find(b"\n")) >= 0:
+                yield from_json(bytes(answered[:end]), DerivativeCell)
+                del answered[: end + 1]
             if over and not chunk:
                 return
             if ready and not chunk:

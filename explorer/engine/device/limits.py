@@ -92,7 +92,7 @@ def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None
 
 
 def address_space_bytes() -> int | None:
-    """Of this process now; None where the system does not say."""
+    """Size of this process's address space now; None where the system does not say."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError):
@@ -113,10 +113,10 @@ def refusal_of(error: BaseException) -> Refusal:
     """Bytes asked and free, as far as the error says."""
     if isinstance(error, OutOfMemory):
         return Refusal(error.asked_bytes, error.free_bytes)
-    if found := _CPU_REFUSAL.search(str(error)):
-        return Refusal(int(found[1]), _free_here())
-    if found := _CUDA_REFUSAL.search(str(error)):
-        return Refusal(int(float(found[1]) * _UNITS[found[2]]), int(float(found[3]) * _UNITS[found[4]]))
+    if words := _CPU_REFUSAL.search(str(error)):
+        return Refusal(int(words[1]), _free_here())
+    if words := _CUDA_REFUSAL.search(str(error)):
+        return Refusal(int(float(words[1]) * _UNITS[words[2]]), int(float(words[3]) * _UNITS[words[4]]))
     return Refusal(None, None)
 
 
@@ -141,12 +141,12 @@ def out_of_memory(refusal: Refusal, text: str) -> Failure:
 
 
 def _refused(error: BaseException) -> OutOfMemory:
-    said = refusal_of(error)
+    refusal = refusal_of(error)
     return OutOfMemory(
-        _in_words(said, "run"),
+        _in_words(refusal, "run"),
         hint="Take a smaller size or batch, or raise the memory limit where one was set.",
-        asked_bytes=said.asked_bytes,
-        free_bytes=said.free_bytes,
+        asked_bytes=refusal.asked_bytes,
+        free_bytes=refusal.free_bytes,
     )
 
 

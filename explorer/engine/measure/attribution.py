@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.engine.device.allocator import AllocatorLog, Ints, Lifetimes, lifetimes
-from explorer.engine.measure.tracked import SAVED, Story, as_ints
+from explorer.engine.measure.tracked import SAVED, TrackedStep, as_ints
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
 from explorer.record.base import Column
@@ -31,7 +31,7 @@ SLACK_NS = 1_000
 
 @dataclass(frozen=True)
 class Attribution:
-    """The attributed timeline, and how much of the tracker's story the allocator did not confirm."""
+    """The attributed timeline, and how much of what was tracked the allocator did not confirm."""
 
     allocations: Allocations
     phases: tuple[PhaseSpan, ...]
@@ -72,21 +72,21 @@ class _Entries:
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     """`skew_ns` is the allocator's clock minus the tracker's."""
     log = _window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)
-    story = Story(tracker)
+    tracked = TrackedStep(tracker)
     lived = lifetimes(log)
-    entries, tick_ns = _entries(log, lived, story, skew_ns)
-    operator = _operators(entries, story)
+    entries, tick_ns = _entries(log, lived, tracked, skew_ns)
+    operator = _operators(entries, tracked)
     known = entries.storage != NONE
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
-    roles[known] = story.roles()[entries.storage[known]]
-    phases = _spans(story, tick_ns)
+    roles[known] = tracked.roles()[entries.storage[known]]
+    phases = _spans(tracked, tick_ns)
     roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
-    blocks = _blocks(entries, story, operator)
+    blocks = _blocks(entries, tracked, operator)
     named = operator != NONE
     ops = np.zeros(len(known), dtype=np.int64)
-    ops[named] = story.op_name[operator[named]]
+    ops[named] = tracked.op_name[operator[named]]
     begin_ns = tracker.begin_ns
-    entry_of = np.full(len(story.n_bytes), NONE, dtype=np.int64)
+    entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
     entry_of[entries.storage[known]] = np.flatnonzero(known)
     allocations = Allocations(
         n_ticks=len(tick_ns),
@@ -102,12 +102,12 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         calls=tracker.calls.record(tick_ns, entry_of),
         weight_casts=_column(np.flatnonzero(named & np.isin(operator, tracker.casts) & known)),
     )
-    confirmed = np.zeros(len(story.n_bytes), dtype=bool)
+    confirmed = np.zeros(len(tracked.n_bytes), dtype=bool)
     confirmed[entries.storage[known]] = True
     return Attribution(
         allocations=allocations,
         phases=phases,
-        tracker_peak_bytes=story.peak_bytes(confirmed),
+        tracker_peak_bytes=tracked.peak_bytes(confirmed),
         n_unmatched=int((~confirmed).sum()),
         allocated=_curve(log.allocated, entries),
         reserved=_curve(log.reserved, entries),
@@ -129,7 +129,7 @@ def _window(log: AllocatorLog, first_ns: int, last_ns: int) -> AllocatorLog:
     )
 
 
-def _join(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> Ints:
+def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> Ints:
     """For each allocated block the storage that lived in it, or NONE.
 
     Of the blocks with the storage's pointer and size it is the last one allocated before the storage was seen. Both
@@ -142,10 +142,10 @@ def _join(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> In
         candidates[place].append(i)
     ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)
     born_ns, died_ns = log.time_ns[lived.born].tolist(), ends_ns[lived.died].tolist()
-    seen = zip(story.pointer.tolist(), story.n_bytes.tolist(), (story.seen_ns + skew_ns).tolist())
+    seen = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
     for number, (pointer, n_bytes, seen_ns) in enumerate(seen):
         waiting = candidates.get((pointer, n_bytes))
-        if number < story.n_existing or not waiting:
+        if number < tracked.n_existing or not waiting:
             continue
         chosen = NONE
         while waiting and born_ns[waiting[0]] <= seen_ns + SLACK_NS:
@@ -155,21 +155,21 @@ def _join(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> In
     return storage_of_block
 
 
-def _older(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> _Older:
+def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> _Older:
     """Entries that were there before the step, and the events that end them.
 
     CUDA reports their frees; the CPU's profiler does not, there the tracker saw the storages die.
     """
-    known = slice(0, story.n_existing)
+    known = slice(0, tracked.n_existing)
     end = len(log.time_ns)
-    n_bytes, died = story.n_bytes[known].tolist(), [end] * story.n_existing
-    storage = list(range(story.n_existing))
+    n_bytes, died = tracked.n_bytes[known].tolist(), [end] * tracked.n_existing
+    storage = list(range(tracked.n_existing))
     if log.base_bytes is None:
-        gone = np.flatnonzero(story.died_ns[known] != NONE)
+        gone = np.flatnonzero(tracked.died_ns[known] != NONE)
         for i, number in enumerate(gone.tolist()):
             died[number] = end + 1 + i
-        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), story.died_ns[known][gone] + skew_ns)
-    number_at = {pointer: i for i, pointer in enumerate(story.pointer[known].tolist())}
+        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), tracked.died_ns[known][gone] + skew_ns)
+    number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[known].tolist())}
     frees = lived.older_frees
     for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
         number = number_at.pop(pointer, NONE)
@@ -187,13 +187,13 @@ def _older(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> _
     return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), np.zeros(0, dtype=np.int64))
 
 
-def _entries(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) -> tuple[_Entries, Ints]:
+def _entries(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[_Entries, Ints]:
     """The columns, and the time of each tick from 1 on, on the tracker's clock.
 
     Events of the log are numbered 0..n-1, n is "never", deaths that only the tracker saw are numbered from n + 1.
     """
     n_events = len(log.time_ns)
-    older = _older(log, lived, story, skew_ns)
+    older = _older(log, lived, tracked, skew_ns)
     counts = np.zeros(n_events + 1 + len(older.extra_ns), dtype=bool)
     counts[lived.born] = counts[lived.died] = counts[older.died] = True
     counts[n_events] = False
@@ -206,35 +206,35 @@ def _entries(log: AllocatorLog, lived: Lifetimes, story: Story, skew_ns: int) ->
         n_bytes=np.concatenate((older.n_bytes, log.n_bytes[lived.born])),
         born=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), tick[lived.born])),
         died=np.concatenate((tick[older.died], tick[lived.died])),
-        storage=np.concatenate((older.storage, _join(log, lived, story, skew_ns))),
+        storage=np.concatenate((older.storage, _join(log, lived, tracked, skew_ns))),
         time_ns=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), log.time_ns[lived.born] - skew_ns)),
         events=in_time,
     )
     return entries, event_ns[in_time] - skew_ns
 
 
-def _operators(entries: _Entries, story: Story) -> Ints:
+def _operators(entries: _Entries, tracked: TrackedStep) -> Ints:
     """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator."""
-    if not story.n_ops:
+    if not tracked.n_ops:
         return np.full(len(entries.storage), NONE, dtype=np.int64)
-    running = np.searchsorted(story.op_first_ns, entries.time_ns, side="right") - 1
-    inside = (running >= 0) & (entries.time_ns <= story.op_last_ns[np.maximum(running, 0)])
+    running = np.searchsorted(tracked.op_first_ns, entries.time_ns, side="right") - 1
+    inside = (running >= 0) & (entries.time_ns <= tracked.op_last_ns[np.maximum(running, 0)])
     known = entries.storage != NONE
-    found = np.where(inside, running, NONE)
-    found[known] = story.made_by[entries.storage[known]]
-    return found
+    operators = np.where(inside, running, NONE)
+    operators[known] = tracked.made_by[entries.storage[known]]
+    return operators
 
 
-def _blocks(entries: _Entries, story: Story, operator: Ints) -> Ints:
+def _blocks(entries: _Entries, tracked: TrackedStep, operator: Ints) -> Ints:
     """Owner where one is tagged, else the operator's block, else what ran at that moment, else the model itself."""
     blocks = np.zeros(len(entries.storage), dtype=np.int64)
-    if len(story.scene_ns):
-        scene = np.searchsorted(story.scene_ns, entries.time_ns, side="right") - 1
-        blocks = np.where(scene >= 0, story.scene_block[np.maximum(scene, 0)], 0)
+    if len(tracked.scene_ns):
+        scene = np.searchsorted(tracked.scene_ns, entries.time_ns, side="right") - 1
+        blocks = np.where(scene >= 0, tracked.scene_block[np.maximum(scene, 0)], 0)
     ran = operator != NONE
-    blocks[ran] = story.op_block[operator[ran]]
+    blocks[ran] = tracked.op_block[operator[ran]]
     known = np.flatnonzero(entries.storage != NONE)
-    owner = story.owner[entries.storage[known]]
+    owner = tracked.owner[entries.storage[known]]
     blocks[known[owner != NONE]] = owner[owner != NONE]
     return blocks
 
@@ -252,20 +252,20 @@ def _kept_for_backward(entries: _Entries, phases: Sequence[PhaseSpan], n_ticks: 
     return kept & (entries.died <= n_ticks)
 
 
-def _spans(story: Story, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
+def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
     """Phases in ticks, without gaps; a span in which the allocator did nothing is left out."""
-    if not len(story.scene_ns):
+    if not len(tracked.scene_ns):
         return ()
-    scenes = np.stack((story.scene_phase, story.scene_rerun))
+    scenes = np.stack((tracked.scene_phase, tracked.scene_rerun))
     changed = np.append(True, (scenes[:, 1:] != scenes[:, :-1]).any(axis=0))
-    first = np.searchsorted(tick_ns, story.scene_ns[changed]) + 1
+    first = np.searchsorted(tick_ns, tracked.scene_ns[changed]) + 1
     first[0] = 0
     ends = np.append(first[1:], len(tick_ns) + 1)
     spans: list[PhaseSpan] = []
     for phase, rerun, begin, end in zip(*scenes[:, changed].tolist(), first.tolist(), ends.tolist()):
         if begin >= end:
             continue
-        block = "" if rerun == NONE else story.fqns[rerun]
+        block = "" if rerun == NONE else tracked.fqns[rerun]
         if spans and (spans[-1].phase, spans[-1].block) == (PHASES[phase], block):
             begin = spans.pop().first_tick
         spans.append(PhaseSpan(phase=PHASES[phase], block=block, first_tick=begin, end_tick=end))

@@ -14,19 +14,19 @@ from explorer.engine.watch.storages import Existing, parts
 def existing_tensors(trainee: Trainee) -> list[Existing]:
     """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, batch."""
     model = trainee.model
-    found = []
+    existing = []
     for name, parameter in model.named_parameters():
-        found.append(Existing(parameter, "parameter", owner(name)))
+        existing.append(Existing(parameter, "parameter", owner(name)))
         if parameter.grad is not None:
-            found += [Existing(part, "gradient", owner(name)) for part in parts(parameter.grad)]
-    found += [Existing(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
+            existing += [Existing(part, "gradient", owner(name)) for part in parts(parameter.grad)]
+    existing += [Existing(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
     for fqn, module in model.named_modules():
         plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
-        found += [Existing(value, "buffer", fqn) for value in plain]
-    found += optimizer_tensors(trainee)
+        existing += [Existing(value, "buffer", fqn) for value in plain]
+    existing += optimizer_tensors(trainee)
     batch = tree_leaves((trainee.inputs, trainee.targets))
-    found += [Existing(leaf, "input", "") for leaf in batch if isinstance(leaf, torch.Tensor)]
-    return found
+    existing += [Existing(leaf, "input", "") for leaf in batch if isinstance(leaf, torch.Tensor)]
+    return existing
 
 
 def optimizer_tensors(trainee: Trainee) -> list[Existing]:

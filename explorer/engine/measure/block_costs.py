@@ -80,11 +80,11 @@ class _Tree:
 
     def above(self, i: int) -> list[int]:
         """The block and its ancestors, innermost first."""
-        found = [i]
+        line = [i]
         while i:
             i = self.parent[i]
-            found.append(i)
-        return found
+            line.append(i)
+        return line
 
 
 def _skipped(

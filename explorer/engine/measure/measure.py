@@ -97,16 +97,16 @@ class _Timed:
         )
 
     def block_samples(self) -> dict[str, BlockSamples]:
-        found: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        readings: dict[tuple[str, bool], list[float]] = defaultdict(list)
         for step in self.blocks:
             for key, ms in step.items():
-                found[key].append(ms)
+                readings[key].append(ms)
         return {
             fqn: BlockSamples(
-                forward=Samples(ms=tuple(found.get((fqn, False), ()))),
-                recompute=Samples(ms=tuple(found.get((fqn, True), ()))),
+                forward=Samples(ms=tuple(readings.get((fqn, False), ()))),
+                recompute=Samples(ms=tuple(readings.get((fqn, True), ()))),
             )
-            for fqn in {fqn for fqn, _ in found}
+            for fqn in {fqn for fqn, _ in readings}
         }
 
 
@@ -152,22 +152,22 @@ def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> It
 
 
 def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
-    found, tracker = run.attribution, run.tracker
+    attributed, tracker = run.attribution, run.tracker
     bill: tuple[BlockBill, ...] = ()
-    if found is not None and tracker is not None:
-        bill = bills(tracker, found.allocations, found.phases, spec.policy, timed.block_samples())
+    if attributed is not None and tracker is not None:
+        bill = bills(tracker, attributed.allocations, attributed.phases, spec.policy, timed.block_samples())
     return Measurement(
         spec=spec,
         environment=environment,
-        allocations=found.allocations if found else None,
-        phases=found.phases if found else (),
+        allocations=attributed.allocations if attributed else None,
+        phases=attributed.phases if attributed else (),
         peaks=run.peaks,
         blocks=bill,
         times=timed.times(device.clock().name),
         uncounted_ops=uncounted(tracker) if tracker is not None else {},
         dtype=run.dtype,
         loss=run.loss,
-        warnings=tuple(run.said),
+        warnings=tuple(run.warnings),
         failure=run.failure or timed.failure,
     )
 

@@ -39,8 +39,8 @@ class Recorded:
     alone_peak_bytes: int | None = None
     dtype: str = ""
     loss: float | None = None
-    """Of the first step, from the initial weights."""
-    said: list[str] = field(default_factory=list)
+    """Loss of the first step, from the initial weights."""
+    warnings: list[str] = field(default_factory=list)
     failure: Failure | None = None
 
     @property
@@ -110,10 +110,10 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
     log = recorder.log
     if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
         run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)
-    found = attribute(log, tracker, clock_skew_ns(log, probes))
-    run.tracker, run.attribution = tracker, found
+    attributed = attribute(log, tracker, clock_skew_ns(log, probes))
+    run.tracker, run.attribution = tracker, attributed
     run.log = log
-    run.said += doubts(log, max(found.allocations.held_bytes))
+    run.warnings += doubts(log, max(attributed.allocations.held_bytes))
 
 
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
@@ -154,7 +154,7 @@ def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
     assert run.attribution is not None
     watched = max(run.attribution.allocations.held_bytes)
     if abs(watched - alone) > CHANGES_THE_STEP * alone:
-        run.said.append(
+        run.warnings.append(
             f"Being watched changes this model's step: it peaks at {watched:,} bytes under the tracker and at "
             f"{alone:,} bytes without. The timeline shows the watched step."
         )
@@ -177,4 +177,4 @@ def _heard(run: Recorded) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
-    run.said = list(dict.fromkeys([*(str(warning.message) for warning in caught), *run.said]))
+    run.warnings = list(dict.fromkeys([*(str(warning.message) for warning in caught), *run.warnings]))

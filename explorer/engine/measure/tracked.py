@@ -16,7 +16,7 @@ from explorer.record.measurement import PHASES, ROLES
 SAVED, RECOMPUTED, TEMPORARY = (ROLES.index(role) for role in ("saved activation", "recomputed", "temporary"))
 
 
-class Story:
+class TrackedStep:
     """The tracker's columns as numpy arrays, without a copy."""
 
     def __init__(self, tracker: Tracker) -> None:
@@ -38,10 +38,10 @@ class Story:
 
     def turn(self, *, of_death: bool) -> Ints:
         """Position of each storage's birth or death among all turns; the number of turns where it has none."""
-        found = np.full(len(self.n_bytes), len(self.turns), dtype=np.int64)
+        turn_of = np.full(len(self.n_bytes), len(self.turns), dtype=np.int64)
         where = np.flatnonzero(self.turns < 0 if of_death else self.turns > 0)
-        found[np.abs(self.turns[where]) - 1] = where
-        return found
+        turn_of[np.abs(self.turns[where]) - 1] = where
+        return turn_of
 
     def roles(self) -> Ints:
         """What is tagged, else by lifetime: saved activation is what was born in a forward and alive at its end."""

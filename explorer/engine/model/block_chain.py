@@ -57,17 +57,17 @@ def spine_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
             opened.update(prefixes)
 
     def walk(fqn: str) -> list[str]:
-        found: list[str] = []
+        spine: list[str] = []
         for name, child in modules[fqn].named_children():
             this = f"{fqn}.{name}".lstrip(".")
             if this not in seen:
                 continue
             never_called = not seen[this].n_calls
             if this in opened or (never_called and isinstance(child, CONTAINERS)):
-                found.extend(walk(this))
+                spine.extend(walk(this))
             elif not never_called:
-                found.append(this)
-        return found
+                spine.append(this)
+        return spine
 
     units = walk("")
     return tuple(sorted(units, key=lambda fqn: (seen[fqn].first_call, units.index(fqn)))) or ("",)

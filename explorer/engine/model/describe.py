@@ -52,7 +52,7 @@ def describe_loaded(loaded: Loaded) -> ModelGraph:
 
 
 def _described(own: Loaded) -> ModelGraph:
-    """Of a model that nobody else has, and that is in another state afterwards."""
+    """Graph of a model that nobody else has, and that is in another state afterwards."""
     rng = RngState.capture(own.model)
     if torch.cuda.is_available():
         own = place(own, "cuda", None)

@@ -99,14 +99,12 @@ def types_of(model: nn.Module) -> str:
     return ", ".join(name for name, _ in numbers.most_common())
 
 
-def cast_type(found: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of a tensor of type `found` where `dtype` is asked for."""
-    if dtype is None or not (found.is_floating_point or found.is_complex):
-        return found
+def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
+    """The type of a tensor of type `own` where `dtype` is asked for."""
+    if dtype is None or not (own.is_floating_point or own.is_complex):
+        return own
     return (
-        {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(dtype, found)
-        if found.is_complex
-        else dtype
+        {torch.float32: torch.complex64, torch.float64: torch.complex128}.get(dtype, own) if own.is_complex else dtype
     )
 
 

@@ -21,7 +21,7 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build
-from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, Bench, n_bytes
+from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, StageBench, n_bytes
 from explorer.engine.step import left_as_found, split
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
@@ -37,7 +37,7 @@ TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, 
 N_TIMED = 3
 """Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
 N_PASSES = 2 * (2 + 2 * N_TIMED) + 2
-"""Of the finest split and of two stages: first looks, timed ones, and two with memory recorded."""
+"""Passes of the finest split and of two stages: first looks, timed ones, and two with memory recorded."""
 
 
 def profile_blocks(
@@ -92,11 +92,11 @@ def _as_chosen(spec: RunSpec, policy: Policy, loaded: Loaded, report: Report) ->
     units = special_units(policy, spec.plan)
     if not units:
         return {}
-    found = _measured(
+    measured = _measured(
         msgspec.structs.replace(spec, policy=msgspec.structs.replace(policy, units=units)), loaded, report
     )
     on = {fqn for unit in units for fqn in unit.blocks}
-    return {group: cost for group, cost in zip(spec.plan.stages, found.costs, strict=True) if on & set(group)}
+    return {group: cost for group, cost in zip(spec.plan.stages, measured.costs, strict=True) if on & set(group)}
 
 
 def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
@@ -144,10 +144,10 @@ def _measured(spec: RunSpec, loaded: Loaded, report: Report, turn: int = 0) -> _
         n_done += 1
 
     groups = spec.plan.stages
-    fine, long = Bench(build(spec, loaded), tick), None
+    fine, long = StageBench(build(spec, loaded), tick), None
     if len(groups) > 2:
         two = msgspec.structs.replace(spec.plan, stages=(groups[0], sum(groups[1:], ())))
-        long = Bench(build(msgspec.structs.replace(spec, plan=two), loaded), tick)
+        long = StageBench(build(msgspec.structs.replace(spec, plan=two), loaded), tick)
     for _ in range(N_TIMED):  # in turns, so that a slow moment of the machine meets both
         for bench in (fine, long):
             if bench is not None:
@@ -157,7 +157,7 @@ def _measured(spec: RunSpec, loaded: Loaded, report: Report, turn: int = 0) -> _
     return _Measured(fine.pipeline, costs, fine.passed, overhead, fine.loss_bytes, fine.overwriting)
 
 
-def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:
+def _overhead(fine: StageBench, long: StageBench | None) -> StageOverhead:
     """By how much each joint between stretches shortens an action; noise must not eat more than half of a stretch."""
 
     def joint_ms(kind: str) -> float:
@@ -169,7 +169,7 @@ def _overhead(fine: Bench, long: Bench | None) -> StageOverhead:
     return StageOverhead(forward_ms=joint_ms("F"), backward_ms=joint_ms("B"), input_ms=joint_ms("I"))
 
 
-def _weight_ms_per_block(fine: Bench, long: Bench | None) -> float:
+def _weight_ms_per_block(fine: StageBench, long: StageBench | None) -> float:
     """What W of a stretch takes more for every stretch before it: the sum of it grows with their pairs."""
     if long is None or fine.split is None or long.split is None:
         return 0.0

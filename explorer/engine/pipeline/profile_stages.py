@@ -28,7 +28,7 @@ from explorer.record.pipeline_run import ActionTime, RankMemory
 N_MICROBATCHES = 2
 
 
-class Bench:
+class StageBench:
     """One pipeline, warm, and the same with its backward split; one rank a stage, all that they read."""
 
     def __init__(self, pipeline: Pipeline, tick: Callable[[], None]) -> None:

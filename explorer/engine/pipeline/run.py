@@ -29,7 +29,7 @@ from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine
-from explorer.record.pipeline_run import ActionTime, BlockCalls, Forecast, PipelineRun, RankMemory, RankReport
+from explorer.record.pipeline_run import ActionTime, BlockCalls, PipelineRun, PlayedSchedule, RankMemory, RankReport
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -59,19 +59,19 @@ def run_pipeline(
         report(Progress(what="building the stages", done=0, total=6))
         loaded = loaded or load_for(spec)
         pipeline = build(spec, loaded)
-        found = _Found(pipeline, engine, profile)
+        result = _Result(pipeline, engine, profile)
         try:
             if engine == "procs":
-                found.by_processes(report)
+                result.by_processes(report)
             else:
                 with device_of(pipeline.trainee.device).limited(spec.memory_limit_bytes):
-                    found.in_one_process(report)
-            found.compare(loaded, report)
+                    result.in_one_process(report)
+            result.compare(loaded, report)
         except (Cancelled, InvalidPlan, NotOnThisDevice):
             raise
         except Exception as error:
-            found.fail(error)
-        return found.run()
+            result.fail(error)
+        return result.run()
 
 
 def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
@@ -80,19 +80,19 @@ def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> Pipeli
     with left_as_found():
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
-        found = _Found(pipeline, "torchrun", None)
+        result = _Result(pipeline, "torchrun", None)
         reports = _reports_in(folder, spec)
         ended = first_failure(reports)
         if ended is not None:
-            found.values |= {"failed_rank": ended[0], "failure": ended[1]}
+            result.values |= {"failed_rank": ended[0], "failure": ended[1]}
         else:
             _check_complete(folder, reports, len(pipeline.rows))
-            found.read(RanksEnded(reports), folder)
-        found.compare(loaded, report)
-        return found.run()
+            result.read(RanksEnded(reports), folder)
+        result.compare(loaded, report)
+        return result.run()
 
 
-class _Found:
+class _Result:
     """Collects the fields of a PipelineRun."""
 
     def __init__(self, pipeline: Pipeline, engine: PipelineEngine, profile: PipelineProfile | None) -> None:
@@ -161,18 +161,18 @@ class _Found:
         """What the ranks left in `folder`."""
         reports = [ended.reports[rank] for rank in sorted(ended.reports)]
         partial: dict[tuple[str, int], Tensor | None] = {}
-        for said in reports:
-            tensors = torch.load(folder / f"rank-{said.rank}.pt", weights_only=True)
+        for report in reports:
+            tensors = torch.load(folder / f"rank-{report.rank}.pt", weights_only=True)
             partial |= tensors["gradients"]
             self.buffers |= tensors["buffers"]
         self.gradients = self.pipeline.summed(partial)
-        actions = tuple(time for said in reports for time in said.actions)
-        memory = tuple(said.memory for said in reports if said.memory is not None)
+        actions = tuple(time for report in reports for time in report.actions)
+        memory = tuple(report.memory for report in reports if report.memory is not None)
         self.values |= {
             "actions": tuple(sorted(actions, key=lambda time: time.start_ms)),
             "memory": memory,
-            "blocks": tuple(sorted((b for said in reports for b in said.blocks), key=lambda block: block.stage)),
-            "losses": next((said.losses for said in reports if said.losses), ()),
+            "blocks": tuple(sorted((b for report in reports for b in report.blocks), key=lambda block: block.stage)),
+            "losses": next((report.losses for report in reports if report.losses), ()),
             "composed": with_memory(compose(self.pipeline, actions), memory),
             "wall": as_read(self.pipeline.rows, actions),
         }
@@ -213,7 +213,7 @@ class _Found:
         return msgspec.structs.replace(run, notes=notes(run))
 
 
-def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> Forecast:
+def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedule:
     """The measured durations played as if every rank had a machine of its own; several readings give their median."""
     by_name: dict[str, list[ActionTime]] = {}
     for time in readings:
@@ -228,7 +228,7 @@ def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> Forecast:
     )
 
 
-def with_memory(forecast: Forecast, memory: tuple[RankMemory, ...]) -> Forecast:
+def with_memory(forecast: PlayedSchedule, memory: tuple[RankMemory, ...]) -> PlayedSchedule:
     return msgspec.structs.replace(forecast, memory=memory)
 
 
@@ -242,17 +242,17 @@ def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ..
 
 def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
     """What ranks of `spec` left. Raises InvalidPlan where they ran another spec."""
-    found = {}
+    reports = {}
     for path in sorted(folder.glob("rank-*.msgpack")):
         report = from_msgpack(path.read_bytes(), RankReport)
-        found[report.rank] = report
-    strangers = [str(rank) for rank, report in sorted(found.items()) if report.run_key not in ("", run_key(spec))]
+        reports[report.rank] = report
+    strangers = [str(rank) for rank, report in sorted(reports.items()) if report.run_key not in ("", run_key(spec))]
     if strangers:
         raise InvalidPlan(
             f"The results of ranks {', '.join(strangers)} in {folder} are those of another run than its {SPEC_FILE}.",
             hint="Run the script again, or put back the files that they ran.",
         )
-    return found
+    return reports
 
 
 def _check_complete(folder: Path, reports: dict[int, RankReport], n_ranks: int) -> None:

@@ -22,10 +22,10 @@ def operator(name: str) -> Any:
     parts = name.split(".")
     if len(parts) != 3:
         raise AttributeError(name)
-    found: Any = torch.ops
+    part_of_torch: Any = torch.ops
     for part in parts:
-        found = getattr(found, part)
-    return found
+        part_of_torch = getattr(part_of_torch, part)
+    return part_of_torch
 
 
 def known_operators() -> list[str]:

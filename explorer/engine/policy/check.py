@@ -98,21 +98,21 @@ def runs_its_children(parent: nn.Module) -> bool:
 
 
 def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
-    said = " + ".join(unit.blocks)
+    named = " + ".join(unit.blocks)
     parents = {fqn.rpartition(".")[0] for fqn in unit.blocks}
     parent = modules.get(next(iter(parents)))
     if len(parents) != 1 or "" in unit.blocks or parent is None:
-        yield f"{said} cannot be one segment: its blocks have different parents"
+        yield f"{named} cannot be one segment: its blocks have different parents"
         return
     if isinstance(parent, (nn.Sequential, nn.ModuleList, nn.ModuleDict)):
         order = list(parent._modules)
         places = [order.index(fqn.rpartition(".")[2]) for fqn in unit.blocks]
         if places != list(range(places[0], places[0] + len(unit.blocks))):
-            yield f"{said} cannot be one segment: its blocks do not follow each other"
+            yield f"{named} cannot be one segment: its blocks do not follow each other"
     if runs_its_children(parent):
         return
     if len({id(modules[fqn]) for fqn in unit.blocks}) < len(unit.blocks):
-        yield f"{said} cannot be one segment: one block stands in it twice"
+        yield f"{named} cannot be one segment: one block stands in it twice"
     for fqn in unit.blocks:
         if modules[fqn]._compiled_call_impl is not None:
             yield f"{fqn!r} of a segment was compiled in place: put the policy on before `compile()` is called"
@@ -120,8 +120,8 @@ def _segment(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
 
 def _options(model: nn.Module, policy: Policy) -> Iterator[str]:
     for option, allowed in _CHOICES.items():
-        if (said := getattr(policy, option)) not in allowed:
-            yield f"{option} is {said!r}; it can be {' or '.join(map(repr, allowed))}"
+        if (value := getattr(policy, option)) not in allowed:
+            yield f"{option} is {value!r}; it can be {' or '.join(map(repr, allowed))}"
     if policy.use_reentrant and any(unit.action == "save_ops" for unit in policy.units):
         yield "use_reentrant=True cannot save the results of operators: torch offers that for use_reentrant=False alone"
     own = own_generators(model)

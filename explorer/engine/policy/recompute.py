@@ -70,11 +70,11 @@ class RunningAgain:
 
     def __enter__(self) -> Self:
         hidden = _hide_statistics(self._modules) if self._hide else []
-        found = None
+        stood = None
         if self._outside is not None and self._at_forward is not None:
-            found = self._outside.read()
+            stood = self._outside.read()
             self._outside.write(self._at_forward)
-        self._open.append((hidden, found))
+        self._open.append((hidden, stood))
         _running().append(self._fqn)
         for observer in tuple(_observers):
             observer(self._fqn, True)
@@ -87,9 +87,9 @@ class RunningAgain:
         for observer in reversed(tuple(_observers)):
             observer(self._fqn, False)
         _running().pop()
-        hidden, found = self._open.pop()
-        if self._outside is not None and found is not None:
-            self._outside.write(found)
+        hidden, stood = self._open.pop()
+        if self._outside is not None and stood is not None:
+            self._outside.write(stood)
         for module, name, real in hidden:
             module._buffers[name] = real
 

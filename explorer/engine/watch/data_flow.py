@@ -37,7 +37,7 @@ class Datum:
     n_bytes: int
     last_read: int = -1
     readers: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
-    """Of each reader the views that it read: bytes by where they begin and how many numbers they hold."""
+    """Views that each reader read: bytes by where they begin and how many numbers they hold."""
 
     def bytes_read(self, reader: Place) -> int:
         """Views of different parts add up, two shapes of one part do not."""

@@ -60,12 +60,12 @@ def _shapes(value: Any) -> Any:
 
 
 def _product(_: Any, left: Any, right: Any, *__: Any, out_val: Any = None, **___: Any) -> int:
-    """Of addmv and addbmm: each element of `left` meets each column of `right`."""
+    """FLOPs of addmv and addbmm: each element of `left` meets each column of `right`."""
     return 2 * left.numel() * (right.shape[-1] if right.dim() > 1 else 1)
 
 
 def _of_vectors(left: Any, right: Any, *, out_val: Any = None) -> int:
-    """Of mv, dot and vdot: each element of `left` once."""
+    """FLOPs of mv, dot and vdot: each element of `left` once."""
     return 2 * int(left.numel())
 
 

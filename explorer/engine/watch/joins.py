@@ -18,7 +18,7 @@ from explorer.engine.watch.data_flow import INPUT, DataFlow, Place
 from explorer.record.graph import Edge, Join
 
 MOST_JOINS = 16
-"""Of one block; where a loop makes more, those of one operator are one."""
+"""Limit for one block; where a loop makes more, those of one operator are one."""
 ATTENTION = "scaled_dot_product"
 
 
@@ -64,12 +64,12 @@ class _Merged:
             self._contract()
 
     def _neighbours(self, *, sources: bool) -> dict[Place, set[Place]]:
-        found: dict[Place, set[Place]] = defaultdict(set)
+        neighbours: dict[Place, set[Place]] = defaultdict(set)
         for hop in self.hops:
             writer, reader = map(self.place_of, hop)
             if writer != reader and writer != INPUT:
-                found[reader if sources else writer].add(writer if sources else reader)
-        return found
+                neighbours[reader if sources else writer].add(writer if sources else reader)
+        return neighbours
 
     def _dissolve(self) -> None:
         """What has one source within the block is that source's; what has equal sources is one join."""

@@ -42,7 +42,7 @@ class Seen:
     signature: int = 0
     """Hash of its operators in order."""
     rerun_flops: int = 0
-    """Of each call, what ran until its last tensor was saved: there recompute stops early."""
+    """FLOPs of each call until its last tensor was saved: there recompute stops early."""
     last_saved_in: str = ""
     """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
@@ -68,9 +68,9 @@ class Observation(TorchDispatchMode):
         self._born: dict[int, int] = {}
         """When the storage that now lies at an address was made: addresses are handed out again."""
         self._made_in: dict[Identity, tuple[str, ...]] = {}
-        """Of each storage, the stack of blocks that ran when it was made."""
+        """Stack of blocks that ran when a storage was made."""
         self._saved_in: dict[Identity, list[set[tuple[str, int]]]] = defaultdict(list)
-        """Of each storage, the stacks of calls (block, number) whose operations saved it."""
+        """Stacks of calls (block, number) whose operations saved a storage."""
 
     def __enter__(self) -> Observation:
         for fqn, module in self.modules.items():
@@ -98,7 +98,7 @@ class Observation(TorchDispatchMode):
         self._add_up_containers()
 
     def saved_outside(self, fqn: str) -> tuple[bool, ...]:
-        """Of each storage that a call of the block returned, whether others save it; empty where its calls differ."""
+        """Whether others save it, for each storage that a call of the block returned; empty where its calls differ."""
         calls = self.seen[fqn].returned
         if len({len(call) for call in calls}) != 1:
             return ()

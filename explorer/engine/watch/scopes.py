@@ -66,7 +66,7 @@ class BlockScopes:
 
     @property
     def frame(self) -> Frame:
-        """Of the calling thread."""
+        """Frame of the calling thread."""
         try:
             return self._local.frame  # type: ignore[no-any-return]
         except AttributeError:

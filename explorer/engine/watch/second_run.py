@@ -217,9 +217,9 @@ def _written_into(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Arguments that an operator writes, by its schema; `detach_` changes what autograd knows and no value."""
     if "detach_" in str(func):
         return
-    for i, said in enumerate(func._schema.arguments):
-        value = args[i] if i < len(args) else kwargs.get(said.name)
-        if said.alias_info is not None and said.alias_info.is_write:
+    for i, argument in enumerate(func._schema.arguments):
+        value = args[i] if i < len(args) else kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write:
             yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor) and dense(leaf))
 
 

@@ -58,6 +58,8 @@ def _only_updates(func: Any, args: Any) -> bool:
     if "norm" not in str(func):
         return False
     training = [
-        value for said, value in zip(func._schema.arguments, args) if said.name in ("training", "use_input_stats")
+        value
+        for argument, value in zip(func._schema.arguments, args)
+        if argument.name in ("training", "use_input_stats")
     ]
     return all(training)

@@ -108,15 +108,15 @@ class Storages:
 
     def of(self, values: Any) -> list[int]:
         """Numbers of the storages under watch that tensors in `values` lie in, each once."""
-        found: dict[int, None] = {}
+        indices: dict[int, None] = {}
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
                 for part in parts(leaf):
                     storage = _storage(part)
                     watched = self._live.get(storage._cdata) if storage is not None else None
                     if watched is not None:
-                        found[watched.index] = None
-        return list(found)
+                        indices[watched.index] = None
+        return list(indices)
 
     def _died(self, watched: _Watched) -> None:
         if self._live.get(watched.key) is watched:

@@ -24,7 +24,7 @@ _native_multi_head_attention _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward _transformer_encoder_layer_fwd miopen_rnn miopen_rnn_backward
 """
 MATRIX_KIND = frozenset(NAMES.split())
-"""Of torch's own: decompositions, Fourier transforms, sparse and quantized products, fused layers."""
+"""Operators of torch's own: decompositions, Fourier transforms, sparse and quantized products, fused layers."""
 KNOWN_LIBRARIES = frozenset(("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "rngprims"))
 """Namespaces of operators that do no such arithmetic unless they are named above."""
 

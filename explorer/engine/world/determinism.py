@@ -34,8 +34,8 @@ def deterministic_kernels(*, strict: bool = False) -> Iterator[None]:
     cudnn.benchmark = False
     try:
         with warnings.catch_warnings():
-            for said in ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm"):
-                warnings.filterwarnings("ignore", message=f".*{said}.*")
+            for words in ("does not have a deterministic implementation", "defaults to a non-deterministic algorithm"):
+                warnings.filterwarnings("ignore", message=f".*{words}.*")
             yield
     finally:
         cudnn.benchmark = benchmark

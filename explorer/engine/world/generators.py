@@ -41,8 +41,8 @@ def own_generators(model: nn.Module) -> dict[str, Any]:
 
 def generators_in_reach(model: nn.Module) -> list[Any]:
     """Those and the ones inside lists, dictionaries and plain objects that modules hold; each once."""
-    found = {id(g): g for module in model.modules() for value in vars(module).values() for g in _within(value, ())}
-    return list(found.values())
+    by_id = {id(g): g for module in model.modules() for value in vars(module).values() for g in _within(value, ())}
+    return list(by_id.values())
 
 
 def _within(value: Any, above: tuple[int, ...]) -> Iterator[Any]:

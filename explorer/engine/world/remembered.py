@@ -106,7 +106,7 @@ class _Walk:
         return self._object(value)
 
     def _contents(self, value: Any) -> Any:
-        """Of a container; None for what is none."""
+        """Image of what a container holds; None for what is no container."""
         if isinstance(value, Mapping):
             return {_label(key, i): self.frozen(item) for i, (key, item) in enumerate(list(value.items()))}
         if isinstance(value, (set, frozenset)):

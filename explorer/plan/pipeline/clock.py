@@ -19,7 +19,7 @@ from explorer.plan.pipeline.split_backward import Priced, priced_backward
 from explorer.record.base import Origin
 from explorer.record.pipeline_cost import StageCost
 from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
-from explorer.record.pipeline_run import ActionTime, Forecast, RankUse
+from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankUse
 
 Duration = Callable[[Action], float]
 
@@ -38,12 +38,12 @@ def nothing(action: Action) -> float:
 
 def simulate(
     rows: Rows, duration: Duration = unit_cost, *, recompute: Duration = nothing, origin: Origin = "simulated"
-) -> Forecast:
+) -> PlayedSchedule:
     """Plays `rows`; durations, and the part of each that is recompute, in milliseconds. Raises InvalidPlan on a
     deadlock."""
     times, blockers = _play_timed(rows, duration, recompute)
     makespan = max((time.end_ms for time in times.values()), default=0.0)
-    return Forecast(
+    return PlayedSchedule(
         origin=origin,
         actions=tuple(sorted(times.values(), key=lambda time: (time.start_ms, time.rank))),
         ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
@@ -51,7 +51,7 @@ def simulate(
     )
 
 
-def as_read(rows: Rows, actions: Sequence[ActionTime]) -> Forecast:
+def as_read(rows: Rows, actions: Sequence[ActionTime]) -> PlayedSchedule:
     """Actions where the ranks' own clocks put them: links, contention and everything else they wait for is in the
     gaps."""
     times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in actions}
@@ -63,7 +63,7 @@ def as_read(rows: Rows, actions: Sequence[ActionTime]) -> Forecast:
             known: list[Triple] = waited if before is None else [*waited, before]
             blockers[action] = max(known, key=lambda other: times[other].end_ms, default=None)
     makespan = max((time.end_ms for time in actions), default=0.0)
-    return Forecast(
+    return PlayedSchedule(
         origin="measured",
         actions=tuple(sorted(actions, key=lambda time: (time.start_ms, time.rank))),
         ranks=tuple(_use(rank, [times[action] for action in row], makespan) for rank, row in enumerate(rows)),
@@ -71,7 +71,7 @@ def as_read(rows: Rows, actions: Sequence[ActionTime]) -> Forecast:
     )
 
 
-def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> Forecast:
+def forecast(plan: PipelinePlan, costs: tuple[StageCost, ...]) -> PlayedSchedule:
     """Plays the plan with these costs, memory by rank included. Raises InvalidPlan."""
     rows = rows_of(plan)
     if len(costs) != len(plan.stages):

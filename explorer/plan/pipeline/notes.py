@@ -6,7 +6,7 @@ from explorer.plan.pipeline.actions import parse_rows
 from explorer.plan.pipeline.stage_costs import left_out
 from explorer.plan.pipeline.transfers import links
 from explorer.record.pipeline_plan import PipelineEngine
-from explorer.record.pipeline_run import Forecast, PipelineRun
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule
 
 WHERE: dict[PipelineEngine, str] = {
     "inproc": "All ranks ran in one process, in turns: times are composed from each action's own.",
@@ -56,7 +56,7 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
     return tuple(said)
 
 
-def _links_said(wall: Forecast, composed: Forecast) -> str:
+def _links_said(wall: PlayedSchedule, composed: PlayedSchedule) -> str:
     found = links(wall)
     worst = f", most of them from stage {found[0].source} to {found[0].target}" if found else ""
     return (

@@ -13,14 +13,14 @@ from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.split_backward import all_in_weight, as_one_checkpoint, in_a_row
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost, StageOverhead
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.pipeline_run import Forecast
+from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
 
 N_SHOWN = 3
 
 
-def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Forecast:
+def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> PlayedSchedule:
     """Step time, bubble and memory by rank, before any run. Raises InvalidPlan.
 
     Blocks that the policy recomputes count as recomputed whole, others as the profile measured them under it; a

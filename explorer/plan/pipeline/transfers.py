@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from explorer.plan.pipeline.rules import Triple, needs
-from explorer.record.pipeline_run import ActionTime, Forecast
+from explorer.record.pipeline_run import ActionTime, PlayedSchedule
 
 
 class Transfer(NamedTuple):
@@ -38,7 +38,7 @@ class Link(NamedTuple):
     longest_ms: float
 
 
-def transfers(forecast: Forecast) -> tuple[Transfer, ...]:
+def transfers(forecast: PlayedSchedule) -> tuple[Transfer, ...]:
     """Every wait for a transfer between ranks, in order of its end."""
     times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in forecast.actions}
     n_stages = 1 + max((time.stage for time in forecast.actions), default=-1)
@@ -54,7 +54,7 @@ def transfers(forecast: Forecast) -> tuple[Transfer, ...]:
     return tuple(found)
 
 
-def links(forecast: Forecast) -> tuple[Link, ...]:
+def links(forecast: PlayedSchedule) -> tuple[Link, ...]:
     """The waits by pair of stages, the most expensive first."""
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for one in transfers(forecast):

@@ -21,7 +21,7 @@ from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.pipeline_run import Forecast
+from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.run import RunSpec
 from explorer.ui.explore import state as states
 from explorer.ui.explore.run_bar import RUN_WIDTH
@@ -135,7 +135,7 @@ def _plan(split: State, state: State, graph: ModelGraph) -> Results:
     )
 
 
-def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec) -> tuple[Forecast | None, str]:
+def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec) -> tuple[PlayedSchedule | None, str]:
     """What the profile says about this plan, or why the plan cannot run."""
     if profile is None:
         return None, ""

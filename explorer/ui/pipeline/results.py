@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.record.hazard import Hazard
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.pipeline_run import Forecast, PipelineRun, RankMemory
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import RunSpec
 from explorer.ui.explore.gradients import hazards_panel
 from explorer.ui.explore.state import State
@@ -36,7 +36,7 @@ class Results:
     run: PipelineRun | None
     """The last run: of this plan where `fresh`."""
     fresh: bool
-    forecast: Forecast | None
+    forecast: PlayedSchedule | None
     fault: str = ""
     """Why the plan cannot run."""
     hazards: tuple[Hazard, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.plan.pipeline.transfers import links, transfers
-from explorer.record.pipeline_run import ActionTime, Forecast, Stage
+from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure, hatch
@@ -55,7 +55,7 @@ _MAIN = _Band(-0.08, 0.58)
 _THIN = _Band(0.4, 0.13, "predicted ")
 
 
-def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int | None = None) -> Chart:
+def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, follow: int | None = None) -> Chart:
     """Who works when, and who waits."""
     waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
     said = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
@@ -67,7 +67,7 @@ def gantt(forecast: Forecast, predicted: Forecast | None = None, *, follow: int 
     )
 
 
-def _picture(forecast: Forecast, predicted: Forecast | None, follow: int | None) -> go.Figure:
+def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow: int | None) -> go.Figure:
     """Every action of every rank; `predicted` as a thin row below each; `follow` fades all other microbatches."""
     if not forecast.actions:
         return empty(QUESTION, "No action was played.")
@@ -98,7 +98,7 @@ def _spans(actions: Sequence[ActionTime], part: str) -> list[tuple[ActionTime, f
     return [(a, a.start_ms + a.recompute_ms, a.duration_ms - a.recompute_ms) for a in actions if a.kind == part]
 
 
-def _bars(fig: go.Figure, forecast: Forecast, part: str, band: _Band, follow: int | None) -> None:
+def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, follow: int | None) -> None:
     spans = _spans(forecast.actions, part)
     if not spans:
         return
@@ -135,7 +135,7 @@ def _bars(fig: go.Figure, forecast: Forecast, part: str, band: _Band, follow: in
     )
 
 
-def _waits(fig: go.Figure, forecast: Forecast) -> None:
+def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
     """Where a rank was free and its neighbour done: the transfer between them is all that it waits for."""
     found = transfers(forecast)
     if not found:
@@ -156,7 +156,7 @@ def _waits(fig: go.Figure, forecast: Forecast) -> None:
     )
 
 
-def _critical(fig: go.Figure, forecast: Forecast) -> None:
+def _critical(fig: go.Figure, forecast: PlayedSchedule) -> None:
     """The chain of actions that wait for nothing but each other, as one line along their lower edges."""
     by_name = {action.name: action for action in forecast.actions}
     path = [by_name[name] for name in forecast.critical_path if name in by_name]
@@ -173,7 +173,7 @@ def _critical(fig: go.Figure, forecast: Forecast) -> None:
     )
 
 
-def _rows(forecast: Forecast) -> list[dict[str, Any]]:
+def _rows(forecast: PlayedSchedule) -> list[dict[str, Any]]:
     """One row an action, in order of start."""
     critical = set(forecast.critical_path)
     return [
@@ -192,7 +192,7 @@ def _rows(forecast: Forecast) -> list[dict[str, Any]]:
     ]
 
 
-def link_table(forecast: Forecast, stages: Sequence[Stage]) -> list[dict[str, Any]]:
+def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[str, Any]]:
     """One row a pair of stages between which a rank waited; empty where transfers take no time."""
     receives = {stage.stage: stage.receive_bytes for stage in stages}
     return [
@@ -209,7 +209,7 @@ def link_table(forecast: Forecast, stages: Sequence[Stage]) -> list[dict[str, An
     ]
 
 
-def rank_table(forecast: Forecast, predicted: Forecast | None = None) -> list[dict[str, Any]]:
+def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, Any]]:
     """One row a rank: how busy it is, how long it waits, how many microbatches it holds."""
     said = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
     return [

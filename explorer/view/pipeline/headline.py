@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.pipeline_run import Forecast, PipelineRun, RankMemory
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.words import pipeline as words
 
@@ -22,7 +22,7 @@ class Figure:
 
 
 def figures(
-    run: PipelineRun | None, forecast: Forecast | None, plan: PipelinePlan | None, *, before: PipelineRun | None
+    run: PipelineRun | None, forecast: PlayedSchedule | None, plan: PipelinePlan | None, *, before: PipelineRun | None
 ) -> tuple[Figure, ...]:
     """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
     measured = run.timing if run is not None else None
@@ -60,13 +60,13 @@ def _numbers(plan: PipelinePlan) -> str:
     return f"{microbatches}, {count(plan.n_ranks or len(plan.stages), 'rank')}"
 
 
-def _ms(forecast: Forecast | None) -> str:
+def _ms(forecast: PlayedSchedule | None) -> str:
     if forecast is None:
         return NOT_MEASURED
     return f"{forecast.makespan_ms:,.1f} ms" if forecast.makespan_ms < 1000 else f"{forecast.makespan_ms / 1000:.2f} s"
 
 
-def _gain(forecast: Forecast | None) -> str:
+def _gain(forecast: PlayedSchedule | None) -> str:
     """What the ranks gain over one that does all their work."""
     if forecast is None or not forecast.makespan_ms:
         return "the blocks are priced first"
@@ -74,7 +74,7 @@ def _gain(forecast: Forecast | None) -> str:
     return f"{work / forecast.makespan_ms:.2f}× as fast as one rank"
 
 
-def _waits(shown: Forecast | None, said: Forecast | None, old: Forecast | None) -> str:
+def _waits(shown: PlayedSchedule | None, said: PlayedSchedule | None, old: PlayedSchedule | None) -> str:
     if said is not None:
         return f"predicted {percent(said.bubble_fraction)}"
     if old is not None:
@@ -83,7 +83,7 @@ def _waits(shown: Forecast | None, said: Forecast | None, old: Forecast | None) 
     return f"most on rank {most.rank}: {percent(most.bubble_fraction)}" if most else "ranks waiting"
 
 
-def _against(run: PipelineRun | None, shown: Forecast | None, said: Forecast | None) -> str:
+def _against(run: PipelineRun | None, shown: PlayedSchedule | None, said: PlayedSchedule | None) -> str:
     if run is None or shown is None or said is None:
         return ""
     if run.wall is not None:
@@ -93,7 +93,7 @@ def _against(run: PipelineRun | None, shown: Forecast | None, said: Forecast | N
     return f"predicted {_ms(said)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
 
 
-def _peak(run: PipelineRun | None, forecast: Forecast | None) -> Figure:
+def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
     memory = run.memory if run is not None and run.memory else (forecast.memory if forecast else ())
     worst = fullest(memory)
     if worst is None:

@@ -9,7 +9,7 @@ import pytest
 
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import ModelRef, Policy, RunSpec
-from explorer.record.pipeline_run import Forecast
+from explorer.record.pipeline_run import PlayedSchedule
 from explorer.view.pipeline.gantt import FADED, PARTS, gantt, rank_table
 from tests import graphs, pipelines
 
@@ -18,7 +18,7 @@ SPEC = RunSpec(model=ModelRef(target="m.py"))
 PLAN = pipelines.planned(GRAPH, 2)
 
 
-def forecast(policy: Policy | None = None, **plan: object) -> Forecast:
+def forecast(policy: Policy | None = None, **plan: object) -> PlayedSchedule:
     chosen = msgspec.structs.replace(PLAN, **plan)
     return predict(pipelines.priced(GRAPH, SPEC), chosen, policy or SPEC.policy)
 
@@ -96,7 +96,7 @@ def test_a_split_backward_has_two_looks() -> None:
 
 
 def test_nothing_played_is_said_in_words() -> None:
-    fig = gantt(Forecast(origin="predicted", actions=(), ranks=())).figure
+    fig = gantt(PlayedSchedule(origin="predicted", actions=(), ranks=())).figure
     assert fig.layout.annotations[0].text == "No action was played."
     assert set(PARTS) >= {"F", "B"}
 

@@ -67,7 +67,7 @@ class Pipeline:
         return stage_ranks(self.rows)
 
     def loss(self, sent: tuple[Tensor, ...], targets: Any) -> Tensor:
-        """Of one microbatch, from what the last stage sends."""
+        """Loss of one microbatch, from what the last stage sends."""
         return self.trainee.loss_function(rebuild_output(self.tape, sent), targets)
 
     @contextmanager
@@ -95,7 +95,7 @@ class Pipeline:
                 buffer.copy_(self.initial[name])
 
     def buffers(self, stages: set[int]) -> dict[str, Tensor]:
-        """Of the modules that run in `stages`, by full name."""
+        """Buffers of the modules that run in `stages`, by full name."""
         tops = {step.target for part in self.parts if part.stage in stages for step in part.steps}
         tops |= {path for part in self.parts if part.stage in stages for step in part.steps for path in step.paths}
         return {
@@ -116,11 +116,11 @@ class Pipeline:
 
     def summed(self, partial: dict[tuple[str, int], Tensor | None]) -> dict[str, Tensor | None]:
         """Sums over microbatches by (full name, stage) -> the gradients of the step."""
-        found: dict[str, Tensor | None] = {}
+        sums: dict[str, Tensor | None] = {}
         for name, held in self.owners.items():
             parts = [part for stage, _ in held if (part := partial.get((name, stage))) is not None]
-            found[name] = sum(parts[1:], parts[0].clone()).div_(self.n_microbatches) if parts else None
-        return found
+            sums[name] = sum(parts[1:], parts[0].clone()).div_(self.n_microbatches) if parts else None
+        return sums
 
     def stages(self) -> tuple[Stage, ...]:
         """What the record says about each stage."""

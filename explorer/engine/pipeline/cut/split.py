@@ -205,13 +205,13 @@ def _free_values(tape: Tape) -> dict[int, Step]:
 
 
 def _closure(wanted: set[int], free: dict[int, Step]) -> set[int]:
-    found, todo = set[int](), list(wanted)
+    needed, todo = set[int](), list(wanted)
     while todo:
         index = todo.pop()
-        if index not in found:
-            found.add(index)
+        if index not in needed:
+            needed.add(index)
             todo += free[index].reads
-    return found
+    return needed
 
 
 def _last_uses(part: StagePart) -> list[tuple[int, ...]]:
@@ -224,17 +224,17 @@ def _last_uses(part: StagePart) -> list[tuple[int, ...]]:
     ]
 
 
-def _match(said: Any, output: Any, values: dict[int, Tensor]) -> None:
-    """Files the tensors of `output` under the values of `said`, which has the same structure."""
+def _match(shape: Any, output: Any, values: dict[int, Tensor]) -> None:
+    """Files the tensors of `output` under the values of `shape`, which has the same structure."""
     tree_map(
-        lambda leaf, tensor: values.__setitem__(leaf.index, tensor) if isinstance(leaf, Value) else None, said, output
+        lambda leaf, tensor: values.__setitem__(leaf.index, tensor) if isinstance(leaf, Value) else None, shape, output
     )
 
 
 def _values(tree: Any) -> set[int]:
-    found: set[int] = set()
-    tree_map(lambda leaf: found.add(leaf.index) if isinstance(leaf, Value) else None, tree)
-    return found
+    indices: set[int] = set()
+    tree_map(lambda leaf: indices.add(leaf.index) if isinstance(leaf, Value) else None, tree)
+    return indices
 
 
 def _at(model: nn.Module, dotted: str) -> Any:

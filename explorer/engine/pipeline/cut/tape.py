@@ -140,11 +140,11 @@ class _Recorder(TorchFunctionMode):
         try:
             with self:
                 output = call(self.model, inputs)
-            said = self.lift(output, "the model's output")
+            lifted = self.lift(output, "the model's output")
         finally:
             for hook in hooks:
                 hook.remove()
-        return Tape(tuple(self.steps), len(leaves), said, tuple(self.metas))
+        return Tape(tuple(self.steps), len(leaves), lifted, tuple(self.metas))
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
         """Modules that are called whole: all but the ancestors of the spine's blocks."""
@@ -163,8 +163,8 @@ class _Recorder(TorchFunctionMode):
             self.depth -= 1
             if self.depth == 0:
                 self.last_module = fqn
-                said = self.new_values(output, fqn)
-                self.steps.append(Step(fqn, *self.entry, said, self.side_outputs(fqn, module), torch.is_grad_enabled()))
+                made = self.new_values(output, fqn)
+                self.steps.append(Step(fqn, *self.entry, made, self.side_outputs(fqn, module), torch.is_grad_enabled()))
 
         return [
             module.register_forward_pre_hook(before, with_kwargs=True),
@@ -190,8 +190,8 @@ class _Recorder(TorchFunctionMode):
         if any(isinstance(leaf, Tensor) for leaf in tree_leaves(output)):
             known, named = self.lift((args, kwargs), f"the arguments of {name}")
             random = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(), strict=True))
-            said = self.new_values(output, name)
-            step = Step(func, known, named, said, grad=torch.is_grad_enabled(), random=random)
+            made = self.new_values(output, name)
+            step = Step(func, known, named, made, grad=torch.is_grad_enabled(), random=random)
             if not step.paths and not step.random and step.reads <= self.free:
                 self.free |= step.writes
             self.steps.append(step)
@@ -261,13 +261,13 @@ class _Recorder(TorchFunctionMode):
         return None
 
     def side_outputs(self, fqn: str, module: nn.Module) -> tuple[tuple[str, Value], ...]:
-        found = []
+        named = []
         for inner, part in module.named_modules():
             for key, value in part.__dict__.items():
                 if isinstance(value, Tensor) and value.grad_fn is not None and id(value) not in self.numbers:
                     path = ".".join(piece for piece in (fqn, inner, key) if piece)
-                    found.append((path, self.new_value(value, path)))
-        return tuple(found)
+                    named.append((path, self.new_value(value, path)))
+        return tuple(named)
 
 
 def _function_name(function: Callable[..., Any]) -> str:

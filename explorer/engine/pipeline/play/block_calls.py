@@ -29,12 +29,12 @@ class CallCount:
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
         """One record a block of the stages, in order. A unit inside a block counts for the block when it runs again."""
-        said = []
+        by_block = []
         for part in pipeline.parts:
             for fqn in part.blocks:
                 mine = {fqn, *(unit.blocks[0] for unit in pipeline.spec.policy.units if fqn in unit.blocks)}
                 inner = [n for unit, n in self.recompute.items() if unit in mine or unit.startswith(f"{fqn}.")]
-                said.append(
+                by_block.append(
                     BlockCalls(
                         fqn=fqn,
                         stage=part.stage,
@@ -43,7 +43,7 @@ class CallCount:
                         n_microbatches=pipeline.n_microbatches,
                     )
                 )
-        return tuple(said)
+        return tuple(by_block)
 
 
 def _called(count: CallCount, fqn: str, *_: Any) -> None:

@@ -175,20 +175,20 @@ def _guilty(watched: _Watched) -> tuple[int, Failure]:
     if silent_dead:
         rank = silent_dead[0]
         return rank, _death(rank, watched.ranks[rank].code, watched.memory_ran_out)
-    said = first_failure({rank: reports[rank] for rank in dead})
-    assert said is not None, "a rank that died and left a report left a failure"
-    return said
+    failed = first_failure({rank: reports[rank] for rank in dead})
+    assert failed is not None, "a rank that died and left a report left a failure"
+    return failed
 
 
 def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
-    """Of ranks that ended early: the one whose error no other rank caused, and what it said. None: all came through."""
+    """The rank that ended early by an error no other rank caused, and what it said. None: all came through."""
     spoken = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
     own = [rank for rank, failure in spoken.items() if not any(word in failure.sentence for word in BETWEEN_RANKS)]
     if not spoken:
         return None
     rank = (own or list(spoken))[0]
-    said = spoken[rank]
-    return rank, msgspec.structs.replace(said, sentence=f"Rank {rank} failed: {said.sentence}")
+    failure = spoken[rank]
+    return rank, msgspec.structs.replace(failure, sentence=f"Rank {rank} failed: {failure.sentence}")
 
 
 def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:
@@ -232,15 +232,15 @@ def _failed(watched: _Watched, rank: int, failure: Failure) -> RanksEnded:
 
 
 def _reports(watched: _Watched) -> dict[int, RankReport]:
-    found = {}
+    reports = {}
     for rank in range(len(watched.ranks)):
         path = watched.out / f"rank-{rank}.msgpack"
         if path.exists():
             try:
-                found[rank] = from_msgpack(path.read_bytes(), RankReport)
+                reports[rank] = from_msgpack(path.read_bytes(), RankReport)
             except ExplorerError:
                 continue
-    return found
+    return reports
 
 
 @contextmanager

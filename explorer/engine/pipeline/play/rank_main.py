@@ -53,7 +53,7 @@ class Marks:
     announce: Announce
     watch: MemoryWatch | None
     group: dist.ProcessGroup | None = None
-    """Of the ranks that have a stage: torch takes no others. None: all."""
+    """Process group of the ranks that have a stage: torch takes no others. None: all."""
     spans: list[tuple[int, str, int, int, int, float]] = field(default_factory=list)
     calls: CallCount = field(default_factory=CallCount)
 

@@ -24,7 +24,7 @@ BUFFERS = "receive buffers"
 
 
 @dataclass(frozen=True)
-class Window:
+class ActionWindow:
     """From `start_ns` to `end_ns` (Unix time) one rank did `name`."""
 
     start_ns: int
@@ -37,7 +37,7 @@ class MemoryWatch:
     """Records between enter and exit, while `doing` says who acts."""
 
     def __init__(self, device: Device) -> None:
-        self.windows: list[Window] = []
+        self.windows: list[ActionWindow] = []
         self._device = device.torch
         self._recorder = device.recorder()
         self._probes: list[Probe] = []
@@ -64,7 +64,7 @@ class MemoryWatch:
         try:
             yield
         finally:
-            self.windows.append(Window(start, time.time_ns(), rank, name))
+            self.windows.append(ActionWindow(start, time.time_ns(), rank, name))
 
     def ranks(
         self, parameter_bytes: Mapping[int, int], receive_bytes: Mapping[int, int], clock: tuple[ActionTime, ...]
@@ -94,7 +94,7 @@ class _Series:
     log: AllocatorLog
     at: NDArray[np.int64]
     """By event: index of the last window that began before it, -1 for none."""
-    windows: list[Window]
+    windows: list[ActionWindow]
     rank: int
     when: dict[tuple[int, str], tuple[float, float]]
     skew_ns: int
@@ -119,7 +119,7 @@ class _Series:
             samples.append((last, held, window.name if own else ""))
         return samples
 
-    def _moment(self, window: Window, time_ns: int) -> int | None:
+    def _moment(self, window: ActionWindow, time_ns: int) -> int | None:
         """Where `time_ns` within `window` lies on the other clock; None for another rank's window."""
         span = self.when.get((window.rank, window.name))
         if span is None or window.rank != self.rank:

@@ -80,20 +80,20 @@ def cause_of(error: BaseException) -> BaseException:
 
 def private(module: str, name: str) -> Any:
     """A private name of torch. Raises NotOnThisDevice where this version has none."""
-    found = getattr(import_module(module), name, None)
-    if found is None:
+    attribute = getattr(import_module(module), name, None)
+    if attribute is None:
         raise NotOnThisDevice(
             f"torch {torch.__version__} has no {module}.{name}.",
             hint="Use GPipe or 1F1B, which torch runs by public names, or torch 2.11 to 2.13.",
         )
-    return found
+    return attribute
 
 
 def method(owner: Any, name: str) -> Any:
     """A private method of a torch object. Raises NotOnThisDevice where this version has none."""
-    found = getattr(owner, name, None)
-    if found is None:
+    function = getattr(owner, name, None)
+    if function is None:
         raise NotOnThisDevice(
             f"torch {torch.__version__} has no {type(owner).__name__}.{name}.", hint="Use torch 2.11 to 2.13."
         )
-    return found
+    return function

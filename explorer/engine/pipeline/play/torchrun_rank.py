@@ -90,8 +90,8 @@ def network(environment: Mapping[str, str]) -> dict[str, str]:
         own = probe.getsockname()[0]
         for _, name in socket.if_nameindex():
             with suppress(OSError):  # an interface without an address
-                said = fcntl.ioctl(probe, _IP_OF_INTERFACE, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(said[20:24]) == own:
+                address = fcntl.ioctl(probe, _IP_OF_INTERFACE, struct.pack("256s", name.encode()[:15]))
+                if socket.inet_ntoa(address[20:24]) == own:
                     return {"GLOO_SOCKET_IFNAME": name}
     return {}
 
