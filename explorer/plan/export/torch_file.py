@@ -1,11 +1,13 @@
 """A Python file that applies the policy with torch alone, for a training image without the explorer.
 
-It says the same as explorer.apply_policy, with one thing less: there is no undo.
+It says the same as explorer.apply_policy, with one thing less: there is no undo. How segments run where no Sequential
+runs them it takes word for word from the engine's own file, which needs torch alone.
 """
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Evidence, PolicyFile
@@ -13,7 +15,7 @@ from explorer.record.policy_file import Evidence, PolicyFile
 
 def to_torch(file: PolicyFile) -> str:
     """The file's text. Names and numbers from the policy are written as Python literals, never as code."""
-    fillings = {"@ORIGIN@\n": _origin(file), "@DECISION@": _decision(file.policy)}
+    fillings = {"@ORIGIN@\n": _origin(file), "@DECISION@": _decision(file.policy), **_in_turn()}
     # In one pass: a block may be called @ORIGIN@.
     return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)
 
@@ -59,6 +61,31 @@ def _measured(evidence: Evidence) -> list[str]:
     return said
 
 
+_IN_TURN = Path(__file__).parents[2] / "engine" / "policy" / "in_turn.py"
+
+
+def _in_turn() -> dict[str, str]:
+    """Imports and code of the engine's file; its docstring becomes a comment, its errors ValueErrors."""
+    _, docstring, code = _IN_TURN.read_text().split('"""', maxsplit=2)
+    lines = re.sub(r"  # type: ignore.*", "", code).splitlines()
+    imports = [line for line in lines if line.startswith(("import ", "from "))]
+    there = "".join(line for line in _TEMPLATE.splitlines(keepends=True) if line.startswith(("import ", "from ")))
+    missing = [f"{line}\n" for line in imports if line not in there and "explorer" not in line]
+    body = "\n".join(line for line in lines if line not in imports).strip("\n")
+    comment = "\n".join(f"# {line}".rstrip() for line in docstring.splitlines())
+    return {
+        "@STANDARD@\n": "".join(line for line in missing if "torch" not in line),
+        "@TORCH@\n": "".join(line for line in missing if "torch" in line),
+        "@IN_TURN@\n": f"\n\n{comment}\n{_ERROR}\n\n{body}\n",
+    }
+
+
+_ERROR = """
+
+class InvalidPolicy(ValueError):
+    def __init__(self, sentence: str, *, hint: str) -> None:
+        super().__init__(f"{sentence} {hint}")
+"""
 _TEMPLATE = '''\
 """Activation checkpointing of one model, as decided with Checkpoint Explorer. Needs torch alone.
 
@@ -66,19 +93,23 @@ _TEMPLATE = '''\
     apply_checkpointing(model)      # once, after the model is built and before it is compiled or wrapped
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 import random
 import sys
+@STANDARD@
 
 import torch
-from torch import nn
+@TORCH@
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 @ORIGIN@
-# One entry a unit: its blocks (several: consecutive children of a Sequential), its action, the operators it saves.
+# One entry a unit: its blocks (several: siblings that follow each other), its action, the operators it saves.
 @DECISION@
 
 
@@ -92,13 +123,17 @@ def apply_checkpointing(model):
     segments = {}
     for blocks, action, save_ops in UNITS:
         if len(blocks) > 1:
-            parent, _, first = blocks[0].rpartition(".")
-            segments.setdefault(parent, {})[first] = (len(blocks), (action, save_ops, generators))
-    for parent, starts in segments.items():
-        sequential = modules[parent]
-        if type(sequential).forward is not nn.Sequential.forward:
-            raise ValueError(f"{parent} is not a Sequential: this file was made for another model")
-        sequential.forward = functools.partial(_in_segments, sequential.forward, starts)
+            parent = blocks[0].rpartition(".")[0]
+            segments.setdefault(parent, []).append((blocks, (action, save_ops, generators)))
+    for parent, found in segments.items():
+        if type(modules[parent]).forward is nn.Sequential.forward:
+            starts = {blocks[0].rpartition(".")[2]: (len(blocks), how) for blocks, how in found}
+            modules[parent].forward = functools.partial(_in_segments, modules[parent].forward, starts)
+        else:
+            for blocks, how in found:
+                segment = InTurn(blocks, tuple(modules[fqn] for fqn in blocks), _run, how)
+                for place, block in enumerate(segment.members):
+                    block._call_impl = functools.partial(called_in_turn, segment, place)
     for blocks, action, save_ops in UNITS:
         if len(blocks) == 1:
             block = modules[blocks[0]]
@@ -107,7 +142,7 @@ def apply_checkpointing(model):
 
 
 def _as_unit(forward, how, *args, **kwargs):
-    return _run(forward, (_owner(forward),), how, args, kwargs)
+    return _run(how, forward, (_owner(forward),), args, kwargs)
 
 
 def _in_segments(forward, starts, value):
@@ -120,7 +155,7 @@ def _in_segments(forward, starts, value):
         if how is None:
             value = child(value)
         else:
-            value = _run(functools.partial(_chain, members), members, how, (value,), {})
+            value = _run(how, functools.partial(_chain, members), members, (value,), {})
         i += n_blocks
     return value
 
@@ -137,7 +172,7 @@ def _owner(forward):
     return forward.__self__
 
 
-def _run(function, modules, how, args, kwargs):
+def _run(how, function, modules, args, kwargs):
     action, save_ops, generators = how
     if action == "offload":
         with _offloaded(modules):
@@ -272,4 +307,5 @@ def _offloaded(modules):
 def _generator(modules, path):
     fqn, _, name = path.rpartition(".")
     return getattr(modules[fqn], name)
+@IN_TURN@
 '''

@@ -37,18 +37,39 @@ class Noisy(nn.Module):
         return torch.tanh(self.linear(x)) * (1 + noise) * (1 + random.random())
 
 
+class Scaled(nn.Module):
+    """Takes what is the same for all blocks by keyword, in a tuple."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.dropout = nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.3)
+
+    def forward(self, x: Tensor, *, scales: tuple[Tensor, Tensor]) -> Tensor:
+        return x + self.dropout(torch.tanh(self.linear(self.norm(x)) * scales[0])) * scales[1]
+
+
 class Net(nn.Module):
+    adds_in_between = False
+
     def __init__(self) -> None:
         super().__init__()
         layer = lambda: nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Dropout(0.3))  # noqa: E731
         self.stem = nn.Sequential(*[layer() for _ in range(4)])
         self.blocks = nn.ModuleList([layer() for _ in range(2)])
         self.noisy = Noisy()
+        self.loop = nn.ModuleList([Scaled() for _ in range(4)])
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         for block in self.blocks:
             x = x + block(x)
+        scales = x.mean().sigmoid(), x.std()
+        for block in self.loop:
+            x = (
+                block(x, scales=scales) + float(self.adds_in_between)
+                if self.adds_in_between
+                else block(x, scales=scales)
+            )
         return self.noisy(x)
 
 
@@ -80,11 +101,16 @@ def _equal(a: Tensor | None, b: Tensor | None) -> bool:
 
 
 SEGMENTS = (Unit(blocks=("stem.0", "stem.1")), Unit(blocks=("stem.2", "stem.3")))
+LOOP = (Unit(blocks=("loop.0", "loop.1", "loop.2")),)
 SINGLES = (Unit(blocks=("blocks.0",)), Unit(blocks=("noisy",)))
 EVERY_RNG = ("python", "noisy.own")
 POLICIES = {
     "nothing": Policy(),
     "segments and singles": Policy(units=SEGMENTS + SINGLES, restore_rng=EVERY_RNG),
+    "a loop": Policy(units=(*LOOP, Unit(blocks=("loop.1.linear",)), *SEGMENTS)),
+    "a saving loop": Policy(
+        units=(Unit(blocks=("loop.2", "loop.3"), action="save_ops", save_ops=("aten.addmm.default",)),)
+    ),
     "nested": Policy(units=(Unit(blocks=("stem",)), *SEGMENTS, Unit(blocks=("stem.1.1",))), restore_rng=EVERY_RNG),
     "statistics every forward": Policy(units=SEGMENTS, running_stats="every_forward"),
     "no rng": Policy(units=SEGMENTS, preserve_rng_state=False),
@@ -113,6 +139,31 @@ def test_it_differs_where_the_policy_makes_a_difference() -> None:
         gradients, buffers = step(module_of(exported(PolicyFile(policy=POLICIES[name]), "torch")).apply_checkpointing)
         with pytest.raises(AssertionError):
             assert_same(plain[0] | plain[1], gradients | buffers)
+
+
+def test_a_loop_that_does_more_in_between_is_refused() -> None:
+    net = Net()
+    net.adds_in_between = True
+    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch")).apply_checkpointing(net)
+    with pytest.raises(
+        ValueError, match=r"What loop\.0 returns was to go to loop\.1 alone, and add reads it.*one by one"
+    ):
+        net(torch.randn(4, 8))
+
+
+def test_copies_and_pickles_of_a_loop_use_their_own_weights() -> None:
+    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch")).apply_checkpointing(net := Net().eval())
+    torch.manual_seed(0)
+    x, state = torch.randn(4, 8), random.getstate()
+    outputs = []
+    for one in (net, copy.deepcopy(net), pickle.loads(pickle.dumps(net.loop))):
+        random.setstate(state)
+        scales = x.mean(), x.std()
+        value = x
+        for block in getattr(one, "loop", one):
+            value = block(value, scales=scales)
+        outputs.append(value)
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 
 def test_copies_and_pickles_use_their_own_weights() -> None:
