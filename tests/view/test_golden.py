@@ -11,7 +11,8 @@ import pytest
 
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.series import held, held_by_role, is_within
+from explorer.plan.memory.series import held, held_by_role
+from explorer.plan.names import is_within
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_msgpack, to_msgpack

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
+from explorer.plan.names import listed
 
 
 def refuse_unopenable(model: nn.Module, target: str) -> None:
@@ -19,13 +20,13 @@ def refuse_unopenable(model: nn.Module, target: str) -> None:
     garbled = [ascii(name) for name in named if not _is_text(name)]
     if garbled:
         raise ModelNotLoaded(
-            f"{target} has names that no file can hold: {_some(garbled)}. Half of a surrogate pair stands in them.",
+            f"{target} has names that no file can hold: {listed(garbled)}. Half of a surrogate pair stands in them.",
             hint="Name blocks, parameters and buffers in letters that UTF-8 can write.",
         )
     lazy = [name for name, parameter in model.named_parameters() if is_lazy(parameter)]
     if lazy:
         raise ModelNotLoaded(
-            f"{target} has parameters without a shape: {_some(lazy)}. Lazy modules get theirs in the first forward.",
+            f"{target} has parameters without a shape: {listed(lazy)}. Lazy modules get theirs in the first forward.",
             hint="Run the example batch through the model once before the factory returns it.",
         )
     scripted = [
@@ -33,7 +34,7 @@ def refuse_unopenable(model: nn.Module, target: str) -> None:
     ]
     if scripted:
         raise ModelNotLoaded(
-            f"{target} has blocks that torch.jit compiled: {_some(scripted)}. They cannot be watched or recomputed.",
+            f"{target} has blocks that torch.jit compiled: {listed(scripted)}. They cannot be watched or recomputed.",
             hint="Return the model as it is before torch.jit.script or torch.jit.trace.",
         )
 
@@ -46,7 +47,7 @@ def copied(model: nn.Module) -> nn.Module:
         old = [fqn for fqn, module in model.named_modules() if _has_old_norm(module)]
         if old:
             raise ModelFailed(
-                f"The model cannot be copied: torch.nn.utils.weight_norm keeps a computed weight in {_some(old)}.",
+                f"The model cannot be copied: torch.nn.utils.weight_norm keeps a computed weight in {listed(old)}.",
                 hint="Use torch.nn.utils.parametrizations.weight_norm, which computes the same.",
             ) from error
         raise ModelFailed(
@@ -64,7 +65,7 @@ def refuse_sparse_under_adamw(model: nn.Module) -> None:
     ]
     if sparse:
         raise BadInput(
-            f"The gradient of {_some(sparse)} is sparse, which AdamW does not take.",
+            f"The gradient of {listed(sparse)} is sparse, which AdamW does not take.",
             hint="Choose the optimizer sgd, or build the embedding with sparse=False.",
         )
 
@@ -79,7 +80,3 @@ def _is_text(name: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -15,6 +15,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from explorer.engine.watch.data_flow import INPUT, DataFlow, Place
+from explorer.plan.names import above
 from explorer.record.graph import Edge, Join
 
 MOST_JOINS = 16
@@ -39,7 +40,7 @@ class _Merged:
     def __init__(self, flow: DataFlow) -> None:
         self.order = sorted(flow.first, key=flow.first.__getitem__)
         operating = {place.block for place in self.order}
-        holders = {ancestor for block in operating for ancestor in _above(block)}
+        holders = {ancestor for block in operating for ancestor in above(block)}
         self._stands_for: dict[Place, Place] = {}
         for place in self.order:
             if place.op and place.block not in holders:  # no child of it computes anything: it is one box
@@ -148,11 +149,5 @@ def _word(op: str) -> str:
     return "attention" if ATTENTION in op else op.strip("_")
 
 
-def _above(block: str) -> list[str]:
-    """The blocks that hold `block`."""
-    parts = block.split(".") if block else []
-    return [".".join(parts[:n]) for n in range(len(parts))]
-
-
 def _lies_in(place: Place, block: str) -> bool:
-    return (place.block == block and bool(place.op)) or block in _above(place.block)
+    return (place.block == block and bool(place.op)) or block in above(place.block)

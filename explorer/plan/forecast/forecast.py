@@ -13,7 +13,7 @@ from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
 from explorer.plan.forecast.saved_by_call import Stay, stays_of
-from explorer.plan.memory.series import is_within
+from explorer.plan.names import above, is_within
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, Trait
 from explorer.record.measurement import Measurement
@@ -107,11 +107,5 @@ class Forecaster:
 def outermost(policy: Policy) -> tuple[tuple[str, ...], ...]:
     """The blocks of each unit that the policy names, without those inside another unit's."""
     named = set(policy.blocks)
-    found = (tuple(fqn for fqn in unit.blocks if named.isdisjoint(_above(fqn))) for unit in policy.units)
+    found = (tuple(fqn for fqn in unit.blocks if named.isdisjoint(above(fqn))) for unit in policy.units)
     return tuple(unit for unit in dict.fromkeys(found) if unit)
-
-
-def _above(fqn: str) -> list[str]:
-    """Every ancestor's fqn, the model's included."""
-    parts = fqn.split(".") if fqn else []
-    return [".".join(parts[:n]) for n in range(len(parts))]

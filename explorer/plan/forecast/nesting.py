@@ -20,6 +20,7 @@ from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside
 from explorer.plan.forecast.saved_by_call import Stay, most_at_once
 from explorer.plan.memory.series import Bytes
+from explorer.plan.names import above
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
@@ -87,9 +88,9 @@ def enclosing(policy: Policy) -> dict[Unit, Unit]:
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
     found = {}
     for unit in policy.units:
-        above = next((fqn for fqn in reversed(_above(unit.blocks[0])) if fqn in named), None)
-        if above is not None:
-            found[unit] = named[above]
+        holder = next((fqn for fqn in above(unit.blocks[0]) if fqn in named), None)
+        if holder is not None:
+            found[unit] = named[holder]
     return found
 
 
@@ -150,9 +151,3 @@ def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
 
 def _depth(unit: Unit, outer: Mapping[Unit, Unit]) -> int:
     return len(_chain(unit, outer))
-
-
-def _above(fqn: str) -> list[str]:
-    """Every ancestor's fqn, the model's included, from the outside in."""
-    parts = fqn.split(".") if fqn else []
-    return [".".join(parts[:n]) for n in range(len(parts))]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from explorer.plan.hazards.case import Case, innermost, is_under, some
+from explorer.plan.hazards.case import Case
+from explorer.plan.names import innermost, is_within, some
 from explorer.record.hazard import Hazard
 
 Rule = Callable[[Case], Iterator[Hazard]]
@@ -227,7 +228,7 @@ def offload_without_device(case: Case) -> Iterator[Hazard]:
 def _reaches(path: str, fqn: str) -> bool:
     """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
     owner = path.rpartition(".")[0]
-    return path not in ("python", "numpy") and (is_under(owner, fqn) or is_under(fqn, owner))
+    return path not in ("python", "numpy") and (is_within(owner, fqn) or is_within(fqn, owner))
 
 
 POLICY_RULES: tuple[Rule, ...] = (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import islice
 
+from explorer.plan.names import innermost, lineage
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
@@ -53,35 +52,9 @@ class Case:
         if self.plan is None:
             return {}
         tops = {fqn: j for j, stage in enumerate(self.plan.stages) for fqn in stage}
-        found = {}
+        stages = {}
         for block in self.graph.blocks:
             nearest = next((fqn for fqn in lineage(block.fqn) if fqn in tops), None)
             if nearest is not None:
-                found[block.fqn] = tops[nearest]
-        return found
-
-
-def lineage(fqn: str) -> Iterator[str]:
-    """`fqn` and everything above it, nearest first; the model itself, the empty name, comes last."""
-    yield fqn
-    while fqn:
-        fqn = fqn.rpartition(".")[0]
-        yield fqn
-
-
-def is_under(fqn: str, top: str) -> bool:
-    """Whether `fqn` is `top` or lies below it; everything lies below the model itself, the empty name."""
-    return fqn == top or not top or fqn.startswith(f"{top}.")
-
-
-def innermost(fqns: Iterator[str] | tuple[str, ...]) -> tuple[str, ...]:
-    """Those without another of them below."""
-    named = tuple(fqns)
-    above = {fqn for one in named for fqn in islice(lineage(one), 1, None)}
-    return tuple(fqn for fqn in named if fqn not in above)
-
-
-def some(fqns: tuple[str, ...] | list[str]) -> str:
-    """`a, b, c and 5 more`."""
-    named = [fqn or "the model" for fqn in fqns]
-    return ", ".join(named[:3]) + (f" and {len(named) - 3} more" if len(named) > 3 else "")
+                stages[block.fqn] = tops[nearest]
+        return stages

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from explorer.plan.hazards.any_checkpoint import Rule
-from explorer.plan.hazards.case import Case, innermost, is_under, some
+from explorer.plan.hazards.case import Case
+from explorer.plan.names import innermost, is_within, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
 from explorer.record.graph import Block
 from explorer.record.hazard import Hazard
@@ -185,7 +186,7 @@ def _splits_backward(plan: PipelinePlan) -> bool:
 
 def _trains(case: Case, fqn: str) -> bool:
     frozen = case.spec.frozen if case.spec is not None else ()
-    return case.graph.by_fqn[fqn].parameter_bytes > 0 and not any(is_under(fqn, top) for top in frozen)
+    return case.graph.by_fqn[fqn].parameter_bytes > 0 and not any(is_within(fqn, top) for top in frozen)
 
 
 def _plan(case: Case) -> PipelinePlan:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from explorer.plan.hazards.any_checkpoint import Rule
-from explorer.plan.hazards.case import Case, some
+from explorer.plan.hazards.case import Case
+from explorer.plan.names import some
 from explorer.record.hazard import Hazard
 
 _OTHER_VARIANT = "Set use_reentrant to False."

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from explorer.plan.names import is_within
 from explorer.record.base import Column
 from explorer.record.measurement import ROLES, Allocations
 
@@ -77,8 +78,3 @@ def events(log: Allocations) -> Events:
 def peak_tick(log: Allocations) -> int:
     """First tick at which most is held."""
     return int(held(log).argmax())
-
-
-def is_within(fqn: str, block: str) -> bool:
-    """Whether `fqn` is `block` or lies below it."""
-    return not block or fqn == block or fqn.startswith(f"{block}.")

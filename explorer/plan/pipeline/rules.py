@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 
 from explorer.errors import InvalidPlan
+from explorer.plan.names import listed
 from explorer.plan.pipeline.actions import Action, Rows
 
 N_SHOWN = 5
@@ -21,9 +22,8 @@ def check_rows(rows: Rows, *, n_stages: int, n_microbatches: int) -> None:
     """Raises InvalidPlan that names the actions at fault; returns nothing when the rules hold."""
     faults = [*_count_faults(rows, n_stages, n_microbatches), *_order_faults(rows)]
     if faults:
-        more = f" and {len(faults) - N_SHOWN} more" if len(faults) > N_SHOWN else ""
         raise InvalidPlan(
-            f"The schedule breaks its rules: {'; '.join(faults[:N_SHOWN])}{more}.",
+            f"The schedule breaks its rules: {listed(faults, N_SHOWN, between='; ')}.",
             hint="Each stage does each microbatch exactly once each way, F before B (or I before W), on one rank.",
         )
     play(rows)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from explorer.errors import InvalidPlan
+from explorer.plan.names import listed
 from explorer.plan.pipeline.actions import stage_ranks
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.schedules import rows_of
@@ -16,8 +17,6 @@ from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import RunSpec
-
-N_SHOWN = 3
 
 
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> PlayedSchedule:
@@ -60,15 +59,11 @@ def left_out(plan: PipelinePlan, policy: Policy) -> str:
     said = []
     if inside:
         said.append(
-            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({_some(inside)})."
+            f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({listed(inside)})."
         )
     if wide:
-        said.append(f"It takes segments that save operators or offload as recomputed whole ({_some(wide)}).")
+        said.append(f"It takes segments that save operators or offload as recomputed whole ({listed(wide)}).")
     return " ".join(said)
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:N_SHOWN]) + (", ..." if len(names) > N_SHOWN else "")
 
 
 def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from explorer.plan.hazards.case import is_under, lineage
 from explorer.plan.hazards.known import hazards
+from explorer.plan.names import is_within, lineage
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
 
@@ -178,5 +178,5 @@ def _block_around(graph: ModelGraph, unit: Fqns, good: list[Fqns]) -> str | None
     """The nearest block above that is called and holds no unit that is good as it is; not the model itself."""
     for fqn in list(lineage(unit[0]))[1:-1]:
         if graph.by_fqn[fqn].n_calls:
-            return None if any(is_under(other[0], fqn) for other in good) else fqn
+            return None if any(is_within(other[0], fqn) for other in good) else fqn
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.plan.names import listed
 from explorer.record.comparison import Comparison, StateChange
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -25,12 +26,12 @@ def _masks(comparison: Comparison) -> Iterator[str]:
         wrong = [mask for mask in comparison.masks if mask.n_mismatched and mask.is_mask is is_mask]
         if wrong:
             worst = max(mask.mismatch_share for mask in wrong)
-            where = _some([mask.block for mask in wrong])
+            where = listed([mask.block for mask in wrong])
             yield f"{said} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
     left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
     stops_early = policy.early_stop and not policy.use_reentrant  # reentrant checkpointing always runs to the end
     if left_out and stops_early and all(unit.action == "recompute" for unit in policy.units):
-        yield f"{_some(left_out)} drew in forward and not again: early stop ended the recompute before."
+        yield f"{listed(left_out)} drew in forward and not again: early stop ended the recompute before."
 
 
 def _generators(comparison: Comparison) -> Iterator[str]:
@@ -39,10 +40,11 @@ def _generators(comparison: Comparison) -> Iterator[str]:
     own = [name for name in moved if not name.startswith("torch ")]
     if own:
         yield (
-            f"The recompute drew from {_some(own)} once more: torch does not set this generator back, restore_rng does."
+            f"The recompute drew from {listed(own)} once more: torch does not set this generator back, "
+            "restore_rng does."
         )
     if default:
-        yield f"The generator {_some(default)} stands elsewhere after the step: later steps draw other numbers."
+        yield f"The generator {listed(default)} stands elsewhere after the step: later steps draw other numbers."
 
 
 def _missing(comparison: Comparison) -> Iterator[str]:
@@ -52,19 +54,20 @@ def _missing(comparison: Comparison) -> Iterator[str]:
     why = ""
     if comparison.candidate.spec.policy.use_reentrant:
         why = ": reentrant checkpointing passes no gradient where no input requires one, or none is in plain sight"
-    yield f"No gradient came for {_some(gone)}{why}."
+    yield f"No gradient came for {listed(gone)}{why}."
 
 
 def _state(comparison: Comparison) -> Iterator[str]:
     statistics = [change for change in comparison.state_changes if change.name in STATISTICS]
     if statistics:
-        yield f"Running statistics moved twice in {_some(_blocks(statistics))}: once in forward, once in the recompute."
+        where = listed(_blocks(statistics))
+        yield f"Running statistics moved twice in {where}: once in forward, once in the recompute."
     yield from _carried(comparison)
     other = [change for change in comparison.state_changes if change.name not in STATISTICS]
     for name, kind in dict.fromkeys((change.name, change.kind) for change in other):
         same = [change for change in other if (change.name, change.kind) == (name, kind)]
         example = f"{same[0].after_forward} → {same[0].after_backward}"
-        yield f"The recompute changed the {kind} {name} of {_some(_blocks(same))} once more ({example})."
+        yield f"The recompute changed the {kind} {name} of {listed(_blocks(same))} once more ({example})."
 
 
 def _carried(comparison: Comparison) -> Iterator[str]:
@@ -74,7 +77,7 @@ def _carried(comparison: Comparison) -> Iterator[str]:
     wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
     names = list(dict.fromkeys(diff.name for diff in wrong if diff.name not in seen))
     if names:
-        yield f"After the step {_some(names)} of the candidate {_is(names)} not what the baseline's {_is(names)}."
+        yield f"After the step {listed(names)} of the candidate {_is(names)} not what the baseline's {_is(names)}."
 
 
 def _is(names: list[str]) -> str:
@@ -84,11 +87,11 @@ def _is(names: list[str]) -> str:
 def _nonfinite(comparison: Comparison) -> Iterator[str]:
     both = [diff.name for diff in comparison.gradients if diff.bitwise and diff.n_nonfinite]
     if both:
-        yield f"NaN or infinity stands in {_some(both)} of both runs, where any error would be absorbed."
+        yield f"NaN or infinity stands in {listed(both)} of both runs, where any error would be absorbed."
     one = [diff.name for diff in comparison.gradients if diff.n_nonfinite_mismatch]
     one = one or [diff.name for diff in comparison.all_diffs if diff.n_nonfinite_mismatch]
     if one:
-        yield f"NaN or infinity stands in {_some(one)} where the other run is finite."
+        yield f"NaN or infinity stands in {listed(one)} where the other run is finite."
 
 
 def _what_is_left(comparison: Comparison) -> Iterator[str]:
@@ -126,7 +129,3 @@ def _capital(text: str) -> str:
 
 def _blocks(changes: list[StateChange]) -> list[str]:
     return list(dict.fromkeys(change.block or "the model" for change in changes))
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

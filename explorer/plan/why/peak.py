@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.series import is_within
+from explorer.plan.names import is_within
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger

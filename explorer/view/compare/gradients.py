@@ -12,6 +12,7 @@ from typing import Any, get_args
 
 import plotly.graph_objects as go
 
+from explorer.plan.names import listed
 from explorer.record.comparison import Comparison, TensorDiff, Verdict
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
@@ -126,17 +127,15 @@ def verdict_sentence(comparison: Comparison) -> str:
 def moved_sentence(comparison: Comparison) -> str:
     """`state moved twice: step of blocks.0, mean of blocks.1 and 4 more`"""
     moved = comparison.moved_twice
-    more = f" and {len(moved) - MAX_MOVED} more" if len(moved) > MAX_MOVED else ""
     if not moved:
         return "but random numbers were drawn anew: " + ", ".join(m.block for m in comparison.masks if m.n_mismatched)
-    return f"state moved twice: {', '.join(moved[:MAX_MOVED])}{more}"
+    return f"state moved twice: {listed(moved, MAX_MOVED)}"
 
 
 def unjudged_sentence(comparison: Comparison) -> str:
     """What the verdict says nothing about; empty where it covers all."""
     names = comparison.unjudged
-    more = f" and {len(names) - MAX_MOVED} more" if len(names) > MAX_MOVED else ""
-    return f"Not judged, two runs of the baseline differ there: {', '.join(names[:MAX_MOVED])}{more}" if names else ""
+    return f"Not judged, two runs of the baseline differ there: {listed(names, MAX_MOVED)}" if names else ""
 
 
 def _exponent(diff: TensorDiff) -> float | None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import is_within
+from explorer.plan.names import is_within
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import ROLES, Role
 from explorer.view.drawing.chart import Chart

@@ -13,7 +13,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.forecast.any_size import at_size
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.memory.series import is_within
+from explorer.plan.names import is_within
 from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 

@@ -12,8 +12,8 @@ from explorer.engine.model.load import load
 from explorer.engine.step import forward_backward, left_as_found, prepare
 from explorer.errors import InvalidPolicy
 from explorer.plan.catalogue import catalogue
-from explorer.plan.hazards.case import is_under
 from explorer.plan.hazards.known import hazards
+from explorer.plan.names import is_within
 from explorer.plan.policy.presets import PRESETS, preset
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
@@ -36,7 +36,7 @@ def left_out(graph: ModelGraph, policy: Policy) -> set[str]:
     return {
         block.fqn
         for block in inside
-        if not any(is_under(block.fqn, fqn) or is_under(fqn, block.fqn) for fqn in policy.blocks)
+        if not any(is_within(block.fqn, fqn) or is_within(fqn, block.fqn) for fqn in policy.blocks)
     }
 
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.case import Case, innermost
+from explorer.plan.hazards.case import Case
 from explorer.plan.hazards.known import hazards
+from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
 from explorer.record.pipeline_plan import PipelinePlan

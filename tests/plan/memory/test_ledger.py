@@ -8,7 +8,8 @@ from hypothesis import given, settings
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.series import alive, belongs, events, held, held_by_role, is_within, peak_tick
+from explorer.plan.memory.series import alive, belongs, events, held, held_by_role, peak_tick
+from explorer.plan.names import is_within
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.ledger import Ledger

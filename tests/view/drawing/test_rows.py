@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.memory.series import is_within
+from explorer.plan.names import is_within
 from explorer.view.drawing.rows import MAX_ROWS, rows_of
 
 names = st.sampled_from(["a", "b", "0", "1", "2", "layer1", "encoder_layer_0", "conv"])
