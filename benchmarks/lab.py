@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch._dynamo  # noqa: F401  the first checkpoint call imports it, which is no experiment's fault
 
 from explorer.lab.run import run_lab
-from explorer.plan.lab import STORIES
+from explorer.plan.lessons import lessons
 
 LIMIT_S = 5.0
 
 
 def main() -> None:
-    seconds = {one.name: run_lab(one.name, {}).seconds for one in STORIES}
+    seconds = {lesson.name: run_lab(lesson.name, {}).seconds for lesson in lessons()}
     for name, taken in sorted(seconds.items(), key=lambda entry: -entry[1]):
         print(f"{name:20} {taken:6.2f} s{'  above the limit' if taken > LIMIT_S else ''}")
 

@@ -49,8 +49,9 @@ ROOMS: dict[str, list[str]] = {
         "hazards forecast",
         "pipeline",
         "memory",
-        "catalogue names sizes lessons lab",
+        "catalogue names sizes lessons",
     ],
+    "lab": ["run", "*", "kit"],
     "view": ["compare lab", "memory pipeline graph", "words", "drawing"],
     "cli": ["main", "verbs", "report pipeline_report results", "options", "worker", "command"],
 }

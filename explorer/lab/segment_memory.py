@@ -1,4 +1,12 @@
-"""Memory of a segmented step: peaks summed from the allocator's own events."""
+"""Memory of one store and of many.
+
+The plain run keeps the saved activations of every step. A segmented run keeps the borders between segments, and the
+saved activations of one segment at a time. Few segments are long; many segments have many borders. Somewhere between
+lies the least.
+
+A list of stores keeps the gradient of a shared weight once for every segment. The allocator's own events are added up
+to a peak for each variant, together with torch's checkpoint of the same segments.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +18,28 @@ import torch
 
 from explorer.engine.device.allocator import AllocatorLog, lifetimes
 from explorer.engine.device.device import device_of
-from explorer.lab.kit.bench import Bench, Setting, Shown, baseline_row, counted, measured, percent
+from explorer.lab.kit.bench import Answer, LabBench, Setting
 from explorer.lab.kit.nets import Recurrent
-from explorer.lab.kit.segmented import Chain, Merge, segmented_step
-from explorer.lab.stores import checkpointed_loss, recurrent_chain
+from explorer.lab.kit.rows import baseline_row, counted, measured, percent
+from explorer.lab.kit.segmented import Chain, Merge, checkpointed_loss, recurrent_chain, segmented_step
 from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
+
+THEME, PLACE = "Segments and gradient stores", 3
+QUESTION = "How much memory does a segmented step need, and what does a list of stores add?"
+SWITCHES = {
+    "length": ("How long is the sequence?", {"32": "32", "16": "16", "64": "64"}),
+    "batch": (
+        "What is large?",
+        {"large": "The batch: activations dominate", "small": "The weights: gradients dominate"},
+    ),
+}
+WORDS = ("saved activations", "segment", "store", "recompute")
 
 PEAK = "peak"
 MIB = 2**20
 
 
-def segment_memory(setting: Setting, bench: Bench) -> Shown:
+def run(setting: Setting, bench: LabBench) -> Answer:
     """Peak bytes against the number of segments: plain, one store, a list of stores, torch's checkpoint."""
     length = int(setting["length"])
     batch, width = (512, 32) if setting["batch"] == "large" else (4, 256)
@@ -54,10 +73,10 @@ def segment_memory(setting: Setting, bench: Bench) -> Shown:
             *(LabSeries(name=label, y=tuple(map(float, values))) for label, values in peaks.items()),
         ),
     )
-    return Shown(rows, chart, tuple(_findings(plain, counts, peaks)))
+    return Answer(rows, chart, tuple(_findings(plain, counts, peaks)))
 
 
-def peak_bytes(step: Callable[[], object], bench: Bench) -> int:
+def peak_bytes(step: Callable[[], object], bench: LabBench) -> int:
     """Most bytes held at once of those that were allocated during `step`."""
     recorder = device_of(bench.device).recorder()
     with recorder:

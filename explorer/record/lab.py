@@ -1,6 +1,6 @@
 """The lab: what an experiment asks, which switches it has, and what one real run of it answered.
 
-A story is text that somebody wrote; an outcome is computed. Nothing in a story states a result.
+A lesson is text that somebody wrote; an outcome is computed. Nothing in a lesson states a result.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ RowOutcome = Literal["baseline", "bitwise equal", "rounding", "different", "miss
 ended it; crashed: its process died; shown: the row has nothing to compare."""
 
 Theme = Literal["Wrapped blocks", "Segments and gradient stores", "Microbatches and second order", "Traps"]
+"""In the order in which they are offered."""
 
 
 class Choice(Record):
@@ -45,7 +46,7 @@ class Switch(Record):
         return next(choice.label for choice in self.choices if choice.value == value)
 
 
-class Story(Record):
+class Lesson(Record):
     """One experiment before it ran."""
 
     name: str
@@ -56,7 +57,7 @@ class Story(Record):
     paragraphs: tuple[str, ...]
     switches: tuple[Switch, ...]
     words: tuple[str, ...] = ()
-    """Terms of the glossary that the story and its outcome use."""
+    """Terms of the glossary that the lesson and its outcome use."""
 
 
 class LabFigure(Record):
@@ -83,12 +84,15 @@ class LabRow(Record):
         return next((figure.value for figure in self.figures if figure.name == name), None)
 
 
+LabPart = Literal["baseline", "candidate", "recompute", "forward", "backward", "other"]
+
+
 class LabSeries(Record):
     """One line, or one colour of bars. None: nothing to draw there."""
 
     name: str
     y: tuple[float | None, ...]
-    part: Literal["baseline", "candidate", "recompute", "forward", "backward", "other"] = "other"
+    part: LabPart = "other"
     """What it is about: decides its colour, the same one as on every other page."""
 
 

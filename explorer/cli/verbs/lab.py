@@ -16,8 +16,8 @@ from explorer.cli.command import Output, answer_console, print_json, verb
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import RunLab
-from explorer.plan.lab import STORIES, settings, story
-from explorer.record.lab import LabOutcome, Story
+from explorer.plan.lessons import lesson_called, lessons, settings
+from explorer.record.lab import LabOutcome, Lesson
 from explorer.view.lab import lab_origins, lab_table
 
 WIDTH = 100
@@ -36,14 +36,14 @@ def lab(output: Output, name: Name = None, set: Switches = None, device: Where =
     if name is None:
         _list(output)
         return
-    told = story(name)
-    chosen = settings(told, switches_from(set or []))
+    lesson = lesson_called(name)
+    chosen = settings(lesson, switches_from(set or []))
     with worker() as engine:
         outcome = ask(engine, RunLab(name=name, switches=chosen, device=device))
     if output.json:
         print_json(outcome)
     else:
-        _print(told, outcome)
+        _print(lesson, outcome)
 
 
 def switches_from(texts: list[str]) -> dict[str, str]:
@@ -56,26 +56,26 @@ def switches_from(texts: list[str]) -> dict[str, str]:
 
 def _list(output: Output) -> None:
     if output.json:
-        print_json(STORIES)
+        print_json(lessons())
         return
     console = answer_console()
-    for theme, stories in groupby(STORIES, key=lambda one: one.theme):
+    for theme, shelf in groupby(lessons(), key=lambda lesson: lesson.theme):
         console.print(f"\n[bold]{theme}[/]")
         table = Table(box=None, show_header=False, padding=(0, 2))
-        for one in stories:
-            table.add_row(f"[cyan]{one.name}[/]", one.question)
+        for lesson in shelf:
+            table.add_row(f"[cyan]{lesson.name}[/]", lesson.question)
         console.print(table)
     console.print("\n[dim]`python -m explorer lab NAME` runs one; --set SWITCH=VALUE flips a switch.[/]")
 
 
-def _print(told: Story, outcome: LabOutcome) -> None:
+def _print(lesson: Lesson, outcome: LabOutcome) -> None:
     console = answer_console()
     width = min(WIDTH, console.width)
-    console.print(f"\n[bold]{told.title}[/]\n[italic]{told.question}[/]\n")
-    for paragraph in told.paragraphs:
+    console.print(f"\n[bold]{lesson.title}[/]\n[italic]{lesson.question}[/]\n")
+    for paragraph in lesson.paragraphs:
         console.print(escape(fill(paragraph, width)))
         console.print()
-    for switch in told.switches:
+    for switch in lesson.switches:
         value = outcome.switches[switch.name]
         others = ", ".join(f"{switch.name}={other}" for other in switch.values if other != value)
         console.print(f"  {switch.question} [bold]{escape(switch.label(value))}[/] [dim](--set {escape(others)})[/]")

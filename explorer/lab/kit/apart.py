@@ -15,17 +15,17 @@ from typing import IO
 import torch
 
 from explorer.child_process.forks import at_hand, server_is_gone
-from explorer.lab.kit.bench import Bench
+from explorer.lab.kit.bench import LabBench
 from explorer.record.base import from_json, to_json
 from explorer.record.lab import LabRow
 
 TIME_LIMIT_S = 60.0
 
 Trial = tuple[Callable[..., LabRow], tuple[str, ...]]
-"""A function of a module, called with a Bench and the strings; the first string is the label of its row."""
+"""A function of a module, called with a LabBench and the strings; the first string is the label of its row."""
 
 
-def rows_apart(trials: Sequence[Trial], bench: Bench) -> list[LabRow]:
+def rows_apart(trials: Sequence[Trial], bench: LabBench) -> list[LabRow]:
     """One row a trial; the children run side by side. A cancel ends them."""
     children: list[_Child] = []
     deadline = time.monotonic() + TIME_LIMIT_S
@@ -44,11 +44,11 @@ def rows_apart(trials: Sequence[Trial], bench: Bench) -> list[LabRow]:
 class _Child:
     def __init__(self, function: Callable[..., LabRow], arguments: tuple[str, ...], device: torch.device) -> None:
         self._label = arguments[0]
-        self._said: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
+        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
         with Path(os.devnull).open("wb") as nothing:
             self._process = at_hand().start(
                 run_trial, device.type, function.__module__, function.__name__, arguments,
-                files=[self._said.fileno()], errors=nothing.fileno(), needs=["torch._dynamo"],
+                files=[self._answer.fileno()], errors=nothing.fileno(), needs=["torch._dynamo"],
             )  # fmt: skip
 
     @property
@@ -56,15 +56,15 @@ class _Child:
         return self._process.ended
 
     def row(self) -> LabRow:
-        """What the child found, or how it died."""
+        """The child's row, or how it died."""
         code = self._process.code
         if not self.ended:
             note = f"no answer within {TIME_LIMIT_S:g} s"
         elif code is None:
             note = server_is_gone().sentence
         elif code == 0:
-            self._said.seek(0)
-            return from_json(self._said.read(), LabRow)
+            self._answer.seek(0)
+            return from_json(self._answer.read(), LabRow)
         elif code < 0:
             note = f"its process was ended by {signal.Signals(-code).name}"
         else:
@@ -73,13 +73,13 @@ class _Child:
 
     def end(self) -> None:
         self._process.close()
-        self._said.close()
+        self._answer.close()
 
 
-def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], said: int) -> None:
+def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], answer: int) -> None:
     """The child's side."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    row: LabRow = getattr(importlib.import_module(module), name)(Bench(torch.device(device)), *arguments)
-    with os.fdopen(said, "wb") as file:
+    row: LabRow = getattr(importlib.import_module(module), name)(LabBench(torch.device(device)), *arguments)
+    with os.fdopen(answer, "wb") as file:
         file.write(to_json(row))

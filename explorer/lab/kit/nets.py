@@ -1,4 +1,4 @@
-"""Nets that fit in a story: a few blocks of sixteen numbers, each with the one property its experiment is about."""
+"""Nets that fit in a lesson: a few blocks of sixteen numbers, each with the one property that its lesson is about."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.second(self.act(self.first(x)))
+
+
+class Smooth(nn.Module):
+    """Linear and tanh: something that has second derivatives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
 
 
 class MaskedDropout(nn.Module):
@@ -108,25 +119,3 @@ class Recurrent(nn.Module):
         for t in range(sequence.shape[1]):
             state = self.cell(state, sequence[:, t])
         return state
-
-
-class Router(nn.Module):
-    """Two experts and a noisy router: each token goes to the expert with the higher noisy score."""
-
-    def __init__(self, noise: float = 1.0) -> None:
-        super().__init__()
-        self.score = nn.Linear(WIDTH, 2)
-        self.experts = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
-        self.noise = noise
-        self.choices: list[Tensor] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        scores = self.score(x)
-        chosen = (scores + self.noise * torch.randn_like(scores)).argmax(dim=-1)
-        self.choices.append(chosen.cpu())
-        gate = scores.softmax(dim=-1)
-        out = torch.zeros_like(x)
-        for index, expert in enumerate(self.experts):
-            rows = (chosen == index).nonzero().squeeze(-1)
-            out = out.index_add(0, rows, expert(x[rows]) * gate[rows, index, None])
-        return x + out

@@ -17,14 +17,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.policy.recompute import running_again
 from explorer.engine.world.rng import RngState
 from explorer.errors import InvalidPolicy
+from explorer.lab.kit.bench import mean_square
+from explorer.lab.kit.nets import Recurrent
 
 Merge = Literal["add", "overwrite", "per_segment"]
 """add: one store, summed (the right way). overwrite: one store, the last segment to write a name wins (wrong as soon
@@ -99,12 +103,12 @@ def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add
         entry.rng.restore()
         known = _Known(gradients, stores[0] if merge == "add" else {})
         with running_again(chain.model):
-            gradients, found = _pull_back(chain, entry.steps, _leaf(entry.input, x), known)
+            gradients, store = _pull_back(chain, entry.steps, _leaf(entry.input, x), known)
         if merge == "per_segment":
-            stores.append(found)
+            stores.append(store)
         else:
-            stores[0].update(found)
-        del found  # a second owner would keep backward from adding in place
+            stores[0].update(store)
+        del store  # a second owner would keep backward from adding in place
     after.restore()
     return SegmentedStep(loss, tuple(stores), gradients[0] if gradients else None)
 
@@ -119,6 +123,23 @@ def cut(steps: Sequence[Step], n_segments: int) -> list[Sequence[Step]]:
     length, longer = divmod(len(steps), n_segments)
     ends = [length * (i + 1) + min(i + 1, longer) for i in range(n_segments)]
     return [steps[end - length - (i < longer) : end] for i, end in enumerate(ends)]
+
+
+def recurrent_chain(net: Recurrent, sequence: Tensor) -> Chain:
+    """One step of the chain for each token; what travels along the chain is the state."""
+    steps = tuple(partial(_read_token, net, sequence[:, t]) for t in range(sequence.shape[1]))
+    return Chain(net, steps, mean_square)
+
+
+def _read_token(net: Recurrent, token: Tensor, state: Tensor) -> Tensor:
+    return net.cell(state, token)
+
+
+def checkpointed_loss(chain: Chain, x: Tensor, n_segments: int) -> Tensor:
+    """The loss, with the same segments under torch's own checkpoint."""
+    for steps in cut(chain.steps, n_segments):
+        x = checkpoint(partial(_run, steps), x, use_reentrant=False)
+    return chain.loss(x)
 
 
 def install(store: Store, model: nn.Module) -> None:
@@ -160,10 +181,10 @@ def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, known: _Known
     shared = tuple(known.store)
     token = _Start.apply(known, shared, _run(steps, start), *(parameters[name] for name in shared))
     leaves = [start] if start.requires_grad else []
-    found = torch.autograd.grad(token, [*leaves, *parameters.values()], allow_unused=True)
+    pulled = torch.autograd.grad(token, [*leaves, *parameters.values()], allow_unused=True)
     del token
-    of_parameters = found[len(leaves) :]
-    return list(found[: len(leaves)]), {name: g for name, g in zip(parameters, of_parameters) if g is not None}
+    of_parameters = pulled[len(leaves) :]
+    return list(pulled[: len(leaves)]), {name: g for name, g in zip(parameters, of_parameters) if g is not None}
 
 
 class _Start(torch.autograd.Function):

@@ -15,10 +15,10 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
-from explorer.plan.lab import GLOSSARY, STORIES, settings, story
+from explorer.plan.lessons import lesson_called, lessons, settings
 from explorer.record.base import from_plain, to_json, to_plain
 from explorer.record.failure import Failure
-from explorer.record.lab import LabOutcome, Story, Switch
+from explorer.record.lab import LabOutcome, Lesson, Switch
 from explorer.ui.explore.run_bar import RUN_WIDTH
 from explorer.ui.session import backend
 from explorer.ui.shared.charts import picture
@@ -26,6 +26,7 @@ from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.progress import watch
 from explorer.view.drawing.chart import Chart
 from explorer.view.lab import lab_chart, lab_origins
+from explorer.view.words.lab import GLOSSARY
 
 State = dict[str, Any]
 ORIGINS = {
@@ -40,11 +41,11 @@ def page() -> None:
     _settle(state)
     left, right = st.columns([5, 7], gap="large")
     with left:
-        told = _choice(state)
-        request = _switches(state, told)
+        lesson = _choice(state)
+        request = _switches(state, lesson)
         _first_visit(state, request)
         _run_bar(state, request)
-        _words(told)
+        _words(lesson)
     with right:
         if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="lab"):
             state["failure"] = None
@@ -58,7 +59,7 @@ def _state() -> State:
     if "lab" not in st.session_state:
         query = st.query_params.to_dict()
         state: State = {
-            "name": STORIES[0].name,
+            "name": lessons()[0].name,
             "switches": {},
             "job": query.pop("job", None),
             "failure": None,
@@ -66,10 +67,10 @@ def _state() -> State:
         }
         state |= {"shown": {}, "visited": False}
         try:
-            told = story(query.pop("experiment", STORIES[0].name))
+            lesson = lesson_called(query.pop("experiment", lessons()[0].name))
             state["device"] = query.pop("device", "cpu") if query.get("device") in ("cpu", "cuda") else "cpu"
-            state["switches"][told.name] = settings(told, query)
-            state["name"] = told.name
+            state["switches"][lesson.name] = settings(lesson, query)
+            state["name"] = lesson.name
         except ExplorerError as error:
             state["device"] = "cpu"
             state["failure"] = to_plain(Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
@@ -78,28 +79,28 @@ def _state() -> State:
     return found
 
 
-def _choice(state: State) -> Story:
+def _choice(state: State) -> Lesson:
     """Which experiment, and its story."""
-    titles = {one.name: f"{one.theme}: {one.title}" for one in STORIES}
+    titles = {lesson.name: f"{lesson.theme}: {lesson.title}" for lesson in lessons()}
     names = list(titles)
     name = st.selectbox(
         "Experiment", names, index=names.index(state["name"]), format_func=titles.__getitem__, key="lab_experiment"
     )
     state["name"] = name
-    told = story(name)
-    st.markdown(f"#### {told.title}")
-    st.markdown(f"**{told.question}**")
-    for paragraph in told.paragraphs:
+    lesson = lesson_called(name)
+    st.markdown(f"#### {lesson.title}")
+    st.markdown(f"**{lesson.question}**")
+    for paragraph in lesson.paragraphs:
         st.markdown(_plain(paragraph))
-    return told
+    return lesson
 
 
-def _switches(state: State, told: Story) -> RunLab:
+def _switches(state: State, lesson: Lesson) -> RunLab:
     """The run as the switches stand."""
-    chosen = settings(told, state["switches"].get(told.name, {}))
-    for switch in told.switches:
-        chosen[switch.name] = _flip(told, switch, chosen[switch.name])
-    state["switches"][told.name] = chosen
+    chosen = settings(lesson, state["switches"].get(lesson.name, {}))
+    for switch in lesson.switches:
+        chosen[switch.name] = _flip(lesson, switch, chosen[switch.name])
+    state["switches"][lesson.name] = chosen
     state["device"] = st.radio(
         "Where does it run?",
         ["cpu", "cuda"],
@@ -108,10 +109,10 @@ def _switches(state: State, told: Story) -> RunLab:
         key="lab_device",
         help="cuda needs an NVIDIA GPU; every experiment runs on either.",
     )
-    return RunLab(name=told.name, switches=chosen, device=state["device"])
+    return RunLab(name=lesson.name, switches=chosen, device=state["device"])
 
 
-def _flip(told: Story, switch: Switch, value: str) -> str:
+def _flip(lesson: Lesson, switch: Switch, value: str) -> str:
     short = all(len(choice.label) <= 6 for choice in switch.choices)
     picked = st.radio(
         switch.question,
@@ -119,7 +120,7 @@ def _flip(told: Story, switch: Switch, value: str) -> str:
         index=switch.values.index(value),
         format_func=switch.label,
         horizontal=short,
-        key=f"lab_{told.name}_{switch.name}",
+        key=f"lab_{lesson.name}_{switch.name}",
     )
     return str(picked)
 
@@ -178,9 +179,9 @@ def _run_bar(state: State, request: RunLab) -> None:
         watch(lambda: None if _settle(state) else _job(state), "Running", key="lab_cancel")
 
 
-def _words(told: Story) -> None:
+def _words(lesson: Lesson) -> None:
     with st.expander("Words used here", icon=":material/menu_book:", key="lab_words"):
-        for word in told.words:
+        for word in lesson.words:
             st.markdown(f"**{word}**: {GLOSSARY[word]}")
 
 
@@ -247,5 +248,5 @@ def _to_address(state: State, request: RunLab) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text that carries no markup, whatever an exception or a story says."""
+    """Text that carries no markup, whatever an exception or a lesson says."""
     return re.sub(r"([\\`*_\[\]$~:#<>])", r"\\\1", text)

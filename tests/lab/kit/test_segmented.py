@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from explorer.errors import InvalidPolicy
-from explorer.lab.kit.bench import Bench, mean_square
+from explorer.lab.gradient_stores import added_up
+from explorer.lab.kit.bench import LabBench, mean_square
 from explorer.lab.kit.nets import Dropped, Normed, Recurrent, Residual, chain
-from explorer.lab.kit.segmented import Chain, Store, cut, install, segmented_step
+from explorer.lab.kit.segmented import Chain, Store, checkpointed_loss, cut, install, recurrent_chain, segmented_step
 from explorer.lab.segment_memory import peak_bytes
-from explorer.lab.stores import added_up, checkpointed_loss, recurrent_chain
 
 WIDTH = 16
 
@@ -132,8 +132,8 @@ def test_peak_is_that_of_torchs_checkpoint(batch: int, width: int, n_segments: i
 
     checkpointed()
     chained.model.zero_grad(set_to_none=True)
-    ours = peak_bytes(lambda: segmented_step(chained, x, n_segments), Bench())
-    theirs = peak_bytes(checkpointed, Bench())
+    ours = peak_bytes(lambda: segmented_step(chained, x, n_segments), LabBench())
+    theirs = peak_bytes(checkpointed, LabBench())
     # Two RNG states (5,056 bytes each) more or less are the only freedom.
     assert abs(ours - theirs) <= 2 * 5056 + 64, (ours, theirs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +11,13 @@ import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import RunLab
-from explorer.plan.lab import STORIES
+from explorer.plan import lessons as lessons_file
+from explorer.plan.lessons import lessons
 from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
 from explorer.record.progress import Progress
 from explorer.ui.session import backend
+from tests.lab.added import with_one_more
 
 SCRIPT = "from explorer.ui.lab import page as lab\nlab.page()\n"
 
@@ -100,7 +103,7 @@ def text(at: AppTest) -> str:
 
 def test_first_visit_runs_the_first_experiment_by_itself(open_lab: Callable[..., AppTest], worker: LabWorker) -> None:
     at = open_lab()
-    assert [request.name for request in worker.asked] == [STORIES[0].name]
+    assert [request.name for request in worker.asked] == [lessons()[0].name]
     assert "What to take away" in text(at) and "Found with" in text(at)
 
 
@@ -160,7 +163,16 @@ def test_what_an_outcome_says_never_becomes_markup(open_lab: Callable[..., AppTe
     assert "\\<img src=x" in said and "\\*\\*bold\\*\\*" in said
 
 
-@pytest.mark.parametrize("name", [one.name for one in STORIES])
-def test_every_story_can_be_opened(name: str, open_lab: Callable[..., AppTest], worker: LabWorker) -> None:
+@pytest.mark.parametrize("name", [lesson.name for lesson in lessons()])
+def test_every_lesson_can_be_opened(name: str, open_lab: Callable[..., AppTest], worker: LabWorker) -> None:
     at = open_lab(experiment=name)
     assert worker.asked[0].name == name and "Found with" in text(at)
+
+
+def test_a_lesson_added_as_a_file_is_offered(
+    open_lab: Callable[..., AppTest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lessons_file, "LAB", with_one_more(tmp_path))
+    at = open_lab(experiment="one-more")
+    assert "Traps: One more lesson" in at.selectbox(key="lab_experiment").options
+    assert "Can a lesson be added as a file?" in text(at) and "Which switch?" in [radio.label for radio in at.radio]

@@ -1,19 +1,6 @@
-"""The lab's experiments before they run: stories, switches, words. Text only, so a page can list them without torch."""
+"""One sentence a student understands for every term of the lab."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-
-from explorer.errors import BadInput, nearest
-from explorer.plan.lab.blocks import BLOCKS
-from explorer.plan.lab.microbatches import MICROBATCHES
-from explorer.plan.lab.randomness import RANDOMNESS
-from explorer.plan.lab.segments import SEGMENTS
-from explorer.plan.lab.traps import TRAPS
-from explorer.record.lab import Story
-
-STORIES: tuple[Story, ...] = (*RANDOMNESS, *BLOCKS, *SEGMENTS, *MICROBATCHES, *TRAPS)
-"""In the order in which the page offers them: each theme stands together."""
 
 GLOSSARY: dict[str, str] = {
     "gradient": "How the loss would change if a parameter changed a little. Training moves parameters against it.",
@@ -45,26 +32,3 @@ GLOSSARY: dict[str, str] = {
     "early stop": "Ending a recompute as soon as backward has every tensor it needs.",
     "expert": "One of several alternative layers; a router sends each token to one of them.",
 }
-
-
-def story(name: str) -> Story:
-    """The experiment called `name`. Raises BadInput that offers the nearest names."""
-    for one in STORIES:
-        if one.name == name:
-            return one
-    names = [one.name for one in STORIES]
-    raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, names) or f"It has {', '.join(names)}.")
-
-
-def settings(one: Story, given: Mapping[str, str]) -> dict[str, str]:
-    """Every switch of `one` with its value: the given one or the default. Raises BadInput with all faults at once."""
-    switches = {switch.name: switch for switch in one.switches}
-    faults = []
-    for name, value in given.items():
-        if name not in switches:
-            faults.append(f"{one.name} has no switch {name!r} (it has {', '.join(switches) or 'none'})")
-        elif value not in switches[name].values:
-            faults.append(f"{name} cannot be {value!r} (it can be {', '.join(switches[name].values)})")
-    if faults:
-        raise BadInput(f"{'; '.join(faults)}.", hint=f"`python -m explorer lab {one.name} --json` runs it as it is.")
-    return {name: given.get(name, switch.default) for name, switch in switches.items()}

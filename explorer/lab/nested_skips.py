@@ -1,4 +1,14 @@
-"""Traps that reach out of their block: skip connections inside a tuple, and a rerun that ends the process."""
+"""Tensors inside tuples, and a process that may die.
+
+The reentrant checkpoint cuts tensors off from the graph only where they are direct arguments. A skip connection
+handed over inside a tuple stays connected, so the inner backward wanders out of its block and uses up parts of the
+graph that the outer backward still needs. Depending on the net that is an exception, a wrong gradient or a dead
+interpreter.
+
+So each run of this experiment has a process of its own. The last choice is another way to endanger it: a BatchNorm
+whose mode flips between forward and backward while torch's check is switched off, so that the rerun hands backward
+other tensors than it expects and nobody looks.
+"""
 
 from __future__ import annotations
 
@@ -10,49 +20,46 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from explorer.lab.kit.apart import Trial, rows_apart
-from explorer.lab.kit.bench import (
-    DISTANCE,
-    Bench,
-    Gradients,
-    Setting,
-    Shown,
-    attempt,
-    baseline_row,
-    compared_row,
-    gradients_of,
-    mean_square,
-    number,
-)
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, attempt, gradients_of, mean_square
+from explorer.lab.kit.engines import CHECK_OFF
+from explorer.lab.kit.flip import flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
-from explorer.lab.state import CHECK_OFF, flip_row
-from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars
+from explorer.record.lab import LabRow
+
+THEME, PLACE = "Traps", 3
+QUESTION = "What can a checkpoint do to the program around it?"
+SWITCHES = {
+    "danger": (
+        "What does the block do?",
+        {
+            "tuple": "Takes skip connections inside a tuple",
+            "arguments": "Takes the same skip connections as direct arguments",
+            "flip": "BatchNorm changes to eval mode before the rerun, unchecked",
+        },
+    ),
+}
+WORDS = ("reentrant", "non-reentrant", "gradient")
 
 eager_checkpoint = inspect.unwrap(checkpoint)
 """torch's checkpoint without the decorator that imports the compiler: a second for each process, of no use here."""
 
 
-def nested_skips(setting: Setting, bench: Bench) -> Shown:
+def run(setting: Setting, bench: LabBench) -> Answer:
     """Two checkpoints under one danger, each in a process of its own."""
     danger = setting["danger"]
     trials: list[Trial] = [(skip_row, (engine, danger)) for engine in ("non-reentrant", "reentrant")]
     if danger == "flip":
         trials = [(flip_row, (label, "batchnorm", "between")) for label in (CHECK_OFF, "reentrant")]
     rows = (baseline_row("keep"), *rows_apart(trials, bench))
-    chart = LabChart(
-        kind="bars",
-        title="How wrong is the gradient? (no bar: no gradient came back)",
-        x_title="checkpoint",
-        y_title=DISTANCE,
-        x=tuple(row.label for row in rows[1:]),
-        series=(LabSeries(name=DISTANCE, y=tuple(number(row, DISTANCE) for row in rows[1:]), part="candidate"),),
-    )
+    chart = distance_bars(rows[1:], "How wrong is the gradient? (no bar: no gradient came back)")
     n_died = sum(row.outcome == "crashed" for row in rows)
     fate = (
         f"{n_died} of {len(trials)} processes died; this one reports it and goes on."
         if n_died
         else "Each process came to its end; had one died, it would be reported here like any other result."
     )
-    return Shown(rows, chart, (*map(_finding, rows[1:]), fate))
+    return Answer(rows, chart, (*map(_finding, rows[1:]), fate))
 
 
 def _finding(row: LabRow) -> str:
@@ -78,14 +85,14 @@ class ArgumentBlock(TupleBlock):
         return super().forward(x, skips)
 
 
-def skip_row(bench: Bench, engine: str, danger: str) -> LabRow:
+def skip_row(bench: LabBench, engine: str, danger: str) -> LabRow:
     """The row of one checkpoint, computed in this very process."""
     expected, reference = (_gradients(bench, "keep", danger, dtype) for dtype in (torch.float32, torch.float64))
-    found = attempt(partial(_gradients, bench, engine, danger, torch.float32))
-    return compared_row(engine, expected, found, reference=reference)
+    tried = attempt(partial(_gradients, bench, engine, danger, torch.float32))
+    return compared_row(engine, expected, tried, reference=reference)
 
 
-def _gradients(bench: Bench, engine: str, danger: str, dtype: torch.dtype) -> Gradients:
+def _gradients(bench: LabBench, engine: str, danger: str, dtype: torch.dtype) -> Gradients:
     """Three blocks, each of which also gets the outputs of all before it."""
     torch.manual_seed(0)
     kind = TupleBlock if danger == "tuple" else ArgumentBlock

@@ -1,0 +1,95 @@
+"""A layer that asks whether it runs again.
+
+Some layers change a little with every forward: a warm-up counter, a moving average, a codebook that learns. The layer
+here scales its output by 1 / (1 + number of forwards so far). Recomputed, it counts twice and scales differently the
+second time, so backward sees other numbers than forward did.
+
+explorer.is_recomputing() tells a layer that this forward is a rerun. A layer that asks can skip the counting and use
+the value that the first forward used.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.recompute import is_recomputing
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
+from explorer.lab.kit.nets import BATCH, WIDTH, block_names, blocks_of, chain
+from explorer.lab.kit.rows import baseline_row, compared_row, counted, size_of
+from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.record.policy import KEEP_ALL, Policy
+
+THEME, PLACE = "Wrapped blocks", 7
+QUESTION = "Can a layer that counts its own forwards be checkpointed?"
+SWITCHES = {
+    "asks": ("Does the layer ask?", {"no": "No, it counts every forward", "yes": "Yes, it counts first forwards only"}),
+    "steps": ("How many training steps?", {"5": "5", "1": "1", "20": "20"}),
+}
+WORDS = ("recompute", "gradient", "relative distance", "cosine")
+
+
+class Warming(nn.Module):
+    """Scales down with every forward it counts."""
+
+    def __init__(self, *, asks: bool) -> None:
+        super().__init__()
+        self.asks = asks
+        self.n_forwards = 0
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.asks and is_recomputing()):
+            self.n_forwards += 1
+        return torch.tanh(self.linear(x / (1.0 + self.n_forwards)))
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """A counting layer under recompute: its counter and the gradient of each step."""
+    n_steps = int(setting["steps"])
+    make = partial(Warming, asks=setting["asks"] == "yes")
+    trained: dict[str, tuple[list[Gradients], list[int]]] = {}
+    for done, label in enumerate(("kept", "recomputed")):
+        bench.tell(label, done, 2)
+        model = chain(make, 3).to(bench.device)
+        gradients, counts = [], []
+        with apply_policy(model, KEEP_ALL if label == "kept" else Policy.recompute(block_names(model))):
+            for step in range(n_steps):
+                gradients.append(step_gradients(model, bench.normal(BATCH, WIDTH, seed=step)))
+                counts.append(blocks_of(model, Warming)[0].n_forwards)
+        trained[label] = (gradients, counts)
+    (expected, right), (given, counts) = trained["kept"], trained["recomputed"]
+    rows = (
+        baseline_row("kept", counted("forwards counted", right[-1])),
+        compared_row("recomputed, first step", expected[0], given[0], counted("forwards counted", counts[0])),
+        compared_row("recomputed, last step", expected[-1], given[-1], counted("forwards counted", counts[-1])),
+    )
+    chart = LabChart(
+        kind="lines",
+        title="How many forwards did the layer count?",
+        x_title="training step",
+        y_title="forwards counted",
+        x=tuple(str(i + 1) for i in range(n_steps)),
+        series=(
+            LabSeries(name="kept", y=tuple(map(float, right)), part="baseline"),
+            LabSeries(name="recomputed", y=tuple(map(float, counts)), part="candidate"),
+        ),
+    )
+    return Answer(rows, chart, tuple(_findings(rows)))
+
+
+def _findings(rows: tuple[LabRow, ...]) -> list[str]:
+    kept, first, last = rows
+    n_right, n_counted = kept.value("forwards counted"), last.value("forwards counted")
+    findings = [f"Kept, the layer counts {n_right} forwards; recomputed, {n_counted}."]
+    if first.outcome == "bitwise equal":
+        findings.append("Gradients are bitwise equal: the rerun saw the very value that the first forward used.")
+    else:
+        findings.append(
+            f"The rerun scales by another value than forward did: the first gradient is off by "
+            f"{size_of(first)} of its size, and nothing complains."
+        )
+    return findings

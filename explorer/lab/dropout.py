@@ -1,0 +1,70 @@
+"""Dropout must draw the same mask again.
+
+Dropout throws away a random part of its input. A recomputed block draws its mask a second time, and backward believes
+that this is the mask forward used. If it is another mask, the gradient belongs to a net that never ran.
+
+torch therefore takes a snapshot of the random generator before each block and puts it back for the rerun
+(preserve_rng_state). Run without it first, then with it, and compare masks, gradients and loss.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
+from explorer.lab.kit.masks import N_BLOCKS, chance_of, mask_chart, mask_rows, mismatches
+from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain
+from explorer.lab.kit.rows import COSINE, baseline_row, compared_row, measured, percent, size_of
+from explorer.record.lab import LabRow
+from explorer.record.policy import KEEP_ALL, Policy
+
+THEME, PLACE = "Wrapped blocks", 1
+QUESTION = "What happens when a recomputed block draws new random numbers?"
+SWITCHES = {
+    "preserve_rng_state": ("Is the snapshot taken?", {"off": "No", "on": "Yes (torch's default)"}),
+    "p": ("How much is dropped?", {"0.3": "30 %", "0.1": "10 %", "0.5": "50 %"}),
+}
+WORDS = ("mask", "snapshot", "RNG", "gradient", "relative distance", "cosine")
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """Masks, gradients and loss with and without torch's snapshot."""
+    p, preserve = float(setting["p"]), setting["preserve_rng_state"] == "on"
+    x = bench.normal(BATCH, WIDTH)
+    plain, model = (chain(partial(Dropped, p), N_BLOCKS).to(bench.device) for _ in range(2))
+    expected, loss = _step_and_loss(plain, KEEP_ALL, x)
+    bench.tell("recomputed step", 1, 2)
+    gradients, candidate_loss = _step_and_loss(
+        model, Policy.recompute(block_names(model), preserve_rng_state=preserve), x
+    )
+    shares = mismatches(model)
+    rows = (
+        baseline_row("kept", measured("loss", loss)),
+        compared_row("recomputed", expected, gradients, measured("loss", candidate_loss)),
+        *mask_rows(shares),
+    )
+    same_loss = "bitwise equal" if loss == candidate_loss else "different"
+    findings = (
+        f"The rerun's masks differ from forward's in {percent(sum(shares) / N_BLOCKS)} of their elements; two masks "
+        f"that have nothing to do with each other would differ in {percent(chance_of(p))}.",
+        f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size, cosine "
+        f"{float(rows[1].value(COSINE) or 0):.4f}.",
+        f"The loss is {same_loss} to the kept run's, so the loss {_tells(rows[1])}.",
+    )
+    return Answer(rows, mask_chart(shares, p), findings)
+
+
+def _tells(row: LabRow) -> str:
+    return "and the gradient agree" if row.outcome == "bitwise equal" else "says nothing about the gradient"
+
+
+def _step_and_loss(model: nn.Module, policy: Policy, x: Tensor) -> tuple[Gradients, float]:
+    with apply_policy(model, policy):
+        torch.manual_seed(0)
+        loss = mean_square(model(x))
+        loss.backward()
+    return gradients_of(model), float(loss.detach())

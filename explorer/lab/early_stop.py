@@ -1,0 +1,127 @@
+"""Where a recompute ends.
+
+A recompute is there to bring back the saved tensors. When the last of them is back, there is no reason to go on, and
+torch leaves the block in the middle (early_stop). Layers behind that point run once, those before it twice.
+
+That is good for the cost and matters for anything that counts on both runs: hooks, counters, timers. The block here
+has four layers; each counts its own forwards. What its last layer saves decides where the rerun ends.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
+from explorer.lab.kit.nets import BATCH, WIDTH
+from explorer.lab.kit.rows import baseline_row, compared_row, counted
+from explorer.record.lab import LabChart, LabFigure, LabRow, LabSeries
+from explorer.record.policy import Policy
+
+THEME, PLACE = "Traps", 4
+QUESTION = "Which layers of a block really run again?"
+SWITCHES = {
+    "last": (
+        "What is the block's last layer?",
+        {
+            "linear": "A linear layer (saves its input)",
+            "relu": "ReLU (saves its output)",
+            "add": "An addition of a bias (saves nothing)",
+        },
+    ),
+    "early_stop": ("May the recompute end early?", {"on": "Yes (torch's default)", "off": "No"}),
+}
+WORDS = ("early stop", "recompute", "saved activations")
+
+
+class Shift(nn.Module):
+    """Adds a bias: its backward needs no tensor at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias
+
+
+LAST: dict[str, Callable[[], nn.Module]] = {"linear": partial(nn.Linear, WIDTH, WIDTH), "relu": nn.ReLU, "add": Shift}
+BEGUN, ENDED = "forwards begun", "forwards ended"
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """How often each layer of a recomputed block runs in one step."""
+    policy = Policy.recompute(["block"], early_stop=setting["early_stop"] == "on")
+    plain, model = (_layered(setting["last"]).to(bench.device) for _ in range(2))
+    expected = _counted_step(plain, bench)[0]
+    with apply_policy(model, policy):
+        gradients, runs = _counted_step(model, bench)
+    layers = [name for name, _ in model.get_submodule("block").named_children()]
+    rows = (
+        baseline_row("kept"),
+        compared_row("recomputed", expected, gradients),
+        *(LabRow(label=name, outcome="shown", figures=runs[name].figures()) for name in layers),
+    )
+    chart = LabChart(
+        kind="bars",
+        title="How often does each layer run in one step?",
+        x_title="layer of the block",
+        y_title="forwards in one step",
+        x=tuple(layers),
+        series=(
+            LabSeries(name=BEGUN, y=tuple(float(runs[name].begun) for name in layers)),
+            LabSeries(name=ENDED, y=tuple(float(runs[name].ended) for name in layers), part="recompute"),
+        ),
+    )
+    twice = [name for name in layers if runs[name].ended == 2]
+    broken = [name for name in layers if runs[name].begun > runs[name].ended]
+    skipped = [name for name in layers if runs[name].begun == 1]
+    findings = (
+        f"Ran to their end twice: {', '.join(twice) or 'no layer'}. Left in the middle of the rerun: "
+        f"{', '.join(broken) or 'none'}. Not reached by the rerun: {', '.join(skipped) or 'none'}.",
+        f"Gradients are {rows[1].outcome}"
+        + (": what was left out, backward never reads." if broken or skipped else "; the whole block ran again."),
+    )
+    return Answer(rows, chart, findings)
+
+
+def _layered(last: str) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = OrderedDict[str, nn.Module](first=nn.Linear(WIDTH, WIDTH), gelu=nn.GELU(), middle=nn.Linear(WIDTH, WIDTH))
+    layers["last"] = LAST[last]()
+    return nn.Sequential(OrderedDict[str, nn.Module](block=nn.Sequential(layers), head=nn.Linear(WIDTH, WIDTH)))
+
+
+@dataclass
+class LayerRuns:
+    """Forwards of one layer; a rerun that stops early leaves its last layer begun and not ended."""
+
+    begun: int = 0
+    ended: int = 0
+
+    def begin(self, *hook_arguments: Any) -> None:
+        self.begun += 1
+
+    def end(self, *hook_arguments: Any) -> None:
+        self.ended += 1
+
+    def figures(self) -> tuple[LabFigure, ...]:
+        return counted(BEGUN, self.begun), counted(ENDED, self.ended)
+
+
+def _counted_step(model: nn.Module, bench: LabBench) -> tuple[Gradients, dict[str, LayerRuns]]:
+    """Gradients, and the forwards of each layer of the block."""
+    runs: dict[str, LayerRuns] = {}
+    for name, layer in model.get_submodule("block").named_children():
+        runs[name] = LayerRuns()
+        layer.register_forward_pre_hook(runs[name].begin)
+        layer.register_forward_hook(runs[name].end)
+    mean_square(model(bench.normal(BATCH, WIDTH))).backward()
+    return gradients_of(model), runs

@@ -1,0 +1,158 @@
+"""What a lesson tells: rows that compare a run with the baseline, figures for them, and bars of how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from explorer.engine.compare.diffs import Yardstick, differences
+from explorer.lab.kit.bench import Gradients, Raised
+from explorer.record.comparison import GradientDiff
+from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
+
+EQUAL_TENSORS = "equal in every bit"
+DISTANCE = "relative distance"
+COSINE = "cosine"
+NORM_RATIO = "norm ratio"
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far a set of gradients is from the baseline's, over all parameters together."""
+
+    diffs: tuple[GradientDiff, ...]
+    baseline: Gradients = field(repr=False)
+    candidate: Gradients = field(repr=False)
+
+    @property
+    def outcome(self) -> RowOutcome:
+        if self.n_missing:
+            return "missing"
+        verdicts = {diff.verdict for diff in self.diffs}
+        if "different" in verdicts:
+            return "different"
+        return "rounding" if "rounding" in verdicts else "bitwise equal"
+
+    @property
+    def n_equal(self) -> int:
+        return sum(diff.verdict == "bitwise equal" for diff in self.diffs)
+
+    @property
+    def n_missing(self) -> int:
+        """Gradients that one side has and the other lacks."""
+        return sum(diff.presence in ("baseline only", "candidate only") for diff in self.diffs)
+
+    @property
+    def distance(self) -> float:
+        """|candidate - baseline| / |baseline|, L2; an absent gradient counts as zero."""
+        return float((self._flat[1] - self._flat[0]).norm() / self._flat[0].norm())
+
+    @property
+    def cosine(self) -> float | None:
+        """None where one side is all zero and points nowhere."""
+        left, right = self._flat
+        length = float(left.norm() * right.norm())
+        return max(-1.0, min(1.0, float(left @ right) / length)) if length else None
+
+    @property
+    def norm_ratio(self) -> float:
+        return float(self._flat[1].norm() / self._flat[0].norm())
+
+    @cached_property
+    def _flat(self) -> tuple[Tensor, Tensor]:
+        """Both sides as one float64 vector; cached_property writes past the frozen dataclass on purpose."""
+        pairs = [(self.baseline.get(diff.name), self.candidate.get(diff.name)) for diff in self.diffs]
+        shaped = [(a, b, a if a is not None else b) for a, b in pairs]
+        left = [
+            (a if a is not None else torch.zeros_like(like)).double().flatten()
+            for a, _, like in shaped
+            if like is not None
+        ]
+        right = [
+            (b if b is not None else torch.zeros_like(like)).double().flatten()
+            for _, b, like in shaped
+            if like is not None
+        ]
+        return torch.cat(left), torch.cat(right)
+
+    def figures(self) -> tuple[LabFigure, ...]:
+        return (
+            counted(EQUAL_TENSORS, self.n_equal, f"of {len(self.diffs)}"),
+            measured(DISTANCE, self.distance),
+            measured(COSINE, self.cosine),
+            measured(NORM_RATIO, self.norm_ratio),
+        )
+
+
+def gap(baseline: Gradients, candidate: Gradients, reference: Gradients | None = None) -> Gap:
+    """Compares tensor by tensor; without a float64 `reference` every difference is "different", never "rounding"."""
+    yardstick = Yardstick(reference=reference or {})
+    return Gap(differences(GradientDiff, baseline, candidate, yardstick), baseline, candidate)
+
+
+def measured(name: str, value: bool | int | float | str | None, unit: str = "") -> LabFigure:
+    """A figure that was read off a run, not counted."""
+    return LabFigure(name=name, value=value, unit=unit, origin="measured")
+
+
+def counted(name: str, value: bool | int | float | str | None, unit: str = "") -> LabFigure:
+    return LabFigure(name=name, value=value, unit=unit)
+
+
+def baseline_row(label: str, *figures: LabFigure) -> LabRow:
+    return LabRow(label=label, outcome="baseline", figures=figures)
+
+
+def compared_row(
+    label: str, baseline: Gradients, tried: Gradients | Raised, *figures: LabFigure, reference: Gradients | None = None
+) -> LabRow:
+    """A row that says how `tried` compares with `baseline`, or what it raised."""
+    if isinstance(tried, Raised):
+        return LabRow(label=label, outcome="raised", figures=figures, note=str(tried))
+    apart = gap(baseline, tried, reference)
+    absent = [diff.name for diff in apart.diffs if diff.presence == "baseline only"]
+    note = f"no gradient for {', '.join(absent)}" if absent else ""
+    return LabRow(label=label, outcome=apart.outcome, figures=(*apart.figures(), *figures), note=note)
+
+
+def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint", y_title: str = DISTANCE) -> LabChart:
+    """A bar a row: how far it is from the baseline; no bar where nothing came back."""
+    return LabChart(
+        kind="bars",
+        title=title,
+        x_title=x_title,
+        y_title=y_title,
+        x=tuple(row.label for row in rows),
+        series=(series_of(rows, DISTANCE),),
+    )
+
+
+def series_of(rows: Sequence[LabRow], figure: str, part: LabPart = "candidate", name: str = "") -> LabSeries:
+    """One figure of every row as a series, which is called like the figure unless it has a name of its own."""
+    return LabSeries(name=name or figure, y=tuple(number(row, figure) for row in rows), part=part)
+
+
+def number(row: LabRow, name: str) -> float | None:
+    """A figure of `row` for a chart or a sentence; None where the row has none."""
+    value = row.value(name)
+    return None if value is None else float(value)
+
+
+def size_of(row: LabRow, name: str = DISTANCE) -> str:
+    """A figure of `row` as it stands in a sentence."""
+    value = number(row, name)
+    return "an unknown amount" if value is None else brief(value)
+
+
+def percent(share: float) -> str:
+    """`31.4 %`"""
+    return f"{100 * share:.1f} %"
+
+
+def brief(number: float) -> str:
+    """Three digits: `0.314`, `2.3e-08`, and a plain 0 for exactly zero."""
+    return "0" if number == 0 else f"{number:.3g}"

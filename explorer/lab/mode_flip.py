@@ -1,0 +1,49 @@
+"""eval() between forward and backward.
+
+A training loop may switch to eval mode to log something before it calls backward. For an ordinary model that is
+harmless: forward is over. A recomputed block has its second forward still to come, and that one now runs in eval
+mode: no dropout, other statistics.
+
+torch can compare shapes and number of the recomputed tensors with those of the first forward (determinism_check) and
+refuse. Whether that notices anything depends on what changed.
+"""
+
+from __future__ import annotations
+
+from explorer.lab.kit.apart import rows_apart
+from explorer.lab.kit.bench import Answer, LabBench, Setting
+from explorer.lab.kit.engines import CHECK_OFF, CHECKPOINTS
+from explorer.lab.kit.flip import flip_row
+from explorer.lab.kit.rows import baseline_row, distance_bars, size_of
+from explorer.record.lab import LabRow
+
+THEME, PLACE = "Wrapped blocks", 8
+QUESTION = "What if the model's mode changes before the block runs again?"
+SWITCHES = {
+    "layer": ("Which layer minds the mode?", {"dropout": "Dropout", "batchnorm": "BatchNorm"}),
+    "flip": ("When is eval() called?", {"between": "Between forward and backward", "never": "Not at all"}),
+}
+WORDS = ("non-reentrant", "reentrant", "recompute", "cosine", "relative distance")
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """The same step with eval() called between forward and backward."""
+    rows = [baseline_row("kept")]
+    for label in CHECKPOINTS:
+        arguments = (label, setting["layer"], setting["flip"])
+        # Nobody compares shapes there, and a kernel that is handed empty tensors may end the process.
+        rows += rows_apart([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
+    return Answer(
+        tuple(rows), distance_bars(rows[1:], "How wrong is the gradient?"), tuple(map(_flip_finding, rows[1:]))
+    )
+
+
+def _flip_finding(row: LabRow) -> str:
+    name = row.label.capitalize()
+    if row.outcome == "raised":
+        return f"{name} refuses: {row.note}."
+    if row.outcome == "crashed":
+        return f"{name}: {row.note}, without an exception that anybody could catch."
+    if row.outcome == "bitwise equal":
+        return f"{name}: gradients are bitwise equal."
+    return f"{name} says nothing and is off by {size_of(row)} of the gradient's size."

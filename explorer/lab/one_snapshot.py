@@ -1,0 +1,92 @@
+"""One snapshot for all layers.
+
+All layers draw from one generator, one after the other, so each starts where the last one stopped. A tempting
+shortcut is to take a single snapshot before the whole model and put it back before any block reruns.
+
+Then every block starts its rerun at the same place in the stream of random numbers. The experiment has a checkpoint
+of its own with that shortcut and lays the masks of forward and rerun side by side.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from explorer.engine.world.rng import RngState
+from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of, mean_square, step_gradients
+from explorer.lab.kit.engines import WrittenOutCheckpoint
+from explorer.lab.kit.masks import N_BLOCKS, agreement
+from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, blocks_of, chain
+from explorer.lab.kit.rows import baseline_row, compared_row, measured, size_of
+from explorer.record.lab import LabChart, LabRow, LabSeries
+
+THEME, PLACE = "Wrapped blocks", 2
+QUESTION = "Is one snapshot of the random generator, taken before the model, enough?"
+SWITCHES = {
+    "snapshot": (
+        "Where are snapshots taken?",
+        {"model": "Once, before the whole model", "block": "Before each block", "none": "Nowhere"},
+    ),
+}
+WORDS = ("snapshot", "RNG", "mask", "recompute", "reentrant")
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """Which forward mask each rerun's mask agrees with, when snapshots are taken in the wrong place."""
+    x, make = bench.normal(4 * BATCH, WIDTH), partial(Dropped, 0.5)
+    expected = step_gradients(chain(make, N_BLOCKS).to(bench.device), x.clone().requires_grad_())
+    model = chain(make, N_BLOCKS).to(bench.device)
+    bench.tell("one snapshot", 1, 2)
+    torch.manual_seed(0)
+    whole = RngState.capture(model)
+    state = x.clone().requires_grad_()
+    for block in model:
+        state = WrittenOutCheckpoint.apply(block, _snapshot(setting["snapshot"], whole, block), state)
+    mean_square(state).backward()
+    masks = [block.dropout.masks for block in blocks_of(model, Dropped)]
+    own = [agreement(rerun, forward) for forward, rerun in masks]
+    first = [agreement(rerun, masks[0][0]) for _, rerun in masks]
+    rows = (
+        baseline_row("kept"),
+        compared_row("recomputed", expected, gradients_of(model)),
+        *(
+            LabRow(
+                label=f"mask of block{i}",
+                outcome="bitwise equal" if own[i] == 1 else "different",
+                figures=(
+                    measured("agrees with its own forward", own[i], "share"),
+                    measured("agrees with block0's forward", first[i], "share"),
+                ),
+            )
+            for i in range(N_BLOCKS)
+        ),
+    )
+    chart = LabChart(
+        kind="bars",
+        title="Whose forward mask does each rerun repeat? (50 % is chance)",
+        x_title="rerun of",
+        y_title="mask elements that agree",
+        unit="%",
+        x=tuple(f"block{i}" for i in range(N_BLOCKS)),
+        series=(
+            LabSeries(name="with its own forward", y=tuple(100 * share for share in own), part="baseline"),
+            LabSeries(name="with block0's forward", y=tuple(100 * share for share in first), part="recompute"),
+        ),
+    )
+    return Answer(rows, chart, tuple(_findings(rows, own, first)))
+
+
+def _snapshot(where: str, whole: RngState, block: nn.Module) -> RngState | None:
+    if where == "none":
+        return None
+    return whole if where == "model" else RngState.capture(block)
+
+
+def _findings(rows: tuple[LabRow, ...], own: list[float], first: list[float]) -> list[str]:
+    n_own, n_first = sum(share == 1 for share in own), sum(share == 1 for share in first)
+    return [
+        f"{n_own} of {N_BLOCKS} blocks repeat their own mask; {n_first} of {N_BLOCKS} repeat the mask of block0.",
+        f"Gradients: {rows[1].outcome}, off by {size_of(rows[1])} of their size.",
+    ]

@@ -1,0 +1,149 @@
+"""Wrap a block without renaming it.
+
+To checkpoint a block, something has to stand between the caller and the block's forward. There are three usual
+places: a bound function put on the block itself (what this explorer does), a wrapper module put in the block's place,
+and a small function that remembers the old forward (a closure).
+
+Other code looks at the model too: optimizers and saved weights go by parameter names, type checks ask for the block's
+class, and training tools copy models. Each way is tried on the same net and asked the same four questions; the
+gradient is compared as well.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.lab.kit.bench import Answer, LabBench, Setting, step_gradients
+from explorer.lab.kit.nets import BATCH, WIDTH, Residual, block_names, chain
+from explorer.lab.kit.rows import baseline_row, compared_row, counted
+from explorer.record.lab import LabChart, LabRow, LabSeries
+from explorer.record.policy import Policy
+
+THEME, PLACE = "Wrapped blocks", 4
+QUESTION = "After a block was made to recompute, is it still the same model for everybody else?"
+SWITCHES = {
+    "printed": (
+        "Which wrapped model to print?",
+        {
+            "in_place": "The block's own forward, replaced in place",
+            "wrapper": "A wrapper module in the block's place",
+            "closure": "A closure over the old forward",
+        },
+    ),
+}
+WORDS = ("recompute", "gradient", "bitwise equal")
+
+WAYS = {"in_place": "forward replaced in place", "wrapper": "wrapper module", "closure": "closure over forward"}
+QUESTIONS = (
+    "parameter names kept",
+    "saved-weight names kept",
+    "blocks of the same class",
+    "deep copy runs its own weights",
+)
+
+
+class Wrapper(nn.Module):
+    """The block one level deeper, under the name `inner`."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+def wrap(model: nn.Sequential, way: str) -> None:
+    """Makes every block of `model` recompute, in one of the three WAYS."""
+    if way == "in_place":
+        apply_policy(model, Policy.recompute(block_names(model)))
+    elif way == "wrapper":
+        for name, block in list(model.named_children()):
+            setattr(model, name, Wrapper(block))
+    else:
+        for block in model.children():
+            block.forward = _remembering(block.forward)
+
+
+def _remembering(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Any]:
+    """A function that remembers `forward`; a copy of the block gets the same function, and with it the old block."""
+
+    def checkpointed(x: Tensor) -> Any:
+        return checkpoint(forward, x, use_reentrant=False)
+
+    return checkpointed
+
+
+def run(setting: Setting, bench: LabBench) -> Answer:
+    """Names, class, copies and gradients of a model wrapped in three ways."""
+    x = bench.normal(BATCH, WIDTH)
+    plain = chain(Residual, 3).to(bench.device)
+    expected = step_gradients(plain, x)
+    rows, printed = [baseline_row("not wrapped")], ""
+    for done, (way, label) in enumerate(WAYS.items()):
+        bench.tell(label, done, len(WAYS))
+        model = chain(Residual, 3).to(bench.device)
+        wrap(model, way)
+        by_position = dict(zip(expected, step_gradients(model, x).values()))
+        rows.append(compared_row(label, expected, by_position, *_kept(plain, model, x)))
+        if way == setting["printed"]:
+            printed = str(model)
+    series = [
+        LabSeries(name=row.label, y=tuple(_share(row, question) for question in QUESTIONS))
+        for row in rows
+        if row.figures
+    ]
+    chart = LabChart(
+        kind="bars",
+        title="What does each way of wrapping leave as it was?",
+        x_title="question",
+        y_title="kept",
+        unit="%",
+        x=QUESTIONS,
+        series=tuple(series),
+    )
+    return Answer(tuple(rows), chart, tuple(_findings(rows[1:])), printed)
+
+
+def _kept(plain: nn.Sequential, model: nn.Sequential, x: Tensor) -> tuple[Any, ...]:
+    names, saved = dict(plain.named_parameters()), plain.state_dict()
+    same_names = sum(name in names for name, _ in model.named_parameters())
+    same_saved = sum(name in saved for name in model.state_dict())
+    same_class = sum(type(a) is type(b) for a, b in zip(plain, model))
+    shares = (
+        same_names / len(names),
+        same_saved / len(saved),
+        same_class / len(plain),
+        float(_copy_is_its_own(model, x)),
+    )
+    return tuple(counted(question, share, "share") for question, share in zip(QUESTIONS, shares))
+
+
+def _copy_is_its_own(model: nn.Sequential, x: Tensor) -> bool:
+    """A copy whose weights are all zero returns its input (every block is x + ...), if it runs its own weights."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.zero_()
+        return torch.equal(twin(x), x)
+
+
+def _share(row: LabRow, question: str) -> float | None:
+    value = row.value(question)
+    return None if value is None else 100.0 * float(value)
+
+
+def _findings(rows: list[LabRow]) -> list[str]:
+    findings = []
+    for row in rows:
+        lost = [question for question in QUESTIONS if row.value(question) != 1.0]
+        loses = f"fails at: {', '.join(lost)}" if lost else "leaves everything as it was"
+        findings.append(f"{row.label.capitalize()}: gradients {row.outcome}; {loses}.")
+    return findings

@@ -1,0 +1,116 @@
+"""The lab's lessons before they run, read from their source text as the sample models are: torch stays out.
+
+A lesson is one file of `explorer/lab/`. Its docstring is the title and the story; literals hold the rest:
+
+    THEME, PLACE   the shelf it stands on, and where on it; without a place it stands last
+    QUESTION       the one thing that it answers
+    SWITCHES       {name: (question, {value: what it means})}, the default value first
+    WORDS          terms of the glossary (explorer/view/words/lab.py)
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+from explorer.errors import BadInput, UnreadableFile, nearest
+from explorer.record.base import from_plain
+from explorer.record.lab import Lesson, Theme
+
+LAB = Path(__file__).resolve().parents[1] / "lab"
+_LITERALS = ("THEME", "QUESTION", "SWITCHES", "WORDS")
+_NO_LESSONS = ("__init__", "run")
+
+
+def lessons() -> tuple[Lesson, ...]:
+    """Every lesson, in the order in which they are offered. Raises UnreadableFile for a file that is none."""
+    return _lessons_in(LAB)
+
+
+def lesson_called(name: str) -> Lesson:
+    """The lesson called `name`. Raises BadInput that offers the nearest names."""
+    for lesson in lessons():
+        if lesson.name == name:
+            return lesson
+    names = [lesson.name for lesson in lessons()]
+    raise BadInput(f"The lab has no experiment {name!r}.", hint=nearest(name, names) or f"It has {', '.join(names)}.")
+
+
+def settings(lesson: Lesson, given: Mapping[str, str]) -> dict[str, str]:
+    """Every switch with its value: the given one or the default. Raises BadInput with all faults at once."""
+    switches = {switch.name: switch for switch in lesson.switches}
+    faults = []
+    for name, value in given.items():
+        if name not in switches:
+            faults.append(f"{lesson.name} has no switch {name!r} (it has {', '.join(switches) or 'none'})")
+        elif value not in switches[name].values:
+            faults.append(f"{name} cannot be {value!r} (it can be {', '.join(switches[name].values)})")
+    if faults:
+        raise BadInput(f"{'; '.join(faults)}.", hint=f"`python -m explorer lab {lesson.name} --json` runs it as it is.")
+    return {name: given.get(name, switch.default) for name, switch in switches.items()}
+
+
+@cache
+def _lessons_in(folder: Path) -> tuple[Lesson, ...]:
+    files = (path for path in sorted(folder.glob("*.py")) if path.stem not in _NO_LESSONS)
+    return tuple(lesson for _, lesson in sorted(map(_read, files), key=lambda placed: placed[0]))
+
+
+def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
+    """Where a lesson stands, and the lesson. Raises UnreadableFile."""
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        literals = _literals(tree)
+        title, _, story = (ast.get_docstring(tree) or "").partition("\n\n")
+        missing = [name for name in _LITERALS if name not in literals] + ["story below its title"] * (not story)
+        if missing:
+            raise ValueError(f"it has no {', no '.join(missing)}")
+        lesson = {
+            "name": path.stem.replace("_", "-"),
+            "theme": literals["THEME"],
+            "title": " ".join(title.split()).rstrip("."),
+            "question": literals["QUESTION"],
+            "paragraphs": [" ".join(paragraph.split()) for paragraph in story.split("\n\n")],
+            "switches": _switches(literals["SWITCHES"]),
+            "words": literals["WORDS"],
+        }
+        shelf = get_args(Theme)
+        read = from_plain(lesson, Lesson)
+        return (shelf.index(read.theme), float(literals.get("PLACE", math.inf))), read
+    except (OSError, SyntaxError, ValueError, TypeError, UnreadableFile) as error:
+        raise UnreadableFile(f"{path} cannot be read as a lesson: {str(error).rstrip('.')}.") from error
+
+
+def _literals(tree: ast.Module) -> dict[str, Any]:
+    """The values of a lesson's literals, assigned one by one or side by side. Raises ValueError for any other value."""
+    literals: dict[str, Any] = {}
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign):
+            target = ast.unparse(statement.targets[0]).strip("()")
+            names = target.split(", ")
+            if not {*names} & {*_LITERALS, "PLACE"}:
+                continue
+            try:
+                value = ast.literal_eval(statement.value)
+            except ValueError as error:
+                raise ValueError(f"{target} is no literal") from error
+            literals |= {target: value} if len(names) == 1 else dict(zip(names, value))
+    return literals
+
+
+def _switches(written: Any) -> list[dict[str, Any]]:
+    try:
+        return [
+            {
+                "name": name,
+                "question": question,
+                "choices": [{"value": v, "label": label} for v, label in words.items()],
+            }
+            for name, (question, words) in written.items()
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError("SWITCHES must be {name: (question, {value: what it means})}") from error
