@@ -14,8 +14,9 @@ import msgspec
 
 from explorer.errors import UnreadableFile
 
-Origin = Literal["measured", "counted", "predicted", "simulated"]
-"""Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation."""
+Origin = Literal["measured", "counted", "predicted", "simulated", "recorded"]
+"""Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation, a loop of the
+user's own."""
 
 if TYPE_CHECKING:
     Column = array[int]

@@ -28,8 +28,9 @@ Role = Literal[
 ROLES: tuple[Role, ...] = get_args(Role)
 """In stacking order, bottom first: torch's own order of categories, with ours between them."""
 
-Phase = Literal["forward", "recompute", "backward", "optimizer"]
+Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
+"""`between`: what a loop of somebody's own does outside the other four, such as clipping gradients."""
 
 
 class Environment(Record):
@@ -208,6 +209,8 @@ class Measurement(Record):
     times: Times | None = None
     uncounted_ops: dict[str, int] = {}
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
+    recorded_in: str = ""
+    """Where the step of origin `recorded` stands: `train.py:42`."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None

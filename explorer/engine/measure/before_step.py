@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
-from explorer.engine.step import Trainee
 from explorer.engine.watch.storages import Existing, parts
 
 
-def existing_tensors(trainee: Trainee) -> list[Existing]:
-    """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, batch."""
-    model = trainee.model
+def existing_tensors(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, inputs: Iterable[object]
+) -> list[Existing]:
+    """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, inputs.
+
+    A tensor that is several of these is the first of them.
+    """
     existing = []
     for name, parameter in model.named_parameters():
         existing.append(Existing(parameter, "parameter", owner(name)))
@@ -23,20 +26,19 @@ def existing_tensors(trainee: Trainee) -> list[Existing]:
     for fqn, module in model.named_modules():
         plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
         existing += [Existing(value, "buffer", fqn) for value in plain]
-    existing += optimizer_tensors(trainee)
-    batch = tree_leaves((trainee.inputs, trainee.targets))
-    existing += [Existing(leaf, "input", "") for leaf in batch if isinstance(leaf, torch.Tensor)]
+    existing += optimizer_tensors(model, optimizer)
+    existing += [Existing(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)]
     return existing
 
 
-def optimizer_tensors(trainee: Trainee) -> list[Existing]:
+def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[Existing]:
     """The optimizer's state, each tensor with the block of its parameter."""
-    if trainee.optimizer is None:
+    if optimizer is None:
         return []
-    owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in trainee.model.named_parameters()}
+    owners: dict[torch.Tensor, str] = {p: owner(name) for name, p in model.named_parameters()}
     return [
         Existing(value, "optimizer state", owners.get(parameter, ""))
-        for parameter, state in trainee.optimizer.state.items()
+        for parameter, state in optimizer.state.items()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     ]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from torch.utils._pytree import tree_leaves
+
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_memory
@@ -18,6 +20,7 @@ from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors, storage_bytes
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.watch.storages import Existing
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
@@ -103,7 +106,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
                     with device.limited(trainee.spec.memory_limit_bytes):
                         run_step(trainee, tracker.on_phase)
                 finally:
-                    tracker.storages.tag(optimizer_tensors(trainee))
+                    tracker.storages.tag(optimizer_tensors(trainee.model, trainee.optimizer))
         finally:
             with suppress(Exception):  # a device without memory has none for a probe either
                 probes.append(take_probe(device.torch, number=1))
@@ -139,12 +142,16 @@ def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
 def tracker_of(trainee: Trainee) -> Tracker:
     """A tracker that knows what lies in memory before the step."""
     segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
-    return Tracker(trainee.model, trainee.device, existing_tensors(trainee), segments=segments)
+    return Tracker(trainee.model, trainee.device, _existing(trainee), segments=segments)
+
+
+def _existing(trainee: Trainee) -> list[Existing]:
+    return existing_tensors(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
 
 
 def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
     trainee.model.zero_grad(set_to_none=True)
-    base_bytes = storage_bytes(existing_tensors(trainee), trainee.device)
+    base_bytes = storage_bytes(_existing(trainee), trainee.device)
     recorder = device.recorder()
     with recorder, device.limited(trainee.spec.memory_limit_bytes):
         run_step(trainee)

@@ -50,9 +50,10 @@ PHASE_COLOURS: dict[Phase, str] = {
     "recompute": RECOMPUTE,
     "backward": ROLE_COLOURS["gradient"],
     "optimizer": ROLE_COLOURS["optimizer state"],
+    "between": ROLE_COLOURS["temporary"],
 }
 
-PHASE_PATTERNS: dict[Phase, str] = {"forward": "", "recompute": "/", "backward": "", "optimizer": "-"}
+PHASE_PATTERNS: dict[Phase, str] = {"forward": "", "recompute": "/", "backward": "", "optimizer": "-", "between": "."}
 
 RUN_COLOURS: dict[str, str] = {"baseline": "#7A828C", "candidate": "#C2417C"}
 RUN_DASHES: dict[str, str] = {"baseline": "dot", "candidate": "solid"}

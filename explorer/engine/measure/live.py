@@ -1,0 +1,211 @@
+"""One step of a loop that somebody else runs, under both instruments.
+
+    with ...:      zero_grad │ forward │ backward │ clip │ optimizer │ scheduler
+    phase          between   │ forward │ backward │ between │ optimizer │ between
+
+Nothing tells the borders, so they are found: the model is called (forward), torch.autograd.backward is entered and left
+(backward; Tensor.backward and a gradient scaler go through it), an optimizer steps (torch's own global hooks). What
+lies outside is `between`. Nothing of the user's is changed: hooks come off, no random number is drawn, no gradient is
+touched, and the exception that ends a step is the user's to see.
+"""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
+from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.limits import failure_of
+from explorer.engine.measure.attribution import Attribution, attribute
+from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors
+from explorer.engine.measure.block_costs import bills, uncounted
+from explorer.engine.measure.recording import doubts
+from explorer.engine.model.loaded import types_of
+from explorer.engine.watch.tracker import BACKWARD, Tracker
+from explorer.errors import BadInput
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement, Phase
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import Optimizer, RunSpec
+
+BETWEEN = PHASES.index("between")
+
+
+class _LoopTracker(Tracker):
+    """A tracker that takes the first call of the model for the border to forward."""
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        if self._phase == BETWEEN and not frame.reruns:
+            self.on_phase("forward")
+        super().entered(block, frame, inputs)
+
+    @property
+    def in_backward(self) -> bool:
+        return self._phase == BACKWARD
+
+
+class LiveStep:
+    """Records between enter and exit; `measurement` stands afterwards, also after an exception, which passes."""
+
+    measurement: Measurement
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
+        self._model, self._optimizer, self._where = model, optimizer, where
+        self._device: Device = device_of(_device_of(model))
+        self._probes: list[Probe] = []
+        self._open = ExitStack()
+
+    def __enter__(self) -> None:
+        """Raises BadInput where another instrument is on: each would record the other."""
+        _refuse_other_instruments()
+        self._recorder = self._device.recorder()
+        self._tracker = _LoopTracker(self._model, self._device.torch, self._existing())
+        with ExitStack() as opened:
+            self._said = opened.enter_context(_heard())
+            opened.enter_context(self._recorder)
+            opened.callback(self._probe)
+            self._probe()
+            opened.enter_context(self._tracker)
+            opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self._optimizer)))
+            self._tracker.on_phase("between")
+            opened.enter_context(_borders(self._tracker))
+            self._open = opened.pop_all()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
+        self._open.__exit__(None, None, None)
+        log = self._recorder.log
+        found = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
+        told = [*self._said, *doubts(log, max(found.allocations.held_bytes))]
+        self.measurement = Measurement(
+            spec=self._spec(found),
+            environment=self._device.environment(torch.get_num_threads()),
+            origin="recorded",
+            recorded_in=self._where,
+            allocations=found.allocations,
+            phases=found.phases,
+            peaks=AllocatorPeaks(
+                tracker_peak_bytes=found.tracker_peak_bytes,
+                requested_peak_bytes=log.requested_peak_bytes,
+                allocated_peak_bytes=log.allocated_peak_bytes,
+                reserved_peak_bytes=log.reserved_peak_bytes,
+                allocated=found.allocated,
+                reserved=found.reserved,
+            ),
+            blocks=bills(self._tracker, found.allocations, found.phases, KEEP_ALL, {}),
+            uncounted_ops=uncounted(self._tracker),
+            dtype=types_of(self._model),
+            warnings=tuple(dict.fromkeys(told)),
+            failure=failure_of(error) if isinstance(error, Exception) else None,
+        )
+
+    def _existing(self) -> list[Any]:
+        """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
+        held = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+        here = (tensor for tensor in held if tensor.device.type == self._device.torch.type and _has_storage(tensor))
+        return existing_tensors(self._model, self._optimizer, here)
+
+    def _probe(self) -> None:
+        with suppress(Exception):  # a device without memory has none for a probe either
+            self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
+
+    def _spec(self, found: Attribution) -> RunSpec:
+        n_backwards = sum(span.phase == "forward" for span in found.phases)
+        kind = type(self._optimizer).__name__.lower()
+        optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
+        return RunSpec(
+            model=ModelRef(target=self._where),
+            device="cuda" if self._device.torch.type == "cuda" else "cpu",
+            optimizer=optimizer,
+            mode="train" if self._model.training else "eval",
+            n_accumulation=max(n_backwards, 1),
+            n_repeats=0,
+            n_threads=torch.get_num_threads(),
+        )
+
+
+@contextmanager
+def _borders(tracker: _LoopTracker) -> Iterator[None]:
+    """Announces backward and optimizer while they run, and `between` behind them."""
+    plain: Callable[..., Any] = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        if tracker.in_backward:  # reentrant checkpointing calls it from within
+            return plain(*args, **kwargs)
+        tracker.on_phase("backward")
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            tracker.on_phase("between")
+
+    def stepping(phase: Phase) -> Callable[..., None]:
+        return lambda optimizer, args, kwargs: tracker.on_phase(phase)
+
+    torch.autograd.backward = backward
+    hooks = [
+        register_optimizer_step_pre_hook(stepping("optimizer")),
+        register_optimizer_step_post_hook(stepping("between")),
+    ]
+    try:
+        yield
+    finally:
+        torch.autograd.backward = plain
+        for hook in hooks:
+            hook.remove()
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """What is warned about meanwhile, beside what the user's own filters do with it."""
+    said: list[str] = []
+    show = warnings.showwarning
+
+    def showwarning(message: Warning | str, *rest: Any, **named: Any) -> None:
+        said.append(str(message))
+        show(message, *rest, **named)
+
+    warnings.showwarning = showwarning  # type: ignore[assignment]
+    try:
+        yield said
+    finally:
+        warnings.showwarning = show
+
+
+def _refuse_other_instruments() -> None:
+    found = []
+    if torch._C._autograd._profiler_enabled():
+        found.append("a profiler is running, or another step is being recorded")
+    if (mode := _get_current_dispatch_mode()) is not None:
+        found.append(f"the dispatch mode {type(mode).__name__} is on")
+    if found:
+        raise BadInput(
+            f"A step cannot be recorded here: {' and '.join(found)}.",
+            hint="Record outside of it; both would record each other.",
+        )
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    places = {tensor.device.type: tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if "cuda" in places:
+        return places["cuda"]
+    if set(places) <= {"cpu"}:
+        return torch.device("cpu")
+    raise BadInput(
+        f"A step can be recorded on cpu and cuda; this model lies on {', '.join(sorted(places))}.",
+        hint="Move the model to one of them.",
+    )
+
+
+def _has_storage(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > 0
+    except (NotImplementedError, RuntimeError):  # wrapper subclasses without memory of their own
+        return False

@@ -1,0 +1,1 @@
+"""The instruments in somebody's own training loop."""

@@ -1,0 +1,195 @@
+"""A step of a foreign loop is recorded, and nothing of that loop can tell."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import explorer
+from explorer.engine.measure.measure import measure
+from explorer.engine.model.load import load
+from explorer.errors import BadInput, NotSaved
+from explorer.jobs.run_file import read
+from explorer.own_loop.record_step import RecordedStep
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.record import Measurement, ModelRef, Policy, RunSpec
+from explorer.record.base import from_msgpack
+
+WIDTH, BATCH = 64, 256
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Memory block of unknown size.*")
+        yield
+
+
+def net() -> nn.Sequential:
+    blocks = [
+        nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * WIDTH, WIDTH))
+        for _ in range(4)
+    ]
+    return nn.Sequential(*blocks, nn.BatchNorm1d(WIDTH))
+
+
+class Loop:
+    """Accumulation over two microbatches, clipping, AdamW, a schedule: nothing in it knows of a recorder."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.x, self.y = torch.randn(2 * BATCH, WIDTH), torch.randn(2 * BATCH, WIDTH)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        for x, y in zip(self.x.split(BATCH), self.y.split(BATCH)):
+            (nn.functional.mse_loss(self.model(x), y) / 2).backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.optimizer.step()
+        self.schedule.step()
+
+
+def carried(loop: Loop) -> list[torch.Tensor]:
+    """All that training carries on, generators included."""
+    state = [value for values in loop.optimizer.state.values() for value in values.values()]
+    gradients = [p.grad for p in loop.model.parameters() if p.grad is not None]
+    return [*loop.model.state_dict().values(), *gradients, *state, torch.get_rng_state()]
+
+
+def trained(*, recorded: bool) -> tuple[Loop, RecordedStep | None]:
+    loop, run = Loop(), None
+    for i in range(3):
+        run = explorer.record_step(loop.model, loop.optimizer) if recorded and i == 1 else run
+        with run if run is not None and i == 1 else nullcontext():
+            loop.step()
+    return loop, run
+
+
+def test_weights_state_and_generators_are_bitwise_those_of_the_loop_without_it() -> None:
+    (bare, _), (watched, run) = trained(recorded=False), trained(recorded=True)
+    left, right = carried(bare), carried(watched)
+    assert len(left) == len(right) > 20
+    assert all(torch.equal(a, b) for a, b in zip(left, right))
+    assert run is not None and run.peak_bytes > 0
+
+
+def test_nothing_stays_behind() -> None:
+    backward = torch.autograd.backward
+    loop, _ = trained(recorded=True)
+    assert torch.autograd.backward is backward
+    names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    assert not any(getattr(module, name) for module in loop.model.modules() for name in names)
+    assert not any(p._post_accumulate_grad_hooks for p in loop.model.parameters() if p._post_accumulate_grad_hooks)
+
+
+def test_phases_are_found_accumulation_and_what_lies_between_included() -> None:
+    _, run = trained(recorded=True)
+    assert run is not None
+    phases = [span.phase for span in run.measurement.phases]
+    assert phases[-4:-1] == ["backward", "between", "optimizer"] or phases[-3:] == ["backward", "between", "optimizer"]
+    assert [phase for phase in phases if phase in ("forward", "backward")] == ["forward", "backward"] * 2
+    assert run.measurement.by_fqn["0"].n_forward == 2
+    assert run.measurement.origin == "recorded"
+    assert run.measurement.recorded_in.startswith("test_record_step.py:")
+
+
+TINY: dict[str, Any] = {
+    "n_layers": 3, "width": 32, "n_heads": 2, "length": 32, "batch": 8, "vocabulary": 32, "dropout": 0.1,
+}  # fmt: skip
+GPT = ModelRef(target="sample_models/gpt.py", arguments=TINY)
+
+
+def gpt_step(policy: Policy | None = None) -> tuple[Measurement, RecordedStep]:
+    """The same step twice: measured by the product, and recorded in a loop written by hand."""
+    spec = RunSpec(model=GPT, n_repeats=0, policy=policy or Policy())
+    loaded = load(GPT, seed=0)
+    handle = explorer.apply_policy(loaded.model, spec.policy)
+    optimizer = torch.optim.AdamW(loaded.model.parameters())
+    inputs, targets = loaded.inputs, loaded.targets
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(loaded.model(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+
+    step()
+    optimizer.zero_grad()
+    with explorer.record_step(loaded.model, optimizer) as run:
+        step()
+    handle.undo()
+    return measure(spec), run
+
+
+@pytest.mark.parametrize("policy", [None, Policy.recompute(["blocks.0", "blocks.1"])], ids=["kept", "recomputed"])
+def test_peak_and_flops_are_those_of_a_measured_step(policy: Policy | None) -> None:
+    measured, run = gpt_step(policy)
+    recorded = run.measurement
+    stray = sum(size for size, born, role in zip(*columns(recorded)) if born == 0 and role == 3)
+    own = sum(size for size, born, role in zip(*columns(measured)) if born == 0 and role == 3)
+    assert run.peak_bytes - (stray - own) == pytest.approx(measured.step_peak_bytes, rel=1e-3)
+    assert recorded.total_flops == measured.total_flops
+    again = {bill.fqn for bill in recorded.blocks if bill.n_recompute and bill.fqn.count(".") == 1}
+    assert {fqn for fqn in again if fqn.startswith("blocks.")} == set(policy.blocks if policy else ())
+
+
+def columns(run: Measurement) -> tuple[list[int], list[int], list[int]]:
+    log = run.allocations
+    assert log is not None
+    return log.n_bytes.tolist(), log.born.tolist(), log.role.tolist()
+
+
+def test_any_policy_is_forecast_from_a_recorded_step() -> None:
+    _, run = gpt_step()
+    policy = Policy.recompute(["blocks.0", "blocks.2"])
+    foreseen = Forecaster(run.measurement).forecast(policy)
+    measured, _ = gpt_step(policy)
+    plain, _ = gpt_step()
+    assert foreseen.step_peak_bytes is not None and measured.step_peak_bytes is not None
+    fell = run.peak_bytes - foreseen.step_peak_bytes
+    assert fell == pytest.approx((plain.step_peak_bytes or 0) - measured.step_peak_bytes, rel=0.01) and fell > 0
+
+
+def test_a_step_that_raises_is_kept_until_then_and_raises(tmp_path: Path) -> None:
+    loop = Loop()
+    with pytest.raises(RuntimeError, match="shape"), explorer.record_step(loop.model) as run:
+        loop.model(loop.x).view(3, 5)
+    assert run.measurement.failure is not None and run.measurement.step_peak_bytes is None
+    assert run.peak_bytes > 0 and "at least" in repr(run)
+    opened = read(run.save(tmp_path / "run.explorer").read_bytes())
+    assert opened.kind == "measurement"
+
+
+def test_the_file_opens_with_the_figures_of_the_run(tmp_path: Path) -> None:
+    _, run = trained(recorded=True)
+    assert run is not None
+    path = run.save(tmp_path / "step.explorer")
+    again = from_msgpack(read(path.read_bytes()).record, Measurement)
+    assert again.step_peak_bytes == run.peak_bytes and again.origin == "recorded"
+    assert not list(tmp_path.glob("*.part"))
+    assert "peak" in repr(run) and run.why()[0].startswith("The peak of")
+    with pytest.raises(NotSaved, match="could not be written"):
+        run.save(tmp_path / "nowhere" / "step.explorer")
+
+
+def test_another_instrument_is_refused_in_a_sentence() -> None:
+    model = net()
+    with pytest.raises(BadInput, match="FlopCounterMode"), FlopCounterMode(display=False), explorer.record_step(model):
+        pass
+    twice = pytest.raises(BadInput, match="another step is being recorded")
+    with twice, explorer.record_step(model), explorer.record_step(model):
+        pass
+    with pytest.raises(BadInput, match="not been recorded yet"):
+        explorer.record_step(model).measurement  # noqa: B018
+    with pytest.raises(BadInput, match="lies on meta"), explorer.record_step(nn.Linear(2, 2, device="meta")):
+        pass
