@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from explorer.lab.kit.rows import EQUAL_TENSORS, gap
+from explorer.lab.kit.bench import Raised
+from explorer.lab.kit.rows import DISTANCE, EQUAL_TENSORS, compared_row, distance_bars, gap, size_of
 
 
 def test_a_doubled_gradient_is_seen() -> None:
@@ -21,3 +22,20 @@ def test_a_doubled_gradient_is_seen() -> None:
     )
     assert gap(right, {**right, "bias": None}).outcome == "missing"
     assert next(f.value for f in gap(right, right).figures() if f.name == EQUAL_TENSORS) == 2
+
+
+def test_bars_have_no_length_where_nothing_came_back() -> None:
+    right = {"weight": torch.ones(2)}
+    rows = [
+        compared_row("doubled", right, {"weight": 2 * torch.ones(2)}),
+        compared_row("refused", right, Raised("E", "no")),
+    ]
+    chart = distance_bars(rows, "How wrong?")
+    assert chart.x == ("doubled", "refused") and chart.series[0].y == (1.0, None)
+    assert (chart.series[0].name, chart.series[0].part) == (DISTANCE, "candidate")
+    assert (size_of(rows[0]), size_of(rows[1])) == ("1", "an unknown amount")
+
+
+def test_an_absent_gradient_is_named() -> None:
+    row = compared_row("partly", {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": None})
+    assert row.outcome == "missing" and row.note == "no gradient for b"
