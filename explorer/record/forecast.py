@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.base import Origin, Record
-
-FORECAST_ORIGIN: Origin = "predicted"
+from explorer.record.base import Record
 
 
 class Forecast(Record):

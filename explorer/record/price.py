@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from explorer.record.base import Origin, Record
-
-PRICE_ORIGIN: Origin = "predicted"
+from explorer.record.base import Record
 
 
 class Price(Record):

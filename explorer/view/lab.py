@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, STAGE_COLOURS, STAGE_PATTERNS
+from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
 from explorer.view.drawing.figure import bars, figure
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
 
@@ -150,12 +150,12 @@ def _value_text(chart: LabChart, y: float) -> str:
 
 def _colour(series: LabSeries, index: int) -> str:
     """What a series is about has one colour on every page; the rest borrows the ten of the stages."""
-    return _COLOURS.get(series.part, STAGE_COLOURS[index % len(STAGE_COLOURS)])
+    return _COLOURS.get(series.part, stage_colour(index))
 
 
 def _pattern(series: LabSeries, index: int) -> str:
     if series.part == "other":
-        return STAGE_PATTERNS[index % len(STAGE_PATTERNS)]
+        return stage_pattern(index)
     return "/" if series.part == "recompute" else ""
 
 

@@ -17,7 +17,7 @@ from explorer.record.base import to_plain
 from explorer.record.graph import Block, ModelGraph
 from explorer.view.drawing.units import mib
 from explorer.view.graph.dot import graph_dot, graph_svg
-from explorer.view.graph.geometry import Row, layout
+from explorer.view.graph.geometry import BlockRow, layout
 from explorer.view.graph.nesting import default_open
 
 
@@ -62,7 +62,7 @@ def print_graph(graph: ModelGraph) -> None:
     console.print(table)
 
 
-def _cells(row: Row, graph: ModelGraph) -> tuple[str, ...]:
+def _cells(row: BlockRow, graph: ModelGraph) -> tuple[str, ...]:
     blocks = [graph.by_fqn[fqn] for fqn in (row.members or (row.id,)) if fqn in graph.by_fqn]
     times = f" [cyan]×{len(row.members)}[/]" if row.members else ""
     kind = blocks[0].kind if row.members else row.kind

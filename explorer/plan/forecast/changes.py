@@ -26,7 +26,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
 RNG_STATE_BYTES = 5056
-"""Of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's state lies on the CPU."""
+"""State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
 Changes = NDArray[np.int64]
 """Rows of (first tick, end tick, bytes more than measured between them)."""
 
@@ -44,11 +44,11 @@ class Played:
     saved_bytes: int
     """Saved at the end of forward, more than measured: negative where something leaves."""
     away: Mask
-    """Of each entry, whether it has left by then."""
+    """Whether each entry has left by then."""
     lives: tuple[Bytes, Bytes, Bytes]
     """Entry, first tick and end tick of each stretch for which an entry of these calls is held."""
     owner: Bytes
-    """Of each entry the innermost call that makes it again, or -1."""
+    """The innermost call that makes each entry again, or -1."""
 
 
 def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Played:

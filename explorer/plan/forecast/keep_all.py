@@ -41,7 +41,7 @@ from explorer.record.measurement import (
 from explorer.record.policy import KEEP_ALL, Policy
 
 LOST_SHARE = 0.01
-"""Of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""
+"""Share of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""
 SAVED, TEMPORARY = (ROLES.index(role) for role in ("saved activation", "temporary"))
 
 

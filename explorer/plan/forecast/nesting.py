@@ -84,7 +84,7 @@ def nest_of(policy: Policy, stays: Mapping[Unit, Sequence[Stay]], graph: ModelGr
 
 
 def enclosing(policy: Policy) -> dict[Unit, Unit]:
-    """Of each unit that lies in another one the innermost of those."""
+    """By unit that lies in others, the innermost of those."""
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
     found = {}
     for unit in policy.units:

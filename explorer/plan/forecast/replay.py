@@ -50,11 +50,11 @@ class Replay:
     """First place in `by_block` of each key, and the number of entries at the end."""
     calls: dict[str, list[Call]]
     used_until: dict[int, int]
-    """Of each entry that went into a block, the tick at which the last such call ended."""
+    """By entry that went into a block, the tick at which the last such call ended."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_outside: dict[str, tuple[bool, ...]]
-    """Of each output of a block, whether others save it; see `Block.outputs_saved_outside`."""
+    """By block, whether others save each of its outputs; see `Block.outputs_saved_outside`."""
 
     @classmethod
     def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:

@@ -46,7 +46,7 @@ class Stay:
 
 
 def stays_of(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[Stay]:
-    """Of each call of the kept `unit`, a block or the blocks of a segment; of one that keeps nothing there is none."""
+    """One for each call of the kept `unit` (a block, or the blocks of a segment) that keeps something."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
     found = (_stay(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
     return [stay for stay in found if stay is not None]

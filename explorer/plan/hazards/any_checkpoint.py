@@ -72,7 +72,7 @@ def moved_buffers(case: Case) -> Iterator[Hazard]:
 
 
 def hidden_state(case: Case) -> Iterator[Hazard]:
-    """Of a module in a plain list or a closure: no policy can hold its running statistics still."""
+    """A module in a plain list or a closure: no policy can hold its running statistics still."""
     blocks = case.rerun_with("hidden_state")
     if blocks and case.trains:
         yield Hazard(

@@ -28,7 +28,7 @@ class Transfer(NamedTuple):
         return self.end_ms - self.start_ms
 
 
-class Link(NamedTuple):
+class StageLink(NamedTuple):
     """All waits for one stage's sends to another."""
 
     source: int
@@ -54,10 +54,10 @@ def transfers(forecast: PlayedSchedule) -> tuple[Transfer, ...]:
     return tuple(found)
 
 
-def links(forecast: PlayedSchedule) -> tuple[Link, ...]:
+def links(forecast: PlayedSchedule) -> tuple[StageLink, ...]:
     """The waits by pair of stages, the most expensive first."""
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for one in transfers(forecast):
         waits[one.source, one.target].append(one.wait_ms)
-    found = [Link(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
+    found = [StageLink(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
     return tuple(sorted(found, key=lambda link: -link.wait_ms))

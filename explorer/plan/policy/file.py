@@ -19,7 +19,7 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -161,8 +161,8 @@ def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> Polic
             faults.append(f"line {document.line(('model', 'fingerprint'))}: fingerprint must be text; put it in quotes")
         if not sections["model"]:
             del sections["model"]
-    found: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
-    return PolicyFile(policy=Policy()) if faults else PolicyFile(fingerprint=fingerprint, **found)
+    records: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
+    return PolicyFile(policy=Policy()) if faults else PolicyFile(fingerprint=fingerprint, **records)
 
 
 def _section(document: Document, name: str, section: Any, faults: list[str]) -> Record | None:
@@ -176,7 +176,7 @@ def _section(document: Document, name: str, section: Any, faults: list[str]) -> 
     if kind is Policy and isinstance(known.get("units"), list):
         units = [_unit(document, i, unit, faults) for i, unit in enumerate(known["units"])]
         known["units"] = [to_plain(unit) for unit in units if unit is not None]
-    return _convert(document, known, kind, (name,), faults)
+    return _convert(known, kind, _Place(document, (name,)), faults)
 
 
 def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Record | None:
@@ -186,24 +186,32 @@ def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Reco
     if isinstance(plain, dict):
         faults += _unknown(document, plain, Unit.__struct_fields__, where)
         known = {key: value for key, value in plain.items() if key in Unit.__struct_fields__}
-        return _convert(document, known, Unit, where, faults)
-    return _convert(document, {"blocks": plain}, Unit, where, faults, written_as=("blocks",))
+        return _convert(known, Unit, _Place(document, where), faults)
+    return _convert({"blocks": plain}, Unit, _Place(document, where, left_out=("blocks",)), faults)
 
 
-def _convert(
-    document: Document, plain: Any, kind: type[Record], where: Where, faults: list[str], *, written_as: Where = ()
-) -> Record | None:
-    """The record, or a fault that says on which line. `written_as`: steps of the record's path the file leaves out."""
+class _Place(NamedTuple):
+    """Where in the file a record stands."""
+
+    document: Document
+    where: Where
+    left_out: Where = ()
+    """Steps of the record's path that the file leaves out."""
+
+
+def _convert(plain: Any, kind: type[Record], place: _Place, faults: list[str]) -> Record | None:
+    """The record, or a fault that says on which line."""
     try:
         return from_plain(plain, kind)
     except UnreadableFile as error:
-        said = str(error.__cause__)
-        at = _AT.search(said)
+        complaint = str(error.__cause__)
+        at = _AT.search(complaint)
         steps = tuple(_steps(at[1])) if at else ()
-        steps = steps[len(written_as) :] if steps[: len(written_as)] == written_as else steps
-        path = (*where, *steps)
-        what = said[: at.start()] if at else said
-        faults.append(f"line {document.line(path)}: {_dotted(path)}: {what.replace('`', '')}")
+        n_left_out = len(place.left_out)
+        steps = steps[n_left_out:] if steps[:n_left_out] == place.left_out else steps
+        path = (*place.where, *steps)
+        what = complaint[: at.start()] if at else complaint
+        faults.append(f"line {place.document.line(path)}: {_dotted(path)}: {what.replace('`', '')}")
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
-from explorer.view.graph.geometry import Layout, Link, Row
+from explorer.view.graph.geometry import BlockRow, Layout, Link
 from explorer.view.graph.labels import Label
 from explorer.view.graph.nesting import RUN
 
@@ -170,7 +170,7 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _row(row: Row) -> list[Any]:
+def _row(row: BlockRow) -> list[Any]:
     flags = row.toggles | row.foldable << 1 | row.open << 2
     place = [row.depth, row.top, row.height, row.left, row.right]
     return [row.id, row.name, row.kind, *place, flags, list(row.members), row.n_calls, row.n_inside]

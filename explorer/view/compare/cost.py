@@ -173,13 +173,6 @@ def uncounted_in_words(run: Measurement) -> str:
     return f"FLOPs leave out {', '.join(named)}: no formula is known, so the true figures are higher"
 
 
-def inside_noise(one: Samples, other: Samples) -> bool:
-    """Whether readings cannot be ranked: their medians lie within the two spreads, or a spread is unknown."""
-    if one.median_ms is None or other.median_ms is None or one.spread_ms is None or other.spread_ms is None:
-        return True
-    return abs(one.median_ms - other.median_ms) <= one.spread_ms + other.spread_ms
-
-
 def ratio_inside_noise(candidate: Samples, baseline: Samples) -> bool:
     """Whether the paired ratios of an interleaved run do not tell candidate from baseline."""
     ratio = ratio_with_spread(candidate, baseline)

@@ -12,6 +12,7 @@ from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
 from explorer.view.memory.counters import peaks_in_words
 from explorer.view.words.cut_short import peak_and_end, peak_in_words, who_failed
+from explorer.view.words.explore import HEADLINES
 
 Tone = Literal["good", "bad", "neutral"]
 
@@ -32,20 +33,6 @@ class Headline:
     """One sentence that a student understands."""
 
 
-PEAK = "The most memory held at any moment of the training step; the device must have at least this much."
-SAVED = (
-    "Intermediate results that forward keeps because backward needs them; recomputing a block frees most of its own."
-)
-FLOP = (
-    "Arithmetic of one step's matrix products, convolutions and attention, counted exactly; element-wise work is not."
-)
-TIME = (
-    "Median time of a step without recording; ± is half the quartile distance, about one standard deviation, no bound."
-)
-SAME = "Each gradient, and all that the model carries to its next step, compared bit by bit with the baseline's."
-POLICY = "Blocks that ran forward again during backward, of those the policy names: proof that it took effect."
-
-
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
     if isinstance(run, Measurement):
@@ -54,11 +41,12 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
         return _of_a_failed_pair(run)
     base, cand = run.baseline, run.candidate
     return (
-        _bytes(
-            "step_peak_bytes", "Step peak", _with_allocator(PEAK, cand), (base.step_peak_bytes, cand.step_peak_bytes)
+        replace(
+            _bytes("step_peak_bytes", "Step peak", (base.step_peak_bytes, cand.step_peak_bytes)),
+            tooltip=_peak_tooltip(cand),
         ),
         _bytes(
-            "saved_after_forward_bytes", "Saved after forward", SAVED,
+            "saved_after_forward_bytes", "Saved after forward",
             (base.saved_after_forward_bytes, cand.saved_after_forward_bytes),
         ),
         _flops(base, cand),
@@ -72,16 +60,17 @@ def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
     """The same six, so that nothing moves; no arrow, no ratio, and no part of a step that looks whole."""
     base, cand = run.baseline, run.candidate
     unknown = [
-        ("saved_after_forward_bytes", "Saved after forward", SAVED),
-        ("flop_ratio", "FLOPs", FLOP),
-        ("time_ratio", "Step time", TIME),
+        ("saved_after_forward_bytes", "Saved after forward"),
+        ("flop_ratio", "FLOPs"),
+        ("time_ratio", "Step time"),
     ]
     saved, flop, time = (
-        Headline(key=key, label=label, value=NOT_MEASURED, delta="", tone="neutral", origin=(), tooltip=tooltip)
-        for key, label, tooltip in unknown
+        Headline(key=key, label=label, value=NOT_MEASURED, delta="", tone="neutral", origin=(), tooltip=HEADLINES[key])
+        for key, label in unknown
     )
     peak = Headline(
-        key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",), tooltip=PEAK,
+        key="step_peak_bytes", label="Step peak", value=peak_in_words(cand), origin=("measured",),
+        tooltip=HEADLINES["step_peak_bytes"],
         delta=f"baseline {peak_and_end(base)}", tone="neutral",
     )  # fmt: skip
     verdict = replace(_gradients(run), delta=who_failed(run), tone="bad")
@@ -90,33 +79,34 @@ def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
 
 def _of_one(run: Measurement) -> tuple[Headline, ...]:
     step = run.times.step if run.times and run.complete else None
+    saved = HEADLINES["saved_after_forward_bytes"]
     plain = [
-        ("step_peak_bytes", "Step peak", peak_and_end(run), _with_allocator(PEAK, run)),
-        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), SAVED),
-        ("total_flops", "FLOPs", flops(run.total_flops), _with_uncounted(FLOP, run)),
-        ("step_ms", "Step time", milliseconds(step), TIME),
+        ("step_peak_bytes", "Step peak", peak_and_end(run), _peak_tooltip(run)),
+        ("saved_after_forward_bytes", "Saved after forward", mib(run.saved_after_forward_bytes), saved),
+        ("total_flops", "FLOPs", flops(run.total_flops), _flops_tooltip(run)),
+        ("step_ms", "Step time", milliseconds(step), HEADLINES["time_ratio"]),
     ]
-    found = [
+    figures = [
         Headline(
             key=key, label=label, value=value, delta="", tone="neutral", tooltip=tooltip,
             origin=("counted",) if key == "total_flops" else ("measured",),
         )
         for key, label, value, tooltip in plain
     ]  # fmt: skip
-    return (*found, _policy(run)) if run.spec.policy.units else tuple(found)
+    return (*figures, _policy(run)) if run.spec.policy.units else tuple(figures)
 
 
-def _with_allocator(tooltip: str, run: Measurement) -> str:
+def _peak_tooltip(run: Measurement) -> str:
     own = peaks_in_words(run)
-    return f"{tooltip} The {own}." if own else tooltip
+    return HEADLINES["step_peak_bytes"] + (f" The {own}." if own else "")
 
 
-def _with_uncounted(tooltip: str, run: Measurement) -> str:
+def _flops_tooltip(run: Measurement) -> str:
     left_out = uncounted_in_words(run)
-    return f"{tooltip} {left_out}." if left_out else tooltip
+    return HEADLINES["flop_ratio"] + (f" {left_out}." if left_out else "")
 
 
-def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | None]) -> Headline:
+def _bytes(key: str, label: str, sizes: tuple[int | None, int | None]) -> Headline:
     old, new = sizes
     moved = change(old, new)
     return Headline(
@@ -126,7 +116,7 @@ def _bytes(key: str, label: str, tooltip: str, sizes: tuple[int | None, int | No
         delta="no ratio" if moved is None else percent(moved, signed=True),
         tone="neutral" if not moved else "good" if moved < 0 else "bad",
         origin=("measured",),
-        tooltip=tooltip,
+        tooltip=HEADLINES[key],
     )
 
 
@@ -145,7 +135,7 @@ def _flops(base: Measurement, cand: Measurement) -> Headline:
         delta=f"{flops(cand.recompute_flops)} recomputed" if cand.recompute_flops is not None else "",
         tone="neutral" if not moved else "bad" if moved > 0 else "good",
         origin=("counted",),
-        tooltip=_with_uncounted(FLOP, cand),
+        tooltip=_flops_tooltip(cand),
     )
 
 
@@ -160,7 +150,7 @@ def _time(base: Measurement, cand: Measurement) -> Headline:
         delta="" if ratio is None else "inside the noise" if noise else milliseconds(new),
         tone="neutral" if noise or ratio is None else "bad" if ratio[0] > 1 else "good",
         origin=("measured",),
-        tooltip=TIME,
+        tooltip=HEADLINES["time_ratio"],
     )
 
 
@@ -175,7 +165,7 @@ def _gradients(run: Comparison) -> Headline:
         delta=_how_many(run),
         tone=tone.get(run.verdict, "neutral"),
         origin=("measured",),
-        tooltip=SAME,
+        tooltip=HEADLINES["verdict"],
     )
 
 
@@ -200,7 +190,7 @@ def _policy(run: Measurement) -> Headline:
         delta=_effect(run, again, len(named)),
         tone="bad" if run.blocks and again < len(named) else "neutral",
         origin=("counted",),
-        tooltip=POLICY,
+        tooltip=HEADLINES["n_recompute"],
     )
 
 

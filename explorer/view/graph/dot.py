@@ -9,7 +9,7 @@ import graphviz
 from explorer.errors import NotOnThisDevice
 from explorer.record.graph import ModelGraph
 from explorer.view.drawing.units import mib
-from explorer.view.graph.geometry import JoinMark, Layout, Link, Row, layout
+from explorer.view.graph.geometry import BlockRow, JoinMark, Layout, Link, layout
 from explorer.view.graph.nesting import default_open
 
 
@@ -61,7 +61,7 @@ def _boxes(drawing: Layout, graph: ModelGraph) -> Iterator[str]:
         yield "  " * (len(open_depths) + 1) + "}"
 
 
-def _label(row: Row, graph: ModelGraph) -> str:
+def _label(row: BlockRow, graph: ModelGraph) -> str:
     fqns = row.members or (row.id,)
     saved = sum(graph.by_fqn[fqn].saved_bytes for fqn in fqns)
     times = f" ×{len(row.members)}" if row.members else ""
@@ -78,6 +78,10 @@ def _arrow(link: Link) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A DOT string; names come from strangers."""
+    """A DOT string; names come from strangers.
+
+    Not graphviz.Digraph: it reads what follows a colon in an edge's end as a port, and ids of joins have colons; a
+    label in angle brackets it passes on as HTML.
+    """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", " ")
     return f'"{escaped}"'

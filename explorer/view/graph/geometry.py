@@ -40,10 +40,10 @@ CUT_GAP = 26
 PAD = 8
 INDENT = 12
 SIGNS = {"add": "+", "sub": "−", "mul": "×", "div": "÷"}
-"""Of joins; all other operators are written out."""
+"""Signs of joins; all other operators are written out."""
 
 
-class Row(Record):
+class BlockRow(Record):
     """One box. An open container encloses its children; `height` includes them."""
 
     id: str
@@ -59,7 +59,7 @@ class Row(Record):
     open: bool
     members: tuple[str, ...] = ()
     n_calls: int = 1
-    """Of the block, or of each member."""
+    """Calls of the block, or of each member."""
     n_inside: int = 0
     """Blocks that presets count, below this one."""
 
@@ -117,7 +117,7 @@ class CutLine(Record):
 class Layout(Record):
     """The whole drawing."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[BlockRow, ...]
     joins: tuple[JoinMark, ...]
     links: tuple[Link, ...]
     cuts: tuple[CutLine, ...]
@@ -157,7 +157,7 @@ class _Drawing:
         self.order = ordered(self.flow, nodes, opened)
         self.ways: Ways = ways_of(self.flow, self.order)
         self.cuts_wanted = cuts
-        self.rows: list[Row] = []
+        self.rows: list[BlockRow] = []
         self.joins: list[JoinMark] = []
         self.links: list[Link] = []
         self.cuts: list[CutLine] = []
@@ -175,10 +175,10 @@ class _Drawing:
                 top += self._row(id, top=top, left=left, right=inset, depth=depth).height
         return top
 
-    def _row(self, id: str, *, top: int, left: int, right: int, depth: int) -> Row:
+    def _row(self, id: str, *, top: int, left: int, right: int, depth: int) -> BlockRow:
         node = self.nodes[id]
         block = self.graph.by_fqn.get(node.members[0] if node.members else id)
-        row = Row(
+        row = BlockRow(
             id=id,
             name=node.name,
             kind=node.kind,
@@ -202,7 +202,7 @@ class _Drawing:
         return row
 
     def place_links(self) -> None:
-        placed: dict[str, Row | JoinMark] = {row.id: row for row in self.rows}
+        placed: dict[str, BlockRow | JoinMark] = {row.id: row for row in self.rows}
         placed |= {mark.id: mark for mark in self.joins}
         for arrow in self.flow.arrows:
             a, b = placed[arrow.source], placed[arrow.target]
@@ -247,7 +247,7 @@ def _join(join: Join, *, top: int, left: int, right: int) -> JoinMark:
     return JoinMark(id=join.id, block=join.block, op=join.op, top=top, left=left, right=right)
 
 
-def _next(arrow: Arrow, above: Row | JoinMark, below: Row | JoinMark) -> Link:
+def _next(arrow: Arrow, above: BlockRow | JoinMark, below: BlockRow | JoinMark) -> Link:
     return Link(
         source=arrow.source,
         target=arrow.target,
@@ -260,7 +260,7 @@ def _next(arrow: Arrow, above: Row | JoinMark, below: Row | JoinMark) -> Link:
     )
 
 
-def _beside(arrow: Arrow, a: Row | JoinMark, b: Row | JoinMark, lane: int) -> Link:
+def _beside(arrow: Arrow, a: BlockRow | JoinMark, b: BlockRow | JoinMark, lane: int) -> Link:
     # Leaves low and arrives high, so that the two ends of one box stay apart.
     start, end = a.top + min(a.height, ROW) * 5 // 7, b.top + min(b.height, ROW) * 2 // 7
     return Link(

@@ -14,7 +14,7 @@ from explorer.view.drawing.axis import Positions
 from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, ink, translucent
 
 STRIP_TOP, STRIP_BOTTOM = 1.0, 0.93
-"""Of the plot's height, in y2 units."""
+"""Shares of the plot's height, in y2 units."""
 Outline = list[float | None]
 """Corners of rectangles on one axis; None ends a rectangle."""
 MAX_SPANS = 500

@@ -57,7 +57,7 @@ def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor:
     add_bands(fig, measurement, x, pale=False)
     for band in stack:
         fig.add_trace(_area(band, x[ticks], band.line[ticks] / unit))
-    fig.add_trace(_total(measurement, log, ticks, x[ticks], total, unit))
+    fig.add_trace(_total(measurement, ticks, x[ticks], total, unit))
     above = add_counters(fig, measurement, x, unit) if block is None else 0.0
     fig.update_layout(
         yaxis={
@@ -140,7 +140,9 @@ def _area(band: _Band, x: Any, y: Any) -> go.Scatter:
     )  # fmt: skip
 
 
-def _total(run: Measurement, log: Allocations, ticks: Indices, x: Any, total: Bytes, unit: int) -> go.Scatter:
+def _total(run: Measurement, ticks: Indices, x: Any, total: Bytes, unit: int) -> go.Scatter:
+    log = run.allocations
+    assert log is not None, "its bands are drawn"
     words = hover_fields(run, log, ticks)
     by_role = held_by_role(log)[:, ticks].T.tolist()
     custom = [

@@ -8,7 +8,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import span_at
-from explorer.plan.memory.series import Bytes, array_of, events, held
+from explorer.plan.memory.series import Bytes, events, held
 from explorer.record.measurement import ROLES, Allocations, Measurement
 from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
 from explorer.view.drawing.chart import Chart
@@ -198,9 +198,3 @@ def peak_place(run: Measurement) -> str:
     if span is None:
         return "before the step"
     return f"in {span.phase} of {span.block}" if span.block else f"in {span.phase}"
-
-
-def block_of_tick(log: Allocations, tick: int) -> str:
-    """fqn of the block whose event `tick` is; the empty string: none."""
-    entry = int(events(log).entry[tick])
-    return log.blocks[int(array_of(log.block)[entry])] if entry >= 0 else ""

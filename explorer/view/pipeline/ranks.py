@@ -21,7 +21,7 @@ AGAINST = "Was the prediction right?"
 NOT_MEASURED = "Memory by rank was not measured."
 TIME = "time since the start of the step (ms)"
 ROW_HEIGHT = 96
-"""Of one rank's small picture."""
+"""Height of one rank's small picture."""
 PARTS = (
     ("parameters and buffers", ROLE_COLOURS["parameter"], ""),
     ("receive buffers", ROLE_COLOURS["input"], "+"),

@@ -22,15 +22,29 @@ GRADIENTS = (
     "An equal loss alone proves nothing."
 )
 HEADLINES = {
-    "step_peak_bytes": STEP_PEAK,
-    "saved_after_forward_bytes": SAVED,
-    "flop_ratio": COST,
-    "time_ratio": COST,
-    "verdict": GRADIENTS,
+    "step_peak_bytes": (
+        "The most memory held at any moment of the training step; the device must have at least this much."
+    ),
+    "saved_after_forward_bytes": (
+        "Intermediate results that forward keeps because backward needs them; recomputing a block frees most of its "
+        "own."
+    ),
+    "flop_ratio": (
+        "Arithmetic of one step's matrix products, convolutions and attention, counted exactly; element-wise work is "
+        "not."
+    ),
+    "time_ratio": (
+        "Median time of a step without recording; ± is half the quartile distance, about one standard deviation, no "
+        "bound."
+    ),
+    "verdict": (
+        "Each gradient, and all that the model carries to its next step, compared bit by bit with the baseline's."
+    ),
     "n_recompute": (
-        "Blocks that forget what they computed and run again for backward. Click blocks in the graph, or take a preset."
+        "Blocks that forget what they computed and run forward again for backward; a run counts those that really do."
     ),
 }
+"""The figures of the strip, one sentence each, the same before and after a run."""
 
 ORIGIN = {
     "measured": "A clock or an allocator said so during a real step.",
@@ -45,7 +59,6 @@ REDO = "Make it again"
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
 MODEL = "The sample models of this project and those given on the command line after `--model`."
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
-SEARCH = "Unfolds and scrolls to the block; the ◎ on a block shows its bytes in the charts."
 
 OPTIONS = {
     "device": "Where the step runs. cuda needs an NVIDIA GPU.",

@@ -42,7 +42,6 @@ RECEIVE = (
     "Receive buffers are space for boundary activations and gradients that other ranks send, one for each microbatch, "
     "held for the whole step. More microbatches in flight or a wider cut make them larger."
 )
-IN_FLIGHT = "In flight: forward is done, backward is not, so its saved activations wait."
 BALANCE: dict[CutRule, str] = {
     "by-parameters": "even parameters",
     "by-time": "even time",

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from explorer.record import Comparison, Samples, Times
 from explorer.view.compare.cost import (
-    inside_noise,
     recompute_cost,
     recompute_time,
     step_time,
@@ -59,22 +56,6 @@ def test_a_difference_inside_the_noise_is_not_ranked() -> None:
 def test_a_difference_beyond_it_is_a_ratio_with_its_spread() -> None:
     pair = with_steps(compared(), baseline=(10, 10.1, 9.9), candidate=(12, 12.2, 11.8))
     assert time_answer(pair) == "10.00 ± 0.05 ms to 12.0 ± 0.1 ms a step, ×1.20 ± 0.00"
-
-
-def test_one_reading_cannot_be_ranked() -> None:
-    assert inside_noise(Samples(ms=(1.0,)), Samples(ms=(9.0, 9.0, 9.0)))
-    assert inside_noise(Samples(), Samples())
-
-
-@given(st.lists(st.floats(1, 100), min_size=2, max_size=9), st.lists(st.floats(1, 100), min_size=2, max_size=9))
-def test_noise_has_no_direction(one: list[float], other: list[float]) -> None:
-    a, b = Samples(ms=tuple(one)), Samples(ms=tuple(other))
-    assert inside_noise(a, b) == inside_noise(b, a)
-    assert inside_noise(a, a)
-
-
-def test_far_apart_is_not_noise() -> None:
-    assert not inside_noise(Samples(ms=(1.0, 1.1, 1.2)), Samples(ms=(2.0, 2.1, 2.2)))
 
 
 def test_every_timed_step_is_a_dot() -> None:

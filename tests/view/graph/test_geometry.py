@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
 from explorer.view.graph.flow import ranked
-from explorer.view.graph.geometry import JoinMark, Layout, Row, layout
+from explorer.view.graph.geometry import BlockRow, JoinMark, Layout, layout
 from explorer.view.graph.lanes import GUTTER, lanes
 from explorer.view.graph.nesting import RUN, ancestors, default_open, nest
 from tests import graphs
@@ -20,7 +20,7 @@ def everything(graph: ModelGraph) -> list[str]:
     return [node.id for node in nest(graph).values() if node.children]
 
 
-def rows(drawing: Layout) -> dict[str, Row]:
+def rows(drawing: Layout) -> dict[str, BlockRow]:
     return {row.id: row for row in drawing.rows}
 
 
@@ -172,7 +172,7 @@ def test_arrows_end_at_what_is_in_view_and_lanes_pass_beside_all_boxes_between(
 ) -> None:
     opened = data.draw(st.lists(st.sampled_from([block.fqn for block in graph.blocks]), unique=True))
     drawing = layout(graph, opened)
-    placed: dict[str, Row | JoinMark] = {row.id: row for row in drawing.rows}
+    placed: dict[str, BlockRow | JoinMark] = {row.id: row for row in drawing.rows}
     placed |= {mark.id: mark for mark in drawing.joins}
     assert len({(link.source, link.target) for link in drawing.links}) == len(drawing.links)
     for link in drawing.links:

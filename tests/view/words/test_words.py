@@ -37,6 +37,8 @@ def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
         for stale in (False, True):
             cells = strip(known(comparison, baseline, stale=stale), Forecast(), SPEC.policy)
             assert [cell.headline.key for cell in cells] == list(glossary.HEADLINES)
+            for cell in cells:  # a figure means the same before and after a run
+                assert cell.headline.tooltip.startswith(glossary.HEADLINES[cell.headline.key])
 
 
 def test_an_unknown_forecast_is_not_a_number() -> None:
