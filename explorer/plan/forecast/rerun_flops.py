@@ -16,7 +16,7 @@ from explorer.record.policy import Policy, Unit
 
 
 def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Sequence[str], policy: Policy) -> int:
-    """What a step that kept `unit` would add. Without the `graph`, which knows what is saved last, the whole forward."""
+    """What a step that kept `unit` would add; the whole forward without the `graph`, which knows what is saved last."""
     bills = [measurement.by_fqn[fqn] for fqn in unit if fqn in measurement.by_fqn]
     total = sum(bill.forward_flops for bill in bills)
     last = graph.by_fqn.get(unit[-1]) if graph is not None else None

@@ -111,7 +111,7 @@ def _policy(units: Iterable[Fqns]) -> Policy:
 
 def _sqrt(units: tuple[Fqns, ...], graph: ModelGraph) -> tuple[Fqns, ...]:
     stretches = runs(units, graph)
-    if any(len(stretch) > 1 for stretch in stretches):
+    if any(len(stretch) > 1 or len(stretch[0]) > 1 for stretch in stretches):
         joined = (_joined(stretch, graph) for stretch in stretches)
         return tuple(unit for stretch in joined for unit in stretch)
     n_kept = round(math.sqrt(len(units)))

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis.strategies import frozensets, integers
 
 from explorer.errors import InvalidPolicy
@@ -108,6 +108,7 @@ def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
 
 
 @given(n_operators=integers(4, 60), in_place=frozensets(integers(0, 59)))
+@example(n_operators=4, in_place=frozenset({0}))
 def test_a_chain_of_operators_is_recomputed_in_segments_none_of_which_writes_into_its_input(
     n_operators: int, in_place: frozenset[int]
 ) -> None:
