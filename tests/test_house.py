@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -208,9 +209,41 @@ def test_functions_fit_a_screen() -> None:
     assert not long, "\n".join(long)
 
 
+def n_parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Parameters that a caller passes, without self and cls."""
+    arguments = function.args
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return sum(argument.arg not in ("self", "cls") for argument in named)
+
+
+def test_functions_take_at_most_five_parameters() -> None:
+    many = [
+        f"{path}:{node.lineno} {node.name}: {n}"
+        for path, node in functions()
+        if (n := n_parameters(node)) > 5 and not is_command(path)
+    ]
+    assert not many, "a record is missing:\n" + "\n".join(many)
+
+
+def is_command(path: str) -> bool:
+    """A verb of the command line or a factory of a sample model: its parameters are its options."""
+    return path.startswith(("explorer/cli/verbs/", "sample_models/"))
+
+
 def test_every_file_says_why_it_exists() -> None:
     silent = [name_of(path) for path in sources() if not ast.get_docstring(tree(path))]
     assert not silent
+
+
+def test_no_two_classes_share_a_name() -> None:
+    where: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        if path.is_relative_to(PACKAGE):
+            for node in tree(path).body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    where[node.name].append(name_of(path))
+    twins = {name: paths for name, paths in where.items() if len(paths) > 1}
+    assert not twins, twins
 
 
 @pytest.mark.parametrize("statement", ["import explorer", "import explorer.ui", "import explorer.jobs.client"])

@@ -18,6 +18,7 @@ from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
 from explorer.engine.pipeline.play.block_calls import CallCount
 from explorer.engine.pipeline.play.inproc import Mail, run_pass
 from explorer.engine.pipeline.play.procs import RanksEnded, first_failure, results_folder, run_ranks
+from explorer.engine.pipeline.play.rank_files import report_files, tensor_file
 from explorer.engine.pipeline.play.torch_adapter import cause_of
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
 from explorer.engine.step import left_as_found
@@ -162,7 +163,7 @@ class _Result:
         reports = [ended.reports[rank] for rank in sorted(ended.reports)]
         partial: dict[tuple[str, int], Tensor | None] = {}
         for report in reports:
-            tensors = torch.load(folder / f"rank-{report.rank}.pt", weights_only=True)
+            tensors = torch.load(tensor_file(folder, report.rank), weights_only=True)
             partial |= tensors["gradients"]
             self.buffers |= tensors["buffers"]
         self.gradients = self.pipeline.summed(partial)
@@ -243,7 +244,7 @@ def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ..
 def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
     """What ranks of `spec` left. Raises InvalidPlan where they ran another spec."""
     reports = {}
-    for path in sorted(folder.glob("rank-*.msgpack")):
+    for path in report_files(folder):
         report = from_msgpack(path.read_bytes(), RankReport)
         reports[report.rank] = report
     strangers = [str(rank) for rank, report in sorted(reports.items()) if report.run_key not in ("", run_key(spec))]
@@ -256,7 +257,7 @@ def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
 
 
 def _check_complete(folder: Path, reports: dict[int, RankReport], n_ranks: int) -> None:
-    missing = [str(rank) for rank in range(n_ranks) if rank not in reports or not (folder / f"rank-{rank}.pt").exists()]
+    missing = [str(rank) for rank in range(n_ranks) if rank not in reports or not tensor_file(folder, rank).exists()]
     if missing:
         raise InvalidPlan(
             f"{folder} lacks the results of ranks {', '.join(missing)}.",

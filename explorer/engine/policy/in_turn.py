@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from explorer.errors import InvalidPolicy
 
 Arguments = Mapping[int | str, Any]
-"""Of one call: by place, then by keyword."""
+"""What one call is given: by place, then by keyword."""
 _CONSTANTS = (int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _ASKED_OF_SHAPES = frozenset(
     {"shape", "device", "dtype", "layout", "ndim", "requires_grad", "is_cpu", "is_cuda", "is_meta", "is_sparse"}
@@ -57,7 +57,7 @@ class _Ahead:
 
     segment: InTurn
     place: int
-    """Of the block that may be given it."""
+    """Place of the block that may be given it."""
     given: Arguments
     """What that block has to be given, with shapes where stand-ins go."""
     returned: tuple[Any, ...]
@@ -71,7 +71,7 @@ class _Ahead:
 
 @dataclass(frozen=True, eq=False)
 class _Shape:
-    """Of the tensor number `index` that a block returned."""
+    """What the tensor number `index` that a block returned looks like."""
 
     index: int
     shape: torch.Size
@@ -161,11 +161,6 @@ def handed_on(output: Any, given: Arguments) -> Arguments:
             break
         following[name] = value
     return following
-
-
-def same_arguments(expected: Arguments, found: Arguments) -> bool:
-    """Whether a call was given the very same objects."""
-    return expected.keys() == found.keys() and all(_same(expected[name], found[name]) for name in expected)
 
 
 def _begun(segment: InTurn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

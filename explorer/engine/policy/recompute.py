@@ -34,12 +34,6 @@ def is_recomputing() -> bool:
     return bool(_running())
 
 
-def recomputing_block() -> str | None:
-    """fqn of the innermost unit that runs again in this thread (a segment's first block); None outside."""
-    running = _running()
-    return running[-1] if running else None
-
-
 @contextmanager
 def observe_recompute(observer: Observer) -> Iterator[None]:
     """Tells `observer` whenever a unit starts and ends running again, in whatever thread that happens."""

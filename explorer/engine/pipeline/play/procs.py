@@ -26,6 +26,7 @@ import msgspec
 
 from explorer.child_process.forks import Forked, at_hand, server_is_gone
 from explorer.engine.device.free_memory import n_oom_kills
+from explorer.engine.pipeline.play.rank_files import report_file
 from explorer.errors import ExplorerError
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.failure import Failure
@@ -234,7 +235,7 @@ def _failed(watched: _Watched, rank: int, failure: Failure) -> RanksEnded:
 def _reports(watched: _Watched) -> dict[int, RankReport]:
     reports = {}
     for rank in range(len(watched.ranks)):
-        path = watched.out / f"rank-{rank}.msgpack"
+        path = report_file(watched.out, rank)
         if path.exists():
             try:
                 reports[rank] = from_msgpack(path.read_bytes(), RankReport)

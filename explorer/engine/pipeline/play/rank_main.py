@@ -30,6 +30,7 @@ from explorer.engine.pipeline.cut.split import StageModule, StagePart
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
 from explorer.engine.pipeline.play.block_calls import CallCount, counting_calls
 from explorer.engine.pipeline.play.inproc import receive_bytes
+from explorer.engine.pipeline.play.rank_files import report_file, tensor_file
 from explorer.engine.pipeline.play.rank_memory import MemoryWatch
 from explorer.engine.pipeline.play.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
 from explorer.engine.world.rng import seed_everything
@@ -173,7 +174,7 @@ def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
 
 
 def write_report(report: RankReport, out: Path) -> None:
-    (out / f"rank-{report.rank}.msgpack").write_bytes(to_msgpack(report))
+    report_file(out, report.rank).write_bytes(to_msgpack(report))
 
 
 def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[float, ...]]:
@@ -262,7 +263,7 @@ def _save_tensors(pipeline: Pipeline, rank: int, out: Path) -> None:
         if stage in own
     }
     buffers = {name: buffer.detach().cpu() for name, buffer in pipeline.buffers(set(own)).items()}
-    torch.save({"gradients": gradients, "buffers": buffers}, out / f"rank-{rank}.pt")
+    torch.save({"gradients": gradients, "buffers": buffers}, tensor_file(out, rank))
 
 
 def _memory(pipeline: Pipeline, rank: int, marks: Marks, clock: tuple[ActionTime, ...]) -> RankMemory | None:

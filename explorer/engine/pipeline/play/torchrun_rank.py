@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
+from explorer.engine.pipeline.play.rank_files import report_file, tensor_file
 from explorer.engine.pipeline.play.rank_main import failed, join, run_rank, write_report
 from explorer.errors import Cancelled, ExplorerError, InvalidPlan
 from explorer.plan.export.torchrun import SPEC_FILE, read_spec
@@ -48,7 +49,7 @@ def main() -> None:
         end(error, COULD_NOT_RUN)
     out: Path = options.out
     out.mkdir(parents=True, exist_ok=True)
-    for old in (out / f"rank-{rank}.msgpack", out / f"rank-{rank}.pt"):
+    for old in (report_file(out, rank), tensor_file(out, rank)):
         old.unlink(missing_ok=True)
     (out / SPEC_FILE).write_bytes(to_json(spec))
     os.environ.update(network(os.environ))
