@@ -15,7 +15,7 @@ def settle(at: AppTest) -> AppTest:
     """Runs until what the worker has finished was taken over, as the page's timer does."""
     for _ in range(8):
         assert not at.exception, at.exception[0].message
-        if at.session_state["explore"]["job"] is None:
+        if at.session_state["explore"].job.id is None:
             return at
         at.run()
     raise AssertionError("the worker has not finished")
@@ -40,7 +40,7 @@ def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, An
 
 def say(at: AppTest, **marks: Any) -> AppTest:
     """A click in the graph, and what the page answers."""
-    at.session_state[at.session_state["explore"]["widget"]] = message(at, **marks)
+    at.session_state[at.session_state["draft"].widget] = message(at, **marks)
     at.run()
     assert not at.exception, at.exception[0].message
     return at

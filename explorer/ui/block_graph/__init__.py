@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
+from explorer.view.drawing.window import Window
 from explorer.view.graph.geometry import BlockRow, Layout, Link
 from explorer.view.graph.labels import Label
 from explorer.view.graph.nesting import RUN
@@ -25,15 +26,6 @@ MANY = 9
 """From here on one line: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
 """Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
-
-
-class Window(Record):
-    """A browser's window: its height in pixels, and whether it is too narrow for two columns."""
-
-    height: int
-    narrow: bool
-    known: bool
-    """False: this is a guess."""
 
 
 class Paint(Record):

@@ -10,10 +10,10 @@ from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
-from explorer.ui.explore import state as states
-from explorer.ui.explore.state import State
-from explorer.ui.session import window
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
@@ -23,7 +23,7 @@ HEIGHT = 400
 ACTIONS = {"save_ops": "save ops", "offload": "offload"}
 
 
-def tools(state: State, graph: ModelGraph) -> None:
+def tools(state: ExploreState, graph: ModelGraph) -> None:
     """Presets, undo, redo, search."""
     titles = preset_titles()
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
@@ -41,18 +41,18 @@ def tools(state: State, graph: ModelGraph) -> None:
             icon=":material/undo:",
             key="undo",
             help=glossary.UNDO,
-            disabled=not state["undo"],
-            on_click=states.undo,
-            args=(state, graph),
+            disabled=not state.draft.undo,
+            on_click=drafts.undo,
+            args=(state.draft, graph),
         )
         st.button(
             "",
             icon=":material/redo:",
             key="redo",
             help=glossary.REDO,
-            disabled=not state["redo"],
-            on_click=states.undo,
-            args=(state, graph),
+            disabled=not state.draft.redo,
+            on_click=drafts.undo,
+            args=(state.draft, graph),
             kwargs={"forward": True},
         )
         st.selectbox(
@@ -67,28 +67,29 @@ def tools(state: State, graph: ModelGraph) -> None:
         )
 
 
-def _take_preset(state: State, graph: ModelGraph) -> None:
+def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
     name = st.session_state.get("presets")
     if name is None:
         return
     try:
         policy = preset(name, graph)
     except ExplorerError as error:
-        states.fail(state, error)
+        page_job.fail(state.job, error)
         return
-    states.set_policy(state, states.with_units(states.spec_of(state).policy, policy.units), graph)
+    draft = state.draft
+    drafts.set_policy(draft, drafts.with_units(draft.spec.policy, policy.units), graph)
 
 
-def _search(state: State, graph: ModelGraph) -> None:
-    states.absorb(state, graph)
+def _search(state: ExploreState, graph: ModelGraph) -> None:
+    drafts.absorb(state.draft, graph)
     if fqn := st.session_state.get("search"):
-        states.jump_to(state, graph, fqn)
+        drafts.jump_to(state.draft, graph, fqn)
 
 
-def graph_panel(state: State, facts: Facts) -> None:
-    """The drawing itself; clicks arrive in `states.absorb`."""
+def graph_panel(state: ExploreState, facts: Facts) -> None:
+    """The drawing itself; clicks arrive in `shared/draft.py`."""
     graph, policy = facts.graph, facts.policy
-    marks = states.marks_of(state, graph)
+    marks = drafts.marks_of(state.draft, graph)
     paint = Paint(
         labels=labels(facts),
         recompute_colour=RECOMPUTE,
@@ -97,10 +98,10 @@ def graph_panel(state: State, facts: Facts) -> None:
         actions={unit.blocks[0]: ACTIONS[unit.action] for unit in policy.units if unit.action in ACTIONS},
         height=HEIGHT + window.extra_height(),
         window=window.laid_out_for(),
-        jump=(state["jump"][0], state["jump"][1]) if state["jump"] else None,
+        jump=state.draft.jump,
     )
     drawing = layout(graph, marks["open"])
-    block_graph.block_graph(drawing, marks, paint, key=state["widget"])
+    block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
@@ -110,9 +111,9 @@ def graph_panel(state: State, facts: Facts) -> None:
         )
 
 
-def _segment_button(state: State, facts: Facts) -> None:
+def _segment_button(state: ExploreState, facts: Facts) -> None:
     """For a selected block of a Sequential: recompute it together with the one behind it, as one segment."""
-    first = states.marks_of(state, facts.graph)["selected"]
+    first = drafts.marks_of(state.draft, facts.graph)["selected"]
     second = decision.next_in_sequence(first, facts.graph)
     if second is None or not {first, second} <= set(facts.policy.blocks):
         return
@@ -123,6 +124,6 @@ def _segment_button(state: State, facts: Facts) -> None:
         icon=":material/join:",
         key="join",
         help=glossary.SEGMENT,
-        on_click=states.join,
-        args=(state, facts.graph, (first, second)),
+        on_click=drafts.join,
+        args=(state.draft, facts.graph, (first, second)),
     )

@@ -16,17 +16,17 @@ from explorer.plan.policy.evidence import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.policy_file import PolicyFile
-from explorer.ui.explore import state as states
 from explorer.ui.explore import work
-from explorer.ui.explore.state import State
-from explorer.ui.session import backend
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import backend, page_job
+from explorer.ui.shared import draft as drafts
 from explorer.view.compare.safety import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
 """Bytes of a policy file that is read at all."""
 
 
-def policy_menu(state: State, graph: ModelGraph) -> Any:
+def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
     """Download and import of the policy. Returns the place of a warning above them."""
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
         warned = st.empty()
@@ -62,24 +62,24 @@ def policy_menu(state: State, graph: ModelGraph) -> Any:
     return warned
 
 
-def _take_upload(state: State, graph: ModelGraph) -> None:
+def _take_upload(state: ExploreState, graph: ModelGraph) -> None:
     given = st.session_state.get("upload_policy")
     if given is not None:  # None: a person took the file out again
         take_policy(state, graph, given.getvalue())
 
 
-def take_policy(state: State, graph: ModelGraph, data: bytes) -> None:
+def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
     """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
     try:
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
         file = policy_file.loads(_text(data))
         policy_file.check_fresh(file, graph)
-        states.set_policy(state, file.policy, graph)
-        state["failure"] = None
-        state["doubt"] = doubt(file.evidence.verdict if file.evidence else None)
+        drafts.set_policy(state.draft, file.policy, graph)
+        state.job.failure = None
+        state.doubt = doubt(file.evidence.verdict if file.evidence else None)
     except ExplorerError as error:
-        states.fail(state, error)
+        page_job.fail(state.job, error)
 
 
 def _text(data: bytes) -> str:
@@ -91,10 +91,10 @@ def _text(data: bytes) -> str:
         ) from error
 
 
-def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
+def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     """The policy as it is drawn now, with the evidence of the last run if that ran exactly this."""
-    states.absorb(state, graph)
-    spec = states.spec_of(state)
+    drafts.absorb(state.draft, graph)
+    spec = state.draft.spec
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
     return PolicyFile(
@@ -106,7 +106,7 @@ def policy_of(state: State, graph: ModelGraph) -> PolicyFile:
     )
 
 
-def policy_text(state: State, graph: ModelGraph) -> str:
+def policy_text(state: ExploreState, graph: ModelGraph) -> str:
     """The YAML file."""
     file = policy_of(state, graph)
     text = policy_file.dumps(
@@ -115,28 +115,27 @@ def policy_text(state: State, graph: ModelGraph) -> str:
     return _warning(state, graph) + text
 
 
-def torch_text(state: State, graph: ModelGraph) -> str:
+def torch_text(state: ExploreState, graph: ModelGraph) -> str:
     """A Python file for torch alone."""
     return _warning(state, graph) + exported(policy_of(state, graph), "torch")
 
 
-def _warning(state: State, graph: ModelGraph) -> str:
+def _warning(state: ExploreState, graph: ModelGraph) -> str:
     """What is known to go wrong, as the first lines of the file."""
-    spec = states.spec_of(state)
+    spec = state.draft.spec
     return in_file(hazards(graph, spec.policy, spec.plan, spec))
 
 
-def file_stem(state: State) -> str:
+def file_stem(state: ExploreState) -> str:
     """A file name that any system takes."""
     return (
-        re.sub(r"\W+", "-", states.spec_of(state).model.target.removesuffix(".py").rpartition("/")[2]).strip("-")
-        or "model"
+        re.sub(r"\W+", "-", state.draft.spec.model.target.removesuffix(".py").rpartition("/")[2]).strip("-") or "model"
     )
 
 
-def run_menu(state: State) -> None:
+def run_menu(state: ExploreState) -> None:
     """Download of the run that is shown."""
-    key = state["shown"] or state["baseline"]
+    key = state.shown or state.baseline
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
         st.caption(
             "Everything that was measured, in one file: it opens on the Runs page of any machine, without torch."

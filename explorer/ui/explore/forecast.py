@@ -22,20 +22,20 @@ def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Pol
     if forecaster is None:
         forecaster = Forecaster(baseline, graph)
         backend.records().keep(f"forecaster {key}", forecaster)
-    found: Forecast = forecaster.forecast(policy)
-    return found
+    expected: Forecast = forecaster.forecast(policy)
+    return expected
 
 
 def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
     """What toggling one kept block would do to `measured`, in a few words, by fqn."""
     if measured is None:
         return {}
-    found = backend.records().get(f"prices {key}")
-    if found is None:
+    tags = backend.records().get(f"prices {key}")
+    if tags is None:
         offered = prices(measured, graph=graph)
-        found = {price.blocks[0]: _words(price) for price in offered if price.toggle == "recompute"}
-        backend.records().keep(f"prices {key}", found)
-    return dict(found)
+        tags = {price.blocks[0]: _words(price) for price in offered if price.toggle == "recompute"}
+        backend.records().keep(f"prices {key}", tags)
+    return dict(tags)
 
 
 def _words(price: Price) -> str:

@@ -7,7 +7,6 @@ from typing import Literal
 import streamlit as st
 
 from explorer.record.comparison import Comparison, Verdict
-from explorer.record.hazard import Hazard
 from explorer.record.matrix import DerivativeMatrix
 from explorer.ui.shared.charts import draw
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
@@ -37,7 +36,6 @@ ICONS = {
     "different": ":material/cancel:",
     "not comparable": ":material/help:",
 }
-SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}
 
 
 def gradients_panel(comparison: Comparison) -> None:
@@ -60,7 +58,7 @@ def gradients_panel(comparison: Comparison) -> None:
 
 def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
     """What else has to be equal; what was not checked is left out."""
-    found = [
+    checked = [
         ("buffers", "Buffers after the step", buffer_table(comparison)),
         ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
         ("later", f"Gradients of step {comparison.n_steps}", diff_table(comparison.later_gradients)),
@@ -71,17 +69,7 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
         ("state", "State that the recompute changed once more", state_change_table(comparison)),
         ("counts", "How often each block ran", recompute_count_table(comparison)),
     ]
-    return [entry for entry in found if entry[2]]
-
-
-def hazards_panel(hazards: tuple[Hazard, ...]) -> None:
-    """What is known to go wrong before anything runs."""
-    if not hazards:
-        st.caption("No known hazard in this policy on this model.")
-    for hazard in hazards:
-        with st.container(border=True, gap="xsmall"):
-            st.badge(hazard.severity, color=SEVERITIES[hazard.severity])
-            st.text(f"{hazard.sentence}\nRemedy: {hazard.remedy}\nBlocks: {', '.join(hazard.blocks) or 'all'}")
+    return [entry for entry in checked if entry[2]]
 
 
 def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:

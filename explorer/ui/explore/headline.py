@@ -1,49 +1,147 @@
-"""The strip at the top that never moves: six figures, each with its unit, its origin and what it means."""
+"""The headline strip: measured figures where they are about the policy that is drawn, predictions elsewhere."""
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
-import streamlit as st
-
-from explorer.ui.explore.strip import Cell
-from explorer.ui.session import window
+from explorer.record.base import Origin
+from explorer.record.forecast import Forecast
+from explorer.record.hazard import Hazard
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+from explorer.ui.explore.shown import Shown
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.strip import Cell
+from explorer.view.compare.headline import Headline, headlines
+from explorer.view.compare.safety import danger, errors
+from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.words import explore as glossary
 
-SIDE_BY_SIDE = 3
-"""Figures in one row where the window is narrow."""
-EMPTY_LINE = "\N{NO-BREAK SPACE}"
-"""As high as a word: nothing moves when one comes."""
-T = TypeVar("T")
+MEASURED: tuple[Origin, ...] = ("measured",)
+COUNTED: tuple[Origin, ...] = ("counted",)
+PINNED = "pinned baseline"
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
+NOWHERE: tuple[Origin, ...] = ()
+"""Origin of a figure that says itself that it is unknown, or that is a person's choice."""
 
 
-def headline_strip(cells: tuple[Cell, ...]) -> None:
-    """Draws `cells` side by side, in two rows where the window is narrow; a figure of an earlier policy is dimmed."""
-    for row in rows_of_figures(cells):
-        with st.container(horizontal=True, gap="small"):
-            for cell in row:
-                with st.container(gap=None):
-                    _cell(cell)
+def cells(known: Shown, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...] = ()) -> tuple[Cell, ...]:
+    """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
+    comparison = known.comparison
+    if comparison is not None and not known.stale:
+        return tuple(_cell(headline, known) for headline in headlines(comparison))
+    base = known.baseline or (comparison.baseline if comparison else None)
+    drawn = _drawn(base, forecast, policy, hazards)
+    if comparison is None:
+        return tuple(_cell(headline, known) for headline in drawn)
+    before = {headline.key: headline.value for headline in headlines(comparison)}
+    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in drawn)
 
 
-def rows_of_figures(figures: tuple[T, ...]) -> list[tuple[T, ...]]:
-    """All in one row, or a few in each where the window is narrow."""
-    n = SIDE_BY_SIDE if window.narrow() else len(figures)
-    return [figures[start : start + n] for start in range(0, len(figures), n)]
-
-
-def _cell(cell: Cell) -> None:
-    headline = cell.headline
-    origins = " ".join(glossary.ORIGIN[origin] for origin in headline.origin)
-    origin = ", ".join(headline.origin) + (f", against the {cell.against}" if cell.against else "")
-    st.metric(
-        headline.label,
-        headline.value,
-        " · ".join(filter(None, [headline.delta, cell.was and origin])) or None,
-        delta_color=COLOURS[headline.tone],
-        delta_arrow="off",
-        help=f"{headline.tooltip} {origins}",
+def _cell(headline: Headline, known: Shown, *, was: str = "") -> Cell:
+    """`was` is the measured figure of an earlier policy, which is no longer drawn: it is dimmed."""
+    compared = known.pinned is not None and headline.origin and headline.key != "n_recompute"
+    origin = ", ".join(headline.origin) + (f", against the {PINNED}" if compared else "")
+    meaning = [headline.tooltip, *(glossary.ORIGIN[origin] for origin in headline.origin)]
+    return Cell(
+        label=headline.label,
+        value=headline.value,
+        delta=" · ".join(filter(None, [headline.delta, was and origin])),
+        colour=COLOURS[headline.tone],
+        help=" ".join(meaning),
+        below=f":gray[before: {was}]" if was else origin,
     )
-    # Dimmed: it is about a policy that is no longer drawn.
-    st.caption(f":gray[before: {cell.was}]" if cell.was else origin or EMPTY_LINE)
+
+
+def _drawn(
+    base: Measurement | None, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...]
+) -> tuple[Headline, ...]:
+    """Before a run: the baseline measured, the policy predicted."""
+    plain = not policy.units
+    of_base = "everything kept"
+    if base and base.spec.policy.units:
+        of_base = "this policy" if base.spec.policy == policy else PINNED
+    peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
+    return (
+        _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
+        _bytes(
+            "saved_after_forward_bytes",
+            "Saved after forward",
+            saved,
+            None if plain else forecast.saved_after_forward_bytes,
+            of_base,
+        ),
+        _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
+        _headline(
+            "time_ratio",
+            "Step time",
+            _time(base),
+            of_base,
+            origin=MEASURED if base is not None and base.times is not None else NOWHERE,
+        ),
+        _gradients(hazards),
+        _headline(
+            "n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"
+        ),
+    )
+
+
+def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:
+    if base is None or predicted is None:
+        of, origin = (of_base, MEASURED) if base is not None else ("", NOWHERE)
+        return _headline(key, label, mib(base), of, origin=origin)
+    number, _, unit = mib(base).rpartition(" ")
+    after = mib(predicted)
+    before = number if after.endswith(f" {unit}") else mib(base)
+    moved = change(base, predicted)
+    return Headline(
+        key=key,
+        label=label,
+        value=f"{before} → ≈ {after}",
+        delta=percent(moved, signed=True) if moved else "no change",
+        tone="neutral" if not moved else "good" if moved < 0 else "bad",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES[key],
+    )
+
+
+def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
+    if ratio is None:
+        value, delta = ("+0 %", "nothing recomputed") if plain else (NOT_MEASURED, "press Run")
+        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if plain and counted else NOWHERE)
+    return Headline(
+        key="flop_ratio",
+        label="FLOPs",
+        value=f"≈ {percent(ratio - 1, signed=True)}",
+        delta="recomputed",
+        tone="neutral",
+        origin=("predicted",),
+        tooltip=glossary.HEADLINES["flop_ratio"],
+    )
+
+
+def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
+    """Not compared yet; but what is known to go wrong is said before anything runs."""
+    wrong = errors(hazards)
+    if not wrong:
+        return _headline("verdict", "Gradients", "not compared", "press Run")
+    said = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
+    return replace(said, tone="bad", tooltip=plain(danger(hazards)))
+
+
+def _time(base: Measurement | None) -> str:
+    median = base.times.step.median_ms if base and base.times else None
+    return NOT_MEASURED if median is None else f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
+
+
+def _headline(key: str, label: str, value: str, delta: str, *, origin: tuple[Origin, ...] = NOWHERE) -> Headline:
+    return Headline(
+        key=key,
+        label=label,
+        value=value,
+        delta=delta,
+        tone="neutral",
+        origin=origin,
+        tooltip=glossary.HEADLINES[key],
+    )

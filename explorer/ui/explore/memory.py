@@ -13,8 +13,8 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
-from explorer.ui.explore.shown import Picked, picked
-from explorer.ui.explore.state import State
+from explorer.ui.explore.shown import Picked
+from explorer.ui.explore.state import ExploreState
 from explorer.ui.session.bound import bound
 from explorer.ui.shared.charts import draw
 from explorer.view.drawing.axis import Axis
@@ -29,10 +29,10 @@ TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by 
 
 
 def memory_panel(
-    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
+    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
 ) -> None:
     """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons."""
-    at = picked(state)
+    at = state.tick
     candidate = comparison.candidate if comparison else None
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     left, right = st.columns([4, 2], vertical_alignment="center")
@@ -56,7 +56,7 @@ def memory_panel(
 
     def pick(custom: list[Any]) -> None:
         of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
-        state["tick"] = ["candidate" if of_candidate else "baseline", int(custom[1])]
+        state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
 
     draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}", height=340, act=pick)
     if comparison and graph:
@@ -64,26 +64,26 @@ def memory_panel(
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
 
 
-def _answer(state: State, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
+def _answer(state: ExploreState, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
     """What was held at the picked moment, above the chart, and the way back to the peak."""
     run = candidate if at and at[0] == "candidate" else baseline
     if at is None or run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
         return
-    found = ledger(run, at[1])
-    largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(found.by_block.items())[:3])
+    alive = ledger(run, at[1])
+    largest = ", ".join(f"{fqn or ROOT_LABEL} {mib(size)}" for fqn, size in list(alive.by_block.items())[:3])
     with st.container(horizontal=True, vertical_alignment="center", key="moment"):
-        st.text(f"Event {at[1]:,} of the {at[0]}, {place(found)}: {mib(found.total_bytes)} held, most by {largest}.")
+        st.text(f"Event {at[1]:,} of the {at[0]}, {place(alive)}: {mib(alive.total_bytes)} held, most by {largest}.")
         st.button(
             "Back to the peak",
             icon=":material/vertical_align_top:",
             key="to_peak",
-            on_click=lambda: state.update(tick=None),
+            on_click=lambda: setattr(state, "tick", None),
         )
 
 
-def _view_picker(state: State, views: list[str]) -> str:
-    asked = views[-1] if state["view"] == states.BY_ROLE else state["view"]
-    shown = bound("memory_view", asked if asked in views else views[0], lambda view: state.update(view=view))
+def _view_picker(state: ExploreState, views: list[str]) -> str:
+    asked = views[-1] if state.view == states.BY_ROLE else state.view
+    shown = bound("memory_view", asked if asked in views else views[0], lambda view: setattr(state, "view", view))
     st.segmented_control(
         "View",
         views,
@@ -96,7 +96,7 @@ def _view_picker(state: State, views: list[str]) -> str:
     return str(shown.value)
 
 
-def _select(state: State, graph: ModelGraph | None, fqns: list[str]) -> None:
+def _select(state: ExploreState, graph: ModelGraph | None, fqns: list[str]) -> None:
     """The first block of a row is selected and scrolled to, as if it were clicked in the graph."""
     fqn = next((fqn for fqn in fqns if graph is not None and fqn in graph.by_fqn and fqn), None)
     if graph is not None and fqn is not None:

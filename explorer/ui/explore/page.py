@@ -13,24 +13,24 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.record.base import from_plain
-from explorer.record.failure import Failure
-from explorer.record.graph import ModelRef
+from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
 from explorer.ui.explore import state as states
 from explorer.ui.explore import work
 from explorer.ui.explore.blocks import graph_panel, tools
 from explorer.ui.explore.files import policy_menu, run_menu
-from explorer.ui.explore.headline import headline_strip
+from explorer.ui.explore.headline import cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.run_bar import run_bar
 from explorer.ui.explore.shown import Shown, facts, predicted, shown
-from explorer.ui.explore.state import State
-from explorer.ui.explore.strip import strip
-from explorer.ui.session import backend, window
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.model import arguments_panel, changed_line, model_panel, options_panel
+from explorer.ui.shared.run_bar import RunBar, run_bar
+from explorer.ui.shared.strip import strip
 from explorer.view.compare.safety import danger
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
@@ -52,17 +52,17 @@ class Places:
 
 def page() -> None:
     """The whole page, top to bottom."""
-    samples = backend.samples()
-    first = samples[0]
-    state = states.current(ModelRef(target=first.target, size=next(iter(first.sizes), None)), samples)
-    work.attach(state)
-    work.settle(state)
+    state = states.current()
+    draft, samples = state.draft, backend.samples()
+    page_job.attach(state.job, work.ASKED)
+    page_job.settle(state.job, partial(work.take, state))
     work.prepare(state)
-    if (graph := backend.graph_of(states.spec_of(state).model)) is not None:
-        states.absorb(state, graph)
+    if (graph := backend.graph_of(draft.spec.model)) is not None:
+        drafts.absorb(draft, graph)
+        states.follow_selection(state, graph)
         work.recall(state)
-        state["redraw"] = False
-    states.to_address(state)
+        draft.redraw = False
+    drafts.to_address(draft)
 
     slot = st.empty()
     with st.bottom:
@@ -76,7 +76,7 @@ def page() -> None:
         places = replace(places, notice=st.empty())
         charts = st.container()
     with left:
-        _choices(state, samples)
+        _choices(draft, samples)
         st.fragment(_desk)(state, places)
     with charts:
         _trouble(state)
@@ -86,55 +86,53 @@ def page() -> None:
             st.skeleton(height=320)
 
 
-def _trouble(state: State) -> None:
+def _trouble(state: ExploreState) -> None:
     """Links that cannot be read, runs that could not be saved, runs without a result."""
-    if state["message"]:
-        st.warning(plain(state["message"]), icon=":material/link_off:")
-    if state["doubt"]:
-        st.warning(plain(state["doubt"]), icon=":material/gpp_maybe:")
-    if state["warning"]:
+    if state.draft.message:
+        st.warning(plain(state.draft.message), icon=":material/link_off:")
+    if state.doubt:
+        st.warning(plain(state.doubt), icon=":material/gpp_maybe:")
+    if state.warning:
         st.warning(
-            plain(f"{state['warning']} Its figures stay here until you leave; the run file can be downloaded now."),
+            plain(f"{state.warning} Its figures stay here until you leave; the run file can be downloaded now."),
             icon=":material/save:",
         )
-    if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="last"):
-        state["failure"] = None
+    if state.job.failure is not None and failure_panel(state.job.failure, key="last"):
+        state.job.failure = None
         st.rerun()
 
 
-def _choices(state: State, samples: tuple[Any, ...]) -> None:
+def _choices(draft: Draft, samples: tuple[Any, ...]) -> None:
     """Model and options; a change takes effect at once, but runs nothing except the first look at a new model."""
-    spec = states.spec_of(state)
+    spec = draft.spec
     graph = backend.graph_of(spec.model)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="options_row"):
-        model_panel(spec.model, samples, partial(states.choose_model, state))
-        arguments_panel(spec.model, samples, partial(states.choose_model, state))
-        options_panel(spec, graph, partial(states.set_option, state, graph))
+        model_panel(spec.model, samples, partial(drafts.choose_model, draft))
+        arguments_panel(spec.model, samples, partial(drafts.choose_model, draft))
+        options_panel(spec, graph, partial(drafts.set_option, draft, graph))
     changed_line(spec)
 
 
-def _desk(state: State, places: Places) -> None:
+def _desk(state: ExploreState, places: Places) -> None:
     """Graph and headline strip: the part that answers a click."""
-    spec = states.spec_of(state)
-    graph = backend.graph_of(spec.model)
+    graph = backend.graph_of(state.draft.spec.model)
     if graph is not None:
-        states.absorb(state, graph)
-        spec = states.spec_of(state)
-        if work.recall(state) or state["redraw"]:  # another block, or a result that is known: the charts show it
+        drafts.absorb(state.draft, graph)
+        if work.recall(state) or state.draft.redraw:  # another block, or a result that is known: the charts show it
             st.rerun()
-    known = shown(state)
-    foreseen = predicted(known, graph, spec.policy)
+    policy, known = state.draft.spec.policy, shown(state)
+    foreseen = predicted(known, graph, policy)
     drawn = facts(state, graph, known, foreseen) if graph is not None else None
-    found = drawn.hazards if drawn is not None else ()
+    hazards = drawn.hazards if drawn is not None else ()
     with places.strip.container():
-        headline_strip(strip(known, foreseen, spec.policy, found))
+        strip(cells(known, foreseen, policy, hazards))
     with places.notice.container():
         st.caption(_freshness(known))
-    _danger(places, found)
+    _danger(places, hazards)
     if graph is not None and drawn is not None:
         tools(state, graph)
         graph_panel(state, drawn)
-    elif state["job"]:
+    elif state.job.id is not None:
         st.skeleton(height=400)
     else:
         st.caption("The model was not read, so its blocks cannot be drawn; the reason stands at the right.")
@@ -142,34 +140,64 @@ def _desk(state: State, places: Places) -> None:
 
 def _freshness(known: Shown) -> str:
     """What the figures are about, and where a run was cut short."""
-    said = glossary.FRESHNESS[known.freshness]
+    line = glossary.FRESHNESS[known.freshness]
     if known.pinned is not None and known.freshness != "nothing":
-        said = f"{glossary.PINNED} {plain(in_words(known.pinned))}. " + ("" if known.freshness == "pinned" else said)
+        line = f"{glossary.PINNED} {plain(in_words(known.pinned))}. " + ("" if known.freshness == "pinned" else line)
     if known.freshness == "failed" and known.comparison is not None:
-        return f"{said} The {plain(what_failed(known.comparison))}."
-    return said
+        return f"{line} The {plain(what_failed(known.comparison))}."
+    return line
 
 
-def _danger(places: Places, found: tuple[Hazard, ...]) -> None:
+def _danger(places: Places, hazards: tuple[Hazard, ...]) -> None:
     """What is known to go wrong stands where a person runs the policy, and where it is taken away."""
-    said = plain(danger(found))
-    if said:
-        places.run.error(said, icon=":material/gpp_bad:")
-        places.download.error(f"This policy is not safe. {said}", icon=":material/gpp_bad:")
+    warning = plain(danger(hazards))
+    if warning:
+        places.run.error(warning, icon=":material/gpp_bad:")
+        places.download.error(f"This policy is not safe. {warning}", icon=":material/gpp_bad:")
     else:
         places.run.empty()
         places.download.empty()
 
 
-def _bar(state: State) -> Any:
+def _bar(state: ExploreState) -> Any:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warned = st.empty()
-    graph = backend.graph_of(states.spec_of(state).model)
+    graph = backend.graph_of(state.draft.spec.model)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
         with st.container(width="stretch"):
-            run_bar(state, graph)
+            run_bar(
+                state.job,
+                RunBar(
+                    key="",
+                    help=glossary.RUN,
+                    ready=graph is not None,
+                    start=lambda: _start(state, graph),
+                    take=partial(work.take, state),
+                    idle=lambda: st.caption(plain(_next_step(state))),
+                ),
+            )
         if graph is not None:
             with st.container(horizontal=True, gap="small", width=FILES_WIDTH):
                 warned = policy_menu(state, graph)
                 run_menu(state)
     return warned
+
+
+def _start(state: ExploreState, graph: ModelGraph | None) -> None:
+    if graph is not None:
+        drafts.absorb(state.draft, graph)
+    work.compare(state)
+
+
+def _next_step(state: ExploreState) -> str:
+    """What stands beside Run while nothing runs."""
+    if state.job.failure is not None:
+        return "The last run has no result; the reason is shown above."
+    known = shown(state)
+    if known.freshness == "fresh":
+        return "Measured. Change the policy and run again to compare anew."
+    if known.freshness == "failed" and known.comparison is not None:
+        return f"The {what_failed(known.comparison)}; nothing was measured whole."
+    if state.draft.spec.policy.units:
+        return "Not measured yet: Run takes real steps of the baseline and of this policy."
+    return "Choose blocks to recompute, then run both: the baseline, and your policy."

@@ -9,17 +9,18 @@ from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.ui.explore import state as states
 from explorer.ui.explore import work
 from explorer.ui.explore.autograd import autograd_panel
 from explorer.ui.explore.cost import cost_panel
-from explorer.ui.explore.gradients import gradients_panel, hazards_panel, matrix_panel
+from explorer.ui.explore.gradients import gradients_panel, matrix_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.shown import shown
-from explorer.ui.explore.state import State
+from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.table import table_panel
-from explorer.ui.session import backend
+from explorer.ui.session import backend, page_job
+from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.hazards import hazards_panel
 from explorer.view.compare.safety import errors
 from explorer.view.drawing.units import count
 from explorer.view.graph.nesting import RUN
@@ -29,9 +30,9 @@ from explorer.view.words.cut_short import what_failed
 TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
 
 
-def results(state: State) -> None:
+def results(state: ExploreState) -> None:
     """All that was measured, of the last comparison or else of the baseline alone."""
-    graph = backend.graph_of(states.spec_of(state).model)
+    graph = backend.graph_of(state.draft.spec.model)
     comparison: Comparison | None = work.result(state, "shown")
     baseline = comparison.baseline if comparison is not None else shown(state).baseline
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
@@ -39,7 +40,7 @@ def results(state: State) -> None:
         with tabs[0]:
             _waiting(state)
         return
-    block = states.marks_of(state, graph)["selected"].removeprefix(RUN) if graph is not None else ""
+    block = drafts.marks_of(state.draft, graph)["selected"].removeprefix(RUN) if graph is not None else ""
     memory, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
@@ -55,14 +56,14 @@ def results(state: State) -> None:
             table_panel(comparison if comparison is not None and comparison.comparable else baseline)
     if autograd.open and graph is not None:
         with autograd:
-            asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state["job"] is not None)
+            asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
             if asked is not None:
-                work.start(state, DrawAutograd(spec=states.spec_of(state), block=asked))
+                page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=asked))
                 st.rerun()
 
 
-def _waiting(state: State) -> None:
-    if state["job"]:
+def _waiting(state: ExploreState) -> None:
+    if state.job.id is not None:
         st.caption("The model is read and its baseline measured; the charts follow in a few seconds.")
         st.skeleton(height=320)
     else:
@@ -70,7 +71,7 @@ def _waiting(state: State) -> None:
 
 
 def _memory(
-    state: State, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
+    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
 ) -> None:
     for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
         if run is not None and run.failure is not None:
@@ -87,17 +88,17 @@ def _cost(comparison: Comparison | None) -> None:
         st.text(f"The {what_failed(comparison)}: what a whole step costs is not known.")
 
 
-def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | None) -> None:
-    spec = states.spec_of(state)
+def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Comparison | None) -> None:
+    spec = state.draft.spec
     if graph is not None:
-        found = hazards(graph, spec.policy, spec.plan, spec)
+        known = hazards(graph, spec.policy, spec.plan, spec)
         with st.expander(
-            f"Known before any run: {count(len(found), 'hazard')}",
+            f"Known before any run: {count(len(known), 'hazard')}",
             icon=":material/warning:",
             key="hazards",
-            expanded=bool(errors(found)),
+            expanded=bool(errors(known)),
         ):
-            hazards_panel(found)
+            hazards_panel(known)
     if comparison is None:
         st.caption(glossary.EMPTY)
         return
@@ -106,6 +107,6 @@ def _gradients(state: State, graph: ModelGraph | None, comparison: Comparison | 
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
-    if matrix_panel(work.result(state, "matrix"), busy=state["job"] is not None):
-        work.start(state, DeriveMatrix(spec=spec))
+    if matrix_panel(work.result(state, "matrix"), busy=state.job.id is not None):
+        page_job.start(state.job, DeriveMatrix(spec=spec))
         st.rerun()

@@ -15,11 +15,11 @@ from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
-from explorer.ui.explore import state as states
 from explorer.ui.explore import work
 from explorer.ui.explore.forecast import forecast, price_tags
-from explorer.ui.explore.state import State
+from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import known as known_runs
+from explorer.ui.session import pins
 from explorer.view.graph.labels import Facts
 
 Picked = tuple[str, int] | None
@@ -43,8 +43,8 @@ class Shown:
     @property
     def candidate(self) -> Measurement | None:
         """Only if it ran under the policy that is drawn now, to its end."""
-        found = self.comparison
-        return found.candidate if found is not None and found.comparable and not self.stale else None
+        pair = self.comparison
+        return pair.candidate if pair is not None and pair.comparable and not self.stale else None
 
     @property
     def pinned(self) -> Policy | None:
@@ -66,18 +66,19 @@ class Shown:
         return "fresh" if self.comparison.comparable else "failed"
 
 
-def shown(state: State) -> Shown:
+def shown(state: ExploreState) -> Shown:
     """The last comparison and the baseline that holds for the run as it is drawn now."""
     comparison: Comparison | None = work.result(state, "shown")
-    wanted = states.baseline_of(state)
-    baseline, key = _run_of(work.result(state, "baseline"), wanted), state["baseline"]
+    spec = state.draft.spec
+    wanted = pins.baseline_of(spec)
+    baseline, key = _run_of(work.result(state, "baseline"), wanted), state.baseline
     if comparison is not None and comparison.baseline.spec == wanted:
-        baseline, key = comparison.baseline, state["shown"]
-    stale = comparison is not None and comparison.candidate.spec != states.spec_of(state)
+        baseline, key = comparison.baseline, state.shown
+    stale = comparison is not None and comparison.candidate.spec != spec
     kept = (key, baseline) if baseline is not None else None
     if wanted.policy.units:
         kept = known_runs.measured(msgspec.structs.replace(wanted, policy=KEEP_ALL))
-    bare = msgspec.structs.replace(states.spec_of(state), policy=baseline.spec.policy) if baseline else None
+    bare = msgspec.structs.replace(spec, policy=baseline.spec.policy) if baseline else None
     return Shown(
         comparison=comparison,
         baseline=baseline,
@@ -98,17 +99,17 @@ def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measure
 
 def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
     """From the run that kept everything; its ratio against the baseline that the page compares with."""
-    found = forecast(known.kept, graph, policy, key=known.kept_key)
-    if known.kept is None or known.baseline is None or found.flop_ratio is None:
-        return found
+    expected = forecast(known.kept, graph, policy, key=known.kept_key)
+    if known.kept is None or known.baseline is None or expected.flop_ratio is None:
+        return expected
     whole, base = known.kept.total_flops, known.baseline.total_flops
-    ratio = found.flop_ratio * whole / base if whole and base else None
-    return msgspec.structs.replace(found, flop_ratio=ratio)
+    ratio = expected.flop_ratio * whole / base if whole and base else None
+    return msgspec.structs.replace(expected, flop_ratio=ratio)
 
 
-def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
+def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
     """Everything that stands on the blocks."""
-    spec = states.spec_of(state)
+    spec = state.draft.spec
     kept = known.kept or known.baseline
     whole = kept if kept is not None and kept.complete else None
     priced = known.candidate or (whole if not spec.policy.units else None)
@@ -119,15 +120,10 @@ def facts(state: State, graph: ModelGraph, known: Shown, predicted: Forecast) ->
         baseline=whole,
         candidate=known.candidate,
         freed_bytes=predicted.freed_bytes,
-        prices=price_tags(priced, graph, key=f"{state['shown'] if known.candidate else known.kept_key}"),
+        prices=price_tags(priced, graph, key=f"{state.shown if known.candidate else known.kept_key}"),
         hazards=hazards(graph, spec.policy, spec.plan, spec),
-        alive=ledger_of(known.baseline, drawn, picked(state)),
+        alive=ledger_of(known.baseline, drawn, state.tick),
     )
-
-
-def picked(state: State) -> Picked:
-    """The point of the timeline that was clicked."""
-    return (state["tick"][0], state["tick"][1]) if state["tick"] else None
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, at: Picked) -> Ledger | None:

@@ -7,8 +7,8 @@ A run starts by its button; only the first visit runs the experiment it opens wi
 
 from __future__ import annotations
 
-import re
-from typing import Any
+from dataclasses import dataclass, field
+from functools import partial
 
 import streamlit as st
 
@@ -16,100 +16,118 @@ from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lessons import lesson_called, lessons, settings
-from explorer.record.base import from_plain, to_json, to_plain
-from explorer.record.failure import Failure
+from explorer.record.base import to_json
 from explorer.record.lab import LabOutcome, Lesson, Switch
-from explorer.ui.explore.run_bar import RUN_WIDTH
-from explorer.ui.session import backend
+from explorer.record.run import Device
+from explorer.ui.session import address, backend, page_job
+from explorer.ui.session.kept import kept
+from explorer.ui.session.page_job import PageJob
+from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import picture
 from explorer.ui.shared.failure import failure_panel
-from explorer.ui.shared.progress import watch
+from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.view.drawing.chart import Chart
 from explorer.view.lab import lab_chart, lab_origins
 from explorer.view.words.lab import GLOSSARY
 
-State = dict[str, Any]
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",
     "measured": "Read off this run: values of tensors, or the allocator's own events.",
 }
 
 
+@dataclass(slots=True, kw_only=True)
+class LabState:
+    """One visitor's choices in the lab. Changed in place, as the page is drawn again and again."""
+
+    name: str = field(default_factory=lambda: lessons()[0].name)
+    """The experiment that is open."""
+    switches: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By experiment, how its switches stand."""
+    device: Device = "cpu"
+    shown: dict[str, str] = field(default_factory=dict)
+    """By experiment, the key of its last outcome."""
+    visited: bool = False
+    """Whether the experiment of the first visit was run."""
+    job: PageJob = field(default_factory=PageJob)
+
+
 def page() -> None:
     """The whole page."""
-    state = _state()
-    _settle(state)
+    state = kept("lab", LabState, _first)
+    page_job.attach(state.job, (RunLab,))
+    page_job.settle(state.job, partial(_take, state))
     left, right = st.columns([5, 7], gap="large")
     with left:
         lesson = _choice(state)
         request = _switches(state, lesson)
         _first_visit(state, request)
-        _run_bar(state, request)
+        run_bar(
+            state.job,
+            RunBar(
+                key="lab_",
+                help="Runs the experiment now, with the switches as they stand. It takes seconds.",
+                ready=True,
+                start=lambda: page_job.start(state.job, request),
+                take=partial(_take, state),
+                idle=lambda: None,
+            ),
+        )
         _words(lesson)
     with right:
-        if state["failure"] and failure_panel(from_plain(state["failure"], Failure), key="lab"):
-            state["failure"] = None
+        if state.job.failure is not None and failure_panel(state.job.failure, key="lab"):
+            state.job.failure = None
             st.rerun()
         _result(state, request)
-    _to_address(state, request)
+    _to_address(request)
 
 
-def _state() -> State:
-    """This visitor's choices; on the first visit those of the address bar."""
-    if "lab" not in st.session_state:
-        query = st.query_params.to_dict()
-        state: State = {
-            "name": lessons()[0].name,
-            "switches": {},
-            "job": query.pop("job", None),
-            "failure": None,
-            "asked": False,
-        }
-        state |= {"shown": {}, "visited": False}
-        try:
-            lesson = lesson_called(query.pop("experiment", lessons()[0].name))
-            state["device"] = query.pop("device", "cpu") if query.get("device") in ("cpu", "cuda") else "cpu"
-            state["switches"][lesson.name] = settings(lesson, query)
-            state["name"] = lesson.name
-        except ExplorerError as error:
-            state["device"] = "cpu"
-            state["failure"] = to_plain(Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
-        st.session_state["lab"] = state
-    found: State = st.session_state["lab"]
-    return found
+def _first() -> LabState:
+    """The choices of the address bar."""
+    query = st.query_params.to_dict()
+    query.pop("job", None)
+    state = LabState()
+    try:
+        lesson = lesson_called(query.pop("experiment", state.name))
+        state.device = "cuda" if query.pop("device", "cpu") == "cuda" else "cpu"
+        state.switches[lesson.name] = settings(lesson, query)
+        state.name = lesson.name
+    except ExplorerError as error:
+        page_job.fail(state.job, error)
+    return state
 
 
-def _choice(state: State) -> Lesson:
+def _choice(state: LabState) -> Lesson:
     """Which experiment, and its story."""
     titles = {lesson.name: f"{lesson.theme}: {lesson.title}" for lesson in lessons()}
     names = list(titles)
     name = st.selectbox(
-        "Experiment", names, index=names.index(state["name"]), format_func=titles.__getitem__, key="lab_experiment"
+        "Experiment", names, index=names.index(state.name), format_func=titles.__getitem__, key="lab_experiment"
     )
-    state["name"] = name
+    state.name = name
     lesson = lesson_called(name)
     st.markdown(f"#### {lesson.title}")
     st.markdown(f"**{lesson.question}**")
     for paragraph in lesson.paragraphs:
-        st.markdown(_plain(paragraph))
+        st.markdown(plain(paragraph))
     return lesson
 
 
-def _switches(state: State, lesson: Lesson) -> RunLab:
+def _switches(state: LabState, lesson: Lesson) -> RunLab:
     """The run as the switches stand."""
-    chosen = settings(lesson, state["switches"].get(lesson.name, {}))
+    chosen = settings(lesson, state.switches.get(lesson.name, {}))
     for switch in lesson.switches:
         chosen[switch.name] = _flip(lesson, switch, chosen[switch.name])
-    state["switches"][lesson.name] = chosen
-    state["device"] = st.radio(
+    state.switches[lesson.name] = chosen
+    state.device = st.radio(
         "Where does it run?",
         ["cpu", "cuda"],
-        index=["cpu", "cuda"].index(state["device"]),
+        index=["cpu", "cuda"].index(state.device),
         horizontal=True,
         key="lab_device",
         help="cuda needs an NVIDIA GPU; every experiment runs on either.",
     )
-    return RunLab(name=lesson.name, switches=chosen, device=state["device"])
+    return RunLab(name=lesson.name, switches=chosen, device=state.device)
 
 
 def _flip(lesson: Lesson, switch: Switch, value: str) -> str:
@@ -125,58 +143,19 @@ def _flip(lesson: Lesson, switch: Switch, value: str) -> str:
     return str(picked)
 
 
-def _first_visit(state: State, request: RunLab) -> None:
-    if not state["visited"]:
-        state["visited"] = True
-        if state["job"] is None and state["failure"] is None and _found(request) is None:
-            _start(state, request)
+def _first_visit(state: LabState, request: RunLab) -> None:
+    if not state.visited:
+        state.visited = True
+        if state.job.failure is None and _outcome(request) is None:
+            page_job.start(state.job, request)
 
 
-def _start(state: State, request: RunLab) -> None:
-    state["failure"] = None
-    try:
-        state["job"] = backend.worker().submit(request).id
-    except ExplorerError as error:
-        state["failure"] = to_plain(Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
-
-
-def _job(state: State) -> Job | None:
-    return None if state["job"] is None else backend.worker().job(state["job"])
-
-
-def _settle(state: State) -> bool:
-    """Takes the result of a job that has finished, or that nobody knows any more. Returns whether there was one."""
-    job = _job(state)
-    if state["job"] is None or (job is not None and not job.finished):
-        return False
-    state["job"] = None
-    if job is None or not isinstance(job.request, RunLab):
-        return True
-    if job.failure is not None:
-        state["failure"] = to_plain(job.failure)
-        return True
+def _take(state: LabState, job: Job) -> None:
+    """The result of a finished job."""
+    assert isinstance(job.request, RunLab), "no other job is attached here"
     key = _key(job.request)
     backend.records().keep(key, job.result)
-    state["shown"][job.request.name] = key
-    return True
-
-
-def _run_bar(state: State, request: RunLab) -> None:
-    """Run, and below it how far it is and Cancel."""
-    busy = state["job"] is not None
-    if st.button(
-        "Run",
-        key="lab_run",
-        type="primary",
-        icon=":material/play_arrow:",
-        width=RUN_WIDTH,
-        disabled=busy,
-        help="Runs the experiment now, with the switches as they stand. It takes seconds.",
-    ):
-        _start(state, request)
-        st.rerun()
-    if busy:
-        watch(lambda: None if _settle(state) else _job(state), "Running", key="lab_cancel")
+    state.shown[job.request.name] = key
 
 
 def _words(lesson: Lesson) -> None:
@@ -185,15 +164,15 @@ def _words(lesson: Lesson) -> None:
             st.markdown(f"**{word}**: {GLOSSARY[word]}")
 
 
-def _result(state: State, request: RunLab) -> None:
+def _result(state: LabState, request: RunLab) -> None:
     """What the run said; an older run of the experiment is marked as such."""
-    outcome, fresh = _found(request), True
+    outcome, fresh = _outcome(request), True
     if outcome is None:
-        last = state["shown"].get(request.name)
+        last = state.shown.get(request.name)
         outcome, fresh = (backend.records().get(last) if last else None), False
     if not isinstance(outcome, LabOutcome):
         with st.container(border=True):
-            if state["job"] is not None:
+            if state.job.id is not None:
                 st.caption("The experiment is running; what it finds will stand here.")
             else:
                 st.caption("This experiment has not run yet. Press **Run**; it takes seconds.")
@@ -204,7 +183,7 @@ def _result(state: State, request: RunLab) -> None:
         )
     with st.container(border=True, key="lab_findings"):
         st.markdown("**What to take away**")
-        st.markdown("\n".join(f"- {_plain(finding)}" for finding in outcome.findings))
+        st.markdown("\n".join(f"- {plain(finding)}" for finding in outcome.findings))
     chart = lab_chart(outcome)
     picture(chart, key="lab_chart")
     _table(chart, outcome)
@@ -229,24 +208,16 @@ def _table(chart: Chart, outcome: LabOutcome) -> None:
     )
 
 
-def _found(request: RunLab) -> LabOutcome | None:
-    found = backend.records().get(_key(request))
-    return found if isinstance(found, LabOutcome) else None
+def _outcome(request: RunLab) -> LabOutcome | None:
+    outcome = backend.records().get(_key(request))
+    return outcome if isinstance(outcome, LabOutcome) else None
 
 
 def _key(request: RunLab) -> str:
     return f"lab {to_json(request).decode()}"
 
 
-def _to_address(state: State, request: RunLab) -> None:
-    """The address restores experiment, switches and a run under way."""
-    query = {"experiment": request.name, **request.switches}
-    query |= {"device": request.device} if request.device != "cpu" else {}
-    query |= {"job": state["job"]} if state["job"] else {}
-    if st.query_params.to_dict() != query:
-        st.query_params.from_dict(query)
-
-
-def _plain(text: str) -> str:
-    """Text that carries no markup, whatever an exception or a lesson says."""
-    return re.sub(r"([\\`*_\[\]$~:#<>])", r"\\\1", text)
+def _to_address(request: RunLab) -> None:
+    """The address restores experiment and switches."""
+    device = {"device": request.device} if request.device != "cpu" else {}
+    address.show({"experiment": request.name, **request.switches, **device})

@@ -9,71 +9,81 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, get_args
 
+import msgspec
+
 from explorer.errors import UnreadableFile, nearest
 from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_plan import CheckpointMode
 
 MOST_MICROBATCHES = 256
 UNCUT = "0"
 """`cuts=` of a plan with a single stage."""
-USUAL: dict[str, Any] = {
-    "n_microbatches": 4,
-    "schedule": "1F1B",
-    "checkpoint": "always",
-    "keyed_rng": True,
-    "deferred_batch_norm": False,
-}
-"""The choices of a person who has made none."""
 WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint": get_args(CheckpointMode)}
 SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 
 
-def to_query(choices: Mapping[str, Any], stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
-    """The address of a plan; `choices` has the keys of USUAL."""
+class PlanChoices(Record):
+    """A plan without its cuts; as it is made, of a person who has chosen nothing."""
+
+    n_microbatches: int = 4
+    schedule: str = "1F1B"
+    checkpoint: CheckpointMode = "always"
+    keyed_rng: bool = True
+    deferred_batch_norm: bool = False
+
+
+USUAL = PlanChoices()
+
+
+def to_query(choices: PlanChoices, stages: tuple[tuple[str, ...], ...]) -> dict[str, str]:
+    """The address of a plan."""
     places, place = [], 0
     for stage in stages[:-1]:
         place += len(stage)
         places.append(str(place))
     query = {"cuts": ".".join(places) or UNCUT}
-    if choices["n_microbatches"] != USUAL["n_microbatches"]:
-        query["microbatches"] = str(choices["n_microbatches"])
-    query |= {name: choices[name] for name in WORDS if choices[name] != USUAL[name]}
-    return query | {word: str(int(choices[name])) for name, word in SWITCHES.items() if choices[name] != USUAL[name]}
+    changed = {name: getattr(choices, name) for name in PlanChoices.__struct_fields__}
+    changed = {name: value for name, value in changed.items() if value != getattr(USUAL, name)}
+    if "n_microbatches" in changed:
+        query["microbatches"] = str(choices.n_microbatches)
+    query |= {name: changed[name] for name in WORDS if name in changed}
+    return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
 
 
-def from_query(query: Mapping[str, str]) -> dict[str, Any]:
-    """The choices of an address, and under `places` where it cuts. Raises UnreadableFile with all faults."""
-    found: dict[str, Any] = {}
+def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]:
+    """The choices of an address, and behind how many blocks it cuts. Raises UnreadableFile with all faults."""
+    chosen: dict[str, Any] = {}
+    places: list[int] | None = None
     faults = []
     if (text := query.get("microbatches")) is not None:
-        found["n_microbatches"] = _number(text)
-        if not 1 <= found["n_microbatches"] <= MOST_MICROBATCHES:
+        chosen["n_microbatches"] = _number(text)
+        if not 1 <= chosen["n_microbatches"] <= MOST_MICROBATCHES:
             faults.append(f"microbatches={text} is no number from 1 to {MOST_MICROBATCHES}")
     for name, known in WORDS.items():
         if (text := query.get(name)) is not None:
-            found[name] = text
+            chosen[name] = text
             if text not in known:
                 faults.append(f"{name}={text} is not known. {nearest(text, known) or ''}".rstrip())
     for name, word in SWITCHES.items():
         if (text := query.get(word)) is not None:
-            found[name] = text == "1"
+            chosen[name] = text == "1"
             if text not in ("0", "1"):
                 faults.append(f"{word}={text} is neither 0 nor 1")
     if (text := query.get("cuts")) is not None:
         places = [] if text == UNCUT else [_number(part) for part in text.split(".")]
-        found["places"] = places
         if any(place < 1 for place in places) or any(b <= a for a, b in zip(places, places[1:])):
             faults.append(f"cuts={text} are no ascending numbers of blocks")
     if faults:
         raise UnreadableFile(f"The link's plan cannot be read: {'; '.join(faults)}.", hint="Copy the address again.")
-    return found
+    return msgspec.structs.replace(USUAL, **chosen), places
 
 
 def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
     """Ids of the cuts behind the first `places` blocks. Raises UnreadableFile where the model has no such cut."""
     legal = {(cut.after, cut.before): cut.refusal for cut in graph.cuts}
-    faults, found = [], []
+    faults, cuts = [], []
     for place in places:
         pair = (graph.spine[place - 1], graph.spine[place]) if place < len(graph.spine) else None
         if pair is None or pair not in legal:
@@ -81,10 +91,10 @@ def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
         elif legal[pair]:
             faults.append(f"no cut behind {pair[0]}: {legal[pair]}")
         else:
-            found.append(f"{pair[0]}>{pair[1]}")
+            cuts.append(f"{pair[0]}>{pair[1]}")
     if faults:
         raise UnreadableFile(f"The link's cuts do not fit this model: {'; '.join(faults)}.", hint="Cut it anew.")
-    return found
+    return cuts
 
 
 def _number(text: str) -> int:

@@ -10,9 +10,8 @@ from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
-from explorer.ui.explore import state as states
-from explorer.ui.explore.state import State
 from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import window
 from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.drawing.units import mib
@@ -23,12 +22,10 @@ from explorer.view.graph.nesting import Node, nest
 HEIGHT = 290
 
 
-def cut_graph(
-    split: State, state: State, graph: ModelGraph, plan: PipelinePlan, profile: PipelineProfile | None
-) -> None:
+def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profile: PipelineProfile | None) -> None:
     """A click or Enter on a line cuts there; a click or Space on a block recomputes it."""
     marks = pipeline_state.marks_of(split, graph)
-    policy = states.spec_of(state).policy
+    policy = split.draft.spec.policy
     block_graph.block_graph(
         drawing(graph, marks["open"], plan.n_microbatches),
         marks,
@@ -39,7 +36,7 @@ def cut_graph(
             segments=tuple(unit.blocks for unit in policy.units if len(unit.blocks) > 1),
             height=HEIGHT + window.extra_height(),
             window=window.laid_out_for(),
-            jump=(split["jump"][0], split["jump"][1]) if split["jump"] else None,
+            jump=split.jump,
         ),
         key=pipeline_state.WIDGET,
     )
@@ -60,20 +57,20 @@ def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: Pipel
     stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
     costs = {cost.blocks[0]: cost for cost in profile.blocks if len(cost.blocks) == 1} if profile else {}
     on = set(policy.blocks)
-    found = {}
+    written = {}
     for node in nest(graph).values():
         if not node.id:
             continue
         stage = _stage(node, stage_of)
         price = _price(costs.get(node.id), recomputed=node.id in on)
         own = node.id in stage_of or node.members
-        found[node.id] = Label(
+        written[node.id] = Label(
             bytes=f"params {mib(graph.by_fqn[node.id].parameter_bytes)}" if node.id in graph.by_fqn else "",
             note=" · ".join(filter(None, [price, f"stage {stage}" if own and stage is not None else ""])),
             title=_title(node, stage, costs.get(node.id)),
             stage=stage,
         )
-    return found
+    return written
 
 
 def _price(cost: BlockCost | None, *, recomputed: bool) -> str:
@@ -97,7 +94,7 @@ def _title(node: Node, stage: int | None, cost: BlockCost | None) -> str:
 
 
 def _stage(node: Node, stage_of: dict[str, int]) -> int | None:
-    """Of a block, or of the unit of the spine it lies in; None where a run spreads over several."""
+    """Stage of a block, or of the unit of the spine it lies in; None where a run spreads over several."""
     if node.members:
         stages = {stage_of.get(member) for member in node.members}
         return stages.pop() if len(stages) == 1 else None

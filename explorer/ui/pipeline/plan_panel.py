@@ -13,46 +13,36 @@ from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
-from explorer.ui.explore import state as states
-from explorer.ui.explore.headline import rows_of_figures
-from explorer.ui.explore.state import State
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES
+from explorer.ui.pipeline.state import PipelineState
+from explorer.ui.session import page_job
 from explorer.ui.session.bound import Bound, bound
+from explorer.ui.shared.strip import Cell
 from explorer.view.graph.nesting import ancestors
 from explorer.view.pipeline.headline import Figure
 from explorer.view.words import explore as glossary
 from explorer.view.words import pipeline as words
 
 
-def strip(figures: tuple[Figure, ...]) -> None:
-    """Five figures side by side, each with what it means and where it comes from."""
-    for row in rows_of_figures(figures):
-        with st.container(horizontal=True, gap="small"):
-            for figure in row:
-                with st.container(gap=None):
-                    _figure(figure)
-
-
-def _figure(figure: Figure) -> None:
+def cell(figure: Figure) -> Cell:
+    """A figure of the headline as it stands on the page."""
     origin = glossary.ORIGIN.get(figure.origin, "")
-    st.metric(
-        figure.label,
-        figure.value,
-        figure.delta or None,
-        delta_color="off",
-        delta_arrow="off",
+    return Cell(
+        label=figure.label,
+        value=figure.value,
+        delta=figure.delta,
         help=f"{figure.help} {origin}".rstrip(),
+        below=figure.origin,
     )
-    st.caption(figure.origin or "\N{NO-BREAK SPACE}")
 
 
-def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
+def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
     """The controls; returns the plan as it is drawn now."""
-    _first_cut(split, state, graph, profile)
+    _first_cut(split, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
-        wanted = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, state, graph, profile, n))
+        wanted = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, graph, profile, n))
         most = max(len(atoms(graph)), len(stages), 1)
         st.number_input("Stages", 1, most, wanted.value, key=wanted.key, on_change=wanted.on_change, help=words.STAGE)
         number = _bound(split, "n_microbatches", "pipeline_microbatches")
@@ -66,11 +56,11 @@ def plan_panel(split: State, state: State, graph: ModelGraph, profile: PipelineP
             help=words.MICROBATCH,
         )
         _choice(split, "schedule", "Schedule", (tuple(SCHEDULES), words.SCHEDULE))
-    _tools(split, state, graph, profile)
+    _tools(split, graph, profile)
     return plan_of(split, stages)
 
 
-def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
     """Balance, undo, redo, go to a stage, and what is rarely changed."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
         st.menu_button(
@@ -80,7 +70,7 @@ def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfi
             key="pipeline_balance",
             icon=":material/balance:",
             help=words.BALANCE_HELP,
-            on_click=lambda: _balance(split, state, graph, profile),
+            on_click=lambda: _balance(split, graph, profile),
         )
         for name, help in (("undo", "Take back the last cut or toggle"), ("redo", "Make it again")):
             st.button(
@@ -88,9 +78,9 @@ def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfi
                 icon=f":material/{name}:",
                 key=f"pipeline_{name}",
                 help=help,
-                disabled=not split[name],
+                disabled=not getattr(split, name),
                 on_click=pipeline_state.undo,
-                args=(split, state, graph),
+                args=(split, graph),
                 kwargs={"forward": name == "redo"},
             )
         stages = pipeline_state.stages_of(split, graph)
@@ -102,83 +92,84 @@ def _tools(split: State, state: State, graph: ModelGraph, profile: PipelineProfi
             icon=":material/my_location:",
             help="Scrolls the graph to where a stage begins.",
             on_click=_jump,
-            args=(split, state, graph),
+            args=(split, graph),
         )
         with st.popover("", icon=":material/settings:", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
             _more(split)
 
 
-def _bound(split: State, name: str, key: str) -> Bound:
-    return bound(key, split[name], lambda value: split.update({name: value}))
+def _bound(split: PipelineState, name: str, key: str) -> Bound:
+    return bound(key, getattr(split.choices, name), lambda value: pipeline_state.choose(split, name, value))
 
 
-def _choice(split: State, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
+def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
     """One of some values; `offered` with the words that explain it."""
     options, help = offered
     now = _bound(split, name, f"pipeline_{name}")
     st.selectbox(label, options, options.index(now.value), key=now.key, on_change=now.on_change, help=help)
 
 
-def _switch(split: State, name: str, label: str, help: str) -> None:
+def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
     now = _bound(split, name, f"pipeline_{name}")
     st.toggle(label, now.value, key=now.key, on_change=now.on_change, help=help)
 
 
-def _take_stages(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
+def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
     """As many stages as a person asked for."""
-    _cut(split, state, graph, (int(n_stages), _usual_rule(profile)), profile)
+    _cut(split, graph, (int(n_stages), _usual_rule(profile)), profile)
 
 
-def _balance(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
     """As many stages as there are, cut by the rule that a person chose."""
     rule: CutRule | None = st.session_state.get("pipeline_balance")
-    pipeline_state.absorb(split, state, graph, until_press=True)
+    pipeline_state.absorb(split, graph, until_press=True)
     if rule is not None:
-        _cut(split, state, graph, (len(pipeline_state.stages_of(split, graph)), rule), profile)
+        _cut(split, graph, (len(pipeline_state.stages_of(split, graph)), rule), profile)
 
 
-def _jump(split: State, state: State, graph: ModelGraph) -> None:
+def _jump(split: PipelineState, graph: ModelGraph) -> None:
     """Unfolds and scrolls to the first block of the stage that was chosen."""
-    pipeline_state.absorb(split, state, graph)
+    pipeline_state.absorb(split, graph)
     stages = pipeline_state.stages_of(split, graph)
     stage = st.session_state.get("pipeline_jump")
     if stage is None or stage >= len(stages):
         return
     fqn, marks = stages[stage][0], pipeline_state.marks_of(split, graph)
     marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
-    split["jump"] = [fqn, split["jump"][1] + 1 if split["jump"] else 1]
+    split.jump = (fqn, split.jump[1] + 1 if split.jump else 1)
 
 
-def plan_of(split: State, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
+def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> PipelinePlan:
     """The plan of these stages under the chosen schedule."""
+    choices = split.choices
     return PipelinePlan(
         stages=stages,
-        n_microbatches=split["n_microbatches"],
-        schedule=split["schedule"],
-        n_ranks=default_ranks(split["schedule"], len(stages)),
-        checkpoint=split["checkpoint"],
-        keyed_rng=split["keyed_rng"],
-        deferred_batch_norm=split["deferred_batch_norm"],
+        n_microbatches=choices.n_microbatches,
+        schedule=choices.schedule,
+        n_ranks=default_ranks(choices.schedule, len(stages)),
+        checkpoint=choices.checkpoint,
+        keyed_rng=choices.keyed_rng,
+        deferred_batch_norm=choices.deferred_batch_norm,
     )
 
 
-def _more(split: State) -> None:
+def _more(split: PipelineState) -> None:
     modes = (get_args(CheckpointMode), words.CHECKPOINT)
     _choice(split, "checkpoint", "Recompute in which microbatches", modes)
     _switch(split, "keyed_rng", "Dropout independent of the split", words.KEYED)
     _switch(split, "deferred_batch_norm", "BatchNorm statistics once per batch", words.DEFERRED)
 
 
-def _first_cut(split: State, state: State, graph: ModelGraph, profile: PipelineProfile | None) -> None:
+def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
     """A model nobody has cut yet has two even stages, evened out again once its blocks are priced; no step to undo."""
-    if not split["uncut"]:
+    if not split.uncut:
         return
-    split["n_microbatches"] = fitting(split["n_microbatches"], graph)
+    pipeline_state.choose(split, "n_microbatches", fitting(split.choices.n_microbatches, graph))
     if len(atoms(graph)) > 1:
-        done = split["undo"]
-        _cut(split, state, graph, (2, _usual_rule(profile)), profile)
-        split["undo"] = done
-    split["uncut"] = profile is None
+        done = split.undo
+        _cut(split, graph, (2, _usual_rule(profile)), profile)
+        split.undo = done
+    split.uncut = profile is None
 
 
 def fitting(wanted: int, graph: ModelGraph) -> int:
@@ -192,24 +183,22 @@ def _usual_rule(profile: PipelineProfile | None) -> CutRule:
     return "by-parameters" if profile is None else "by-time"
 
 
-def _cut(
-    split: State, state: State, graph: ModelGraph, wanted: tuple[int, CutRule], profile: PipelineProfile | None
-) -> None:
+def _cut(split: PipelineState, graph: ModelGraph, wanted: tuple[int, CutRule], profile: PipelineProfile | None) -> None:
     n_stages, rule = wanted
     try:
         pressure = None
         if rule == "by-memory":
-            pressure = (states.spec_of(state).policy, rows_of(plan_of(split, ((),) * n_stages)))
+            pressure = (split.draft.spec.policy, rows_of(plan_of(split, ((),) * n_stages)))
         stages = stages_by(rule, graph, n_stages, profile=profile, pressure=pressure)
     except ExplorerError as error:
-        pipeline_state.fail(split, error)
+        page_job.fail(split.job, error)
         return
-    pipeline_state.cut_at(split, state, graph, stages)
+    pipeline_state.cut_at(split, graph, stages)
 
 
-def engine_picker(split: State) -> None:
+def engine_picker(split: PipelineState) -> None:
     """Which executor plays the action list. All of them must give the same gradients."""
-    now = bound("pipeline_engine", split["engine"], lambda engine: split.update(engine=engine or split["engine"]))
+    now = bound("pipeline_engine", split.engine, lambda engine: setattr(split, "engine", engine or split.engine))
     st.segmented_control(
         "Run it as",
         list(words.ENGINES),

@@ -11,12 +11,12 @@ from explorer.record.hazard import Hazard
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import RunSpec
-from explorer.ui.explore.gradients import hazards_panel
-from explorer.ui.explore.state import State
 from explorer.ui.pipeline.files import files_panel
+from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.hazards import hazards_panel
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
@@ -46,25 +46,25 @@ class Results:
         return self.run if self.fresh else None
 
 
-def result_tabs(found: Results, split: State) -> None:
+def result_tabs(known: Results, split: PipelineState) -> None:
     """The tabs; hidden ones are not computed. An older run is marked as such; a new plan shows its prediction."""
-    run = found.run
+    run = known.run
     if run is not None and run.failure is not None and _failed(run):
-        split["shown"] = None
+        split.shown = None
         st.rerun()
     names = ["Schedule", "Memory", "Gradients", "Calls", "Hazards", "Files"]
     tabs = st.tabs(
-        [f"{name} ({len(found.hazards)})" if name == "Hazards" else name for name in names],
+        [f"{name} ({len(known.hazards)})" if name == "Hazards" else name for name in names],
         key="pipeline_tabs",
         on_change="rerun",
     )
     bodies: tuple[Callable[[], None], ...] = (
-        lambda: _schedule(found),
-        lambda: _memory(found),
-        lambda: _truth(found),
-        lambda: _calls(found),
-        lambda: hazards_panel(found.hazards),
-        lambda: files_panel(found.spec, found.plan),
+        lambda: _schedule(known),
+        lambda: _memory(known),
+        lambda: _truth(known),
+        lambda: _calls(known),
+        lambda: hazards_panel(known.hazards),
+        lambda: files_panel(known.spec, known.plan),
     )
     for tab, body in zip(tabs, bodies):
         if tab.open:
@@ -82,14 +82,14 @@ def _failed(run: PipelineRun) -> bool:
     return failure_panel(run.failure, key="pipeline_run_failed")
 
 
-def _schedule(found: Results) -> None:
-    run = found.own_run
+def _schedule(known: Results) -> None:
+    run = known.own_run
     measured = run.timing if run is not None else None
-    shown = measured or found.forecast
+    shown = measured or known.forecast
     if shown is None:
         st.caption(words.EMPTY_SCHEDULE)
         return
-    _multiplied(found.hazards)
+    _multiplied(known.hazards)
     state, picker = st.columns([8, 3], vertical_alignment="center")
     predicted = run.predicted if run is not None and measured is not None else None
     if measured is None:
@@ -99,13 +99,13 @@ def _schedule(found: Results) -> None:
     with picker:
         follow = st.selectbox(
             "Follow a microbatch",
-            [ALL_MICROBATCHES, *range(found.plan.n_microbatches)],
+            [ALL_MICROBATCHES, *range(known.plan.n_microbatches)],
             format_func=lambda i: f"microbatch {i}" if isinstance(i, int) else i,
             key="pipeline_follow",
             label_visibility="collapsed",
             help=words.FOLLOW,
         )
-    followed = follow if isinstance(follow, int) and follow < found.plan.n_microbatches else None
+    followed = follow if isinstance(follow, int) and follow < known.plan.n_microbatches else None
     draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
     for note in run.notes if run is not None else ():
@@ -129,10 +129,10 @@ def _multiplied(hazards: tuple[Hazard, ...]) -> None:
             st.warning(plain(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")
 
 
-def _memory(found: Results) -> None:
-    run = found.own_run
+def _memory(known: Results) -> None:
+    run = known.own_run
     measured = run is not None and bool(run.memory)
-    memory = run.memory if run is not None and measured else (found.forecast.memory if found.forecast else ())
+    memory = run.memory if run is not None and measured else (known.forecast.memory if known.forecast else ())
     if not memory:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return
@@ -163,12 +163,12 @@ def _picked_rank(memory: tuple[RankMemory, ...], place: st.delta_generator.Delta
     return by_rank.get(rank) if isinstance(rank, int) else None
 
 
-def _truth(found: Results) -> None:
-    run = found.run
+def _truth(known: Results) -> None:
+    run = known.run
     if run is None or not run.gradients:
         st.caption(words.EMPTY_TRUTH)
         return
-    if not found.fresh:
+    if not known.fresh:
         st.markdown(words.OLDER)
     draw(splitting.truth_chart(run), key="pipeline_truth")
     st.caption(words.READ_TRUTH)
@@ -180,12 +180,12 @@ def _truth(found: Results) -> None:
         st.text(note)
 
 
-def _calls(found: Results) -> None:
-    run = found.run
+def _calls(known: Results) -> None:
+    run = known.run
     if run is None or not run.blocks:
         st.caption(words.EMPTY_CALLS)
         return
-    if not found.fresh:
+    if not known.fresh:
         st.markdown(words.OLDER)
     worst = max(run.blocks, key=lambda block: block.multiplier)
     if worst.multiplier > 2:

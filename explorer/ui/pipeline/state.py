@@ -1,11 +1,14 @@
-"""What one visitor has decided on the Pipeline page: plain values, so a reload of the code harms nothing.
+"""What one visitor has decided on the Pipeline page: where to cut, which schedule, which executor.
 
-The recompute marks of the graph are the policy of the Explore page. `absorb` keeps the two the same: what changed
-elsewhere is laid under the clicks first, then the clicks become the policy.
+Model, policy and options are the draft that every page shares. The recompute marks of the graph are its policy:
+`absorb` keeps the two the same. What changed elsewhere is laid under the clicks first, then the clicks become the
+policy.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -13,92 +16,138 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.policy import marks as decision
-from explorer.record.base import from_plain, to_plain
-from explorer.record.failure import Failure
+from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
+from explorer.record.pipeline_plan import PipelineEngine
+from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
-from explorer.ui.explore import state as states
-from explorer.ui.explore.state import KEPT_STEPS, State
 from explorer.ui.pipeline import address as plan_link
-from explorer.ui.session import address as link
-from explorer.ui.session import window
+from explorer.ui.pipeline.address import PlanChoices
+from explorer.ui.session import address, opened, window
+from explorer.ui.session.kept import kept
+from explorer.ui.session.page_job import PageJob
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import KEPT_STEPS, Draft
 from explorer.view.graph.nesting import ancestors, default_open
 
 WIDGET = "pipeline_graph"
 
 
-def current() -> State:
-    """This visitor's state; on the first visit what the address bar says."""
-    if "pipeline" not in st.session_state:
-        fresh: State = {
-            **plan_link.USUAL,
-            "marks": None,
-            "model": "",
-            "places": None,
-            "uncut": True,
-            "undo": [],
-            "redo": [],
-            "jump": None,
-            "engine": "inproc",
-            "asked": False,
-            "job": None,
-            "failure": None,
-            "shown": None,
-            "message": "",
-        }
-        try:
-            fresh |= plan_link.from_query(st.query_params.to_dict())
-        except ExplorerError as error:
-            fresh["message"] = str(error)
-        st.session_state["pipeline"] = fresh
-    found: State = st.session_state["pipeline"]
-    return found
+class Before(Record):
+    """What one step of undo brings back: the cuts, or the policy, that were."""
+
+    cuts: tuple[str, ...] | None = None
+    policy: Policy | None = None
 
 
-def forget(split: State) -> None:
+@dataclass(slots=True, kw_only=True)
+class PipelineState:
+    """Changed in place: parts of the page hold it from one drawing to the next."""
+
+    draft: Draft
+    """What is drawn: the one that every page shares."""
+    choices: PlanChoices = plan_link.USUAL
+    """Microbatches, schedule and switches of the plan."""
+    engine: PipelineEngine = "inproc"
+    """Which executor plays it."""
+    marks: dict[str, Any] | None = None
+    """State of the drawn graph, see `block_graph.fresh`; the cuts are in it. None until it is drawn."""
+    model: str = ""
+    """Fingerprint of the graph that `marks` are of."""
+    places: list[int] | None = None
+    """Behind how many blocks an address or a stored run cuts, until the graph is known that has these blocks."""
+    uncut: bool = True
+    """Nobody has cut this model yet: the page cuts it in two."""
+    undo: list[Before] = field(default_factory=list)
+    redo: list[Before] = field(default_factory=list)
+    jump: tuple[str, int] | None = None
+    """Block to scroll to, and how many jumps there were."""
+    job: PageJob = field(default_factory=PageJob)
+    shown: str | None = None
+    """Key of the last run."""
+    message: str = ""
+    """Why the plan in the address could not be read."""
+
+
+def current() -> PipelineState:
+    """This visitor's state; on the first visit what the address bar says. An opened run brings its own."""
+    draft = drafts.current()
+    if (run := opened.taken("pipeline")) is not None:
+        assert isinstance(run.record, PipelineRun), "no other kind is shown here"
+        drafts.restart(draft, msgspec.structs.replace(run.record.spec, plan=None))
+        st.session_state["pipeline"] = _of_a_run(draft, run.record, run.run_id)
+    split = kept("pipeline", PipelineState, lambda: _first(draft))
+    split.draft = draft
+    return split
+
+
+def _first(draft: Draft) -> PipelineState:
+    try:
+        choices, places = plan_link.from_query(st.query_params.to_dict())
+    except ExplorerError as error:
+        return PipelineState(draft=draft, message=str(error))
+    return PipelineState(draft=draft, choices=choices, places=places)
+
+
+def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
+    plan = run.spec.plan
+    fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
+    if plan is not None:
+        fresh.choices = PlanChoices(**{name: getattr(plan, name) for name in PlanChoices.__struct_fields__})
+        fresh.places = list(accumulate(len(stage) for stage in plan.stages[:-1]))
+    return fresh
+
+
+def choose(split: PipelineState, name: str, value: Any) -> None:
+    """One of the plan's choices by its name."""
+    split.choices = msgspec.structs.replace(split.choices, **{name: value})
+
+
+def forget(split: PipelineState) -> None:
     """Another model: its cuts and results are not this one's; schedule and microbatches stay."""
-    split.update(marks=None, failure=None, shown=None, undo=[], redo=[], jump=None, places=None)
+    split.marks, split.shown, split.places, split.jump = None, None, None, None
+    split.undo, split.redo = [], []
+    split.job.failure = None
 
 
-def marks_of(split: State, graph: ModelGraph) -> State:
+def marks_of(split: PipelineState, graph: ModelGraph) -> dict[str, Any]:
     """The state of the drawn graph, made anew for every model: the spine in view, cut where the link says."""
-    if split["marks"] is None or split["model"] != graph.fingerprint:
-        if split["marks"] is not None:
+    if split.marks is None or split.model != graph.fingerprint:
+        if split.marks is not None:
             forget(split)
-        opened = [*default_open(graph), *(id for fqn in graph.spine for id in ancestors(graph, fqn))]
-        split["marks"], split["model"] = block_graph.fresh(dict.fromkeys(opened)), graph.fingerprint
-        split["uncut"] = split["places"] is None
+        around = [*default_open(graph), *(id for fqn in graph.spine for id in ancestors(graph, fqn))]
+        split.marks, split.model = block_graph.fresh(dict.fromkeys(around)), graph.fingerprint
+        split.uncut = split.places is None
         try:
-            split["marks"]["cuts"] = plan_link.cuts_at(split["places"] or [], graph)
+            split.marks["cuts"] = plan_link.cuts_at(split.places or [], graph)
         except ExplorerError as error:
-            split["message"], split["uncut"] = str(error), True
-        split["places"] = None
-    found: State = split["marks"]
-    return found
+            split.message, split.uncut = str(error), True
+        split.places = None
+    return split.marks
 
 
-def absorb(split: State, state: State, graph: ModelGraph, *, until_press: bool = False) -> None:
+def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False) -> None:
     """Takes over what was clicked since the last look: cuts, and blocks to recompute, each an undo step.
 
     With `until_press` only what was clicked before the button whose callback calls this.
     """
     marks = marks_of(split, graph)
-    policy = states.spec_of(state).policy
+    policy = split.draft.spec.policy
     if set(marks["on"]) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
-    cuts, said = list(marks["cuts"]), st.session_state.get(WIDGET)
-    window.take(said)
-    if not block_graph.adopt(marks, said, until_press=until_press):
+    cuts, told = tuple(marks["cuts"]), st.session_state.get(WIDGET)
+    window.take(told)
+    if not block_graph.adopt(marks, told, until_press=until_press):
         return
     if set(marks["cuts"]) != set(cuts):
-        _remember(split, cuts=cuts)
+        _remember(split, Before(cuts=cuts))
     if set(marks["on"]) != set(policy.blocks):
-        _remember(split, policy=to_plain(policy))
-        states.set_policy(state, decision.policy_after(policy, marks["on"], graph), graph)
+        _remember(split, Before(policy=policy))
+        drafts.set_policy(split.draft, decision.policy_after(policy, marks["on"], graph), graph)
 
 
-def stages_of(split: State, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
+def stages_of(split: PipelineState, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
     """The spine, cut at the marked places."""
     cuts = set(marks_of(split, graph)["cuts"])
     stages: list[list[str]] = [[]]
@@ -109,59 +158,42 @@ def stages_of(split: State, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(stage) for stage in stages)
 
 
-def cut_at(split: State, state: State, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
+def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
     """Marks the cuts of `stages`, one undo step; what was clicked meanwhile is adopted first."""
-    absorb(split, state, graph, until_press=True)
+    absorb(split, graph, until_press=True)
     marks = marks_of(split, graph)
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
     if set(cuts) != set(marks["cuts"]):
-        _remember(split, cuts=list(marks["cuts"]))
+        _remember(split, Before(cuts=tuple(marks["cuts"])))
         block_graph.replace(marks, marks["on"], cuts)
 
 
-def undo(split: State, state: State, graph: ModelGraph, *, forward: bool = False) -> None:
+def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
     """One cut or toggle back, or forward again."""
-    absorb(split, state, graph, until_press=True)
-    source, other = ("redo", "undo") if forward else ("undo", "redo")
-    if not split[source]:
+    absorb(split, graph, until_press=True)
+    source, other = (split.redo, split.undo) if forward else (split.undo, split.redo)
+    if not source:
         return
-    change = split[source].pop()
-    marks = marks_of(split, graph)
-    policy = states.spec_of(state).policy
-    if "cuts" in change:
-        split[other].append({"cuts": list(marks["cuts"])})
-        block_graph.replace(marks, marks["on"], change["cuts"])
-    else:
-        split[other].append({"policy": to_plain(policy)})
-        states.set_policy(state, from_plain(change["policy"], Policy), graph)
+    before, marks = source.pop(), marks_of(split, graph)
+    if before.cuts is not None:
+        other.append(Before(cuts=tuple(marks["cuts"])))
+        block_graph.replace(marks, marks["on"], before.cuts)
+    elif before.policy is not None:
+        other.append(Before(policy=split.draft.spec.policy))
+        drafts.set_policy(split.draft, before.policy, graph)
 
 
-def _remember(split: State, **change: Any) -> None:
-    split["uncut"] &= "cuts" not in change
-    split["undo"] = [*split["undo"], change][-KEPT_STEPS:]
-    split["redo"] = []
+def _remember(split: PipelineState, before: Before) -> None:
+    split.uncut &= before.cuts is None
+    split.undo = [*split.undo, before][-KEPT_STEPS:]
+    split.redo = []
 
 
-def to_address(split: State, state: State, graph: ModelGraph | None) -> None:
-    """Writes model, policy, plan and the job under way into the address bar."""
-    query = link.to_query(states.spec_of(state))
+def to_address(split: PipelineState, graph: ModelGraph | None) -> None:
+    """Writes model, policy and plan into the address bar."""
+    query = address.to_query(split.draft.spec)
     if graph is not None:
-        query |= plan_link.to_query(split, stages_of(split, graph))
-    elif split["places"] is not None:
-        query["cuts"] = ".".join(map(str, split["places"])) or plan_link.UNCUT
-    if split["job"]:
-        query["job"] = split["job"]["id"]
-    if st.query_params.to_dict() != query:
-        st.query_params.from_dict(query)
-
-
-def options_only(policy: Policy) -> Policy:
-    """The policy without its units."""
-    return msgspec.structs.replace(policy, units=())
-
-
-def fail(split: State, error: Failure | ExplorerError) -> None:
-    """What went wrong is a result too: it stays on the page until the next run."""
-    if isinstance(error, ExplorerError):
-        error = Failure(kind="bad input", sentence=error.sentence, hint=error.hint)
-    split["failure"] = to_plain(error)
+        query |= plan_link.to_query(split.choices, stages_of(split, graph))
+    elif split.places is not None:
+        query["cuts"] = ".".join(map(str, split.places)) or plan_link.UNCUT
+    address.show(query)

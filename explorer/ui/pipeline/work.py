@@ -6,83 +6,39 @@ A result is found again by what was asked, so a plan that ran already shows its 
 from __future__ import annotations
 
 import msgspec
-import streamlit as st
 
-from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import atoms
 from explorer.record.base import to_json
-from explorer.record.failure import Failure
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.run import RunSpec
-from explorer.ui.explore import state as states
-from explorer.ui.explore import work
-from explorer.ui.explore.state import State
-from explorer.ui.pipeline import state as pipeline_state
-from explorer.ui.session import backend
+from explorer.ui.pipeline.state import PipelineState
+from explorer.ui.session import backend, page_job
 
 ASKED = (Describe, ProfileStages, RunPipeline)
 
 
-def attach(split: State) -> None:
-    """After a refresh: the job that the address bar names becomes this page's again."""
-    id = st.query_params.get("job")
-    if id and split["job"] is None and (job := backend.worker().job(id)) and isinstance(job.request, ASKED):
-        split["job"] = {"id": id, "what": type(job.request).__name__}
-
-
-def start(split: State, request: Describe | ProfileStages | RunPipeline) -> None:
-    """Hands `request` to the worker, unless something is under way. What goes wrong stays in `split` as a failure."""
-    if split["job"] is not None:  # a button that was drawn before that started
-        return
-    split["failure"] = None
-    try:
-        model = request.model if isinstance(request, Describe) else request.spec.model
-        states.check_offered(model, backend.samples())
-        split["job"] = {"id": backend.worker().submit(request).id, "what": type(request).__name__}
-    except ExplorerError as error:
-        pipeline_state.fail(split, error)
-
-
-def prepare(split: State, spec: RunSpec) -> None:
+def prepare(split: PipelineState) -> None:
     """First visit: the model is described and its blocks are priced, without being asked. One attempt each."""
-    if split["job"] is not None or split["failure"] is not None:
+    if split.job.id is not None or split.job.failure is not None:
         return
+    spec = split.draft.spec
     graph = backend.graph_of(spec.model)
     if graph is None:
-        start(split, Describe(model=spec.model, seed=spec.seed))
+        page_job.start(split.job, Describe(model=spec.model, seed=spec.seed))
     elif profile_of(spec) is None:
-        start(split, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
+        page_job.start(split.job, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
 
 
-def run(split: State, spec: RunSpec) -> None:
+def run(split: PipelineState, spec: RunSpec) -> None:
     """The run that a person asked for."""
-    start(split, RunPipeline(spec=spec, engine=split["engine"], profile=profile_of(spec)))
+    page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
 
 
-def running(split: State) -> Job | None:
-    """The job under way; None when there is none. A finished one counts until `settle` took its result."""
-    if split["job"] is None:
-        return None
-    job = backend.worker().job(split["job"]["id"])
-    if job is None:
-        split["job"] = None
-        lost = Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again.")
-        pipeline_state.fail(split, lost)
-    return job
-
-
-def settle(split: State) -> bool:
-    """Takes the result of a job that has finished. Returns whether there was one."""
-    job = running(split)
-    if job is None or not job.finished:
-        return False
-    split["job"] = None
-    if job.failure is not None:
-        pipeline_state.fail(split, job.failure)
-        return True
+def take(split: PipelineState, job: Job) -> None:
+    """The result of a finished job."""
     records = backend.records()
     match job.request:
         case Describe(model=model):
@@ -92,30 +48,32 @@ def settle(split: State) -> bool:
         case RunPipeline(spec=spec):
             key = job.run_id or job.id
             records.keep(key, job.result)
-            split["shown"] = key
+            split.shown = key
             if isinstance(job.result, PipelineRun) and job.result.failure is None:
                 records.keep(_run_key(spec), key)
-    return True
-
-
-def under_way(split: State) -> Job | None:
-    """The job under way, after the result of a finished one was taken."""
-    return None if settle(split) else running(split)
 
 
 def profile_of(spec: RunSpec) -> PipelineProfile | None:
     """The price of every block of `spec`'s model, if it was measured lately."""
-    found = backend.records().get(_profile_key(spec))
-    return found if isinstance(found, PipelineProfile) else None
+    profile = backend.records().get(_profile_key(spec))
+    return profile if isinstance(profile, PipelineProfile) else None
 
 
-def shown(split: State, spec: RunSpec) -> PipelineRun | None:
+def shown(split: PipelineState, spec: RunSpec) -> PipelineRun | None:
     """The last run of exactly `spec`, else the last run of this page; None before the first."""
-    last = work.result(split, "shown")
-    if not isinstance(last, PipelineRun) or last.spec != spec:
-        split["shown"] = backend.records().get(_run_key(spec)) or split["shown"]
-        last = work.result(split, "shown")
-    return last if isinstance(last, PipelineRun) and last.spec.model == spec.model else None
+    last = _last(split)
+    if last is None or last.spec != spec:
+        split.shown = backend.records().get(_run_key(spec)) or split.shown
+        last = _last(split)
+    return last if last is not None and last.spec.model == spec.model else None
+
+
+def _last(split: PipelineState) -> PipelineRun | None:
+    run = page_job.record(split.job, split.shown)
+    if isinstance(run, PipelineRun):
+        return run
+    split.shown = None
+    return None
 
 
 def _unsplit(spec: RunSpec) -> RunSpec:

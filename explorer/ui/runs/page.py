@@ -12,9 +12,8 @@ from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui.explore import work
-from explorer.ui.runs.reopen import PAGES, reopen
-from explorer.ui.session import backend, known
+from explorer.ui.session import backend, known, opened, pins
+from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.view.drawing.units import NOT_MEASURED, count, mib
@@ -98,7 +97,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 
 def _peak(run: StoredRun) -> str:
-    """Of a pipeline run the highest of its ranks; empty for kinds of run that have none."""
+    """The step's peak, a pipeline run's on its highest rank; empty for kinds of run that have none."""
     said = run.headlines
     if ranks := said.get("rank_peak_bytes"):
         return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
@@ -146,7 +145,7 @@ def _one(run: StoredRun) -> None:
 
 
 def _two(one: StoredRun, other: StoredRun) -> None:
-    """Both timelines on one axis: of a comparison its candidate."""
+    """Both timelines on one axis; a comparison stands there with its candidate."""
     try:
         first, second = _candidate(backend.record(one.run_id)), _candidate(backend.record(other.run_id))
     except ExplorerError as error:
@@ -177,17 +176,17 @@ def _text(value: Any) -> str:
 def _open(run: StoredRun) -> None:
     """Puts model, policy, options and figures of the run on the page that shows its kind."""
     try:
-        address = reopen(run)
+        page_name = opened.hand_over(run)
     except ExplorerError as error:
         st.session_state["runs_error"] = str(error)
         st.rerun()
-    st.switch_page(st.session_state["pages"][PAGES[run.kind]], query_params=dict(address))
+    st.switch_page(st.session_state["pages"][page_name])
 
 
 def _pin(run: StoredRun) -> None:
     def act() -> None:
         backend.store().pin(run.run_id, pinned=not run.pinned)
-        work.read_pins(st.session_state)
+        pins.read()
 
     _do(act, "Unpinned." if run.pinned else "Pinned: new runs of this model are compared with this policy.")
 

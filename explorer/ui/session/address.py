@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Mapping
 
 import msgspec
+import streamlit as st
 
 from explorer.errors import UnreadableFile
 from explorer.record.base import from_json, to_json
@@ -53,6 +54,14 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
         spec = from_json(text, RunSpec)
     model = ModelRef(target=query["model"], size=query.get("size"), arguments=spec.model.arguments)
     return msgspec.structs.replace(spec, model=model)
+
+
+def show(query: dict[str, str]) -> None:
+    """Writes `query` into the address bar, beside the job under way that stands there."""
+    now = st.query_params.to_dict()
+    wanted = query | {name: value for name, value in now.items() if name == "job"}
+    if now != wanted:
+        st.query_params.from_dict(wanted)
 
 
 def _sparse(spec: RunSpec) -> dict[str, object]:

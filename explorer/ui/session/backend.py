@@ -12,6 +12,7 @@ from typing import Any
 
 import streamlit as st
 
+from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue, own_samples
@@ -88,22 +89,38 @@ def samples() -> tuple[Sample, ...]:
     return (*own_samples(target for target in given if target not in offered), *known)
 
 
+def check_offered(model: ModelRef) -> None:
+    """Raises BadInput unless `model` is on the list: links and run files must not make this machine load others."""
+    sample = next((sample for sample in samples() if sample.target == model.target), None)
+    if sample is None:
+        raise BadInput(
+            f"The model {model.target} is not offered here.",
+            hint=f"Start the app with `-- --model {model.target}` if you trust it.",
+        )
+    if model.size is not None and model.size not in sample.sizes:
+        raise BadInput(f"{sample.name} has no size {model.size}.", hint=f"It has {', '.join(sample.sizes) or 'none'}.")
+    usual = sample.sizes.get(model.size or next(iter(sample.sizes), ""), {})
+    wrong = [name for name, value in model.arguments.items() if type(value) is not type(usual.get(name))]
+    if wrong:
+        raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")
+
+
 def models_from(arguments: list[str]) -> tuple[str, ...]:
     """The values of every `--model REF` and `--model=REF`."""
-    found = [following for flag, following in zip(arguments, arguments[1:]) if flag == "--model"]
-    found += [flag.removeprefix("--model=") for flag in arguments if flag.startswith("--model=")]
-    return tuple(found)
+    models = [following for flag, following in zip(arguments, arguments[1:]) if flag == "--model"]
+    models += [flag.removeprefix("--model=") for flag in arguments if flag.startswith("--model=")]
+    return tuple(models)
 
 
 def record(key: str | None) -> Any:
     """The record under `key`: from memory, else from the store; None for no key. Raises as Store.load does."""
     if key is None:
         return None
-    found = records().get(key)
-    if found is None:
-        found = store().load(key)
-        records().keep(key, found)
-    return found
+    held = records().get(key)
+    if held is None:
+        held = store().load(key)
+        records().keep(key, held)
+    return held
 
 
 def graph_key(model: ModelRef) -> str:
@@ -113,5 +130,5 @@ def graph_key(model: ModelRef) -> str:
 
 def graph_of(model: ModelRef) -> ModelGraph | None:
     """The graph of `model` if it was described lately."""
-    found = records().get(graph_key(model))
-    return found if isinstance(found, ModelGraph) else None
+    graph = records().get(graph_key(model))
+    return graph if isinstance(graph, ModelGraph) else None

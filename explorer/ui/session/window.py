@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.ui.block_graph import Window
+from explorer.view.drawing.window import Window
 
 USUAL_HEIGHT = 800
 """Of a laptop's window: the page fits it without scrolling."""

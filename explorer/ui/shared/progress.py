@@ -7,29 +7,55 @@ Charts are drawn once, when there is something new in them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import streamlit as st
 
 from explorer.jobs.client import Job
+from explorer.ui.session import page_job
+from explorer.ui.session.page_job import PageJob, Take
 from explorer.ui.session.plain import plain
 
 LOOK_EVERY_S = 0.2
+DOING = {
+    "Describe": "Reading the model",
+    "Measure": "Measuring the baseline",
+    "Compare": "Running baseline and candidate",
+    "DrawAutograd": "Drawing the autograd graph",
+    "DeriveMatrix": "Taking derivatives of every kind",
+    "ProfileStages": "Measuring what each block costs",
+    "RunPipeline": "Running the pipelined step and the unsplit ones",
+    "RunLab": "Running",
+}
+"""By the request's name."""
+CANCELLING = "Cancelling: it stops within seconds, at its next step or by force"
 
 
-def watch(look: Callable[[], Job | None], doing: str, *, key: str) -> None:
-    """Shows the job that `look` gives, until it gives None: then the whole page is drawn again."""
-    st.fragment(_show, run_every=LOOK_EVERY_S)(look, doing, key)
+def watch(life: PageJob, take: Take, *, key: str) -> None:
+    """Shows the job until it has ended: then `take` has its result, and the whole page is drawn again."""
+    st.fragment(_show, run_every=LOOK_EVERY_S)(life, take, key)
 
 
-def _show(look: Callable[[], Job | None], doing: str, key: str) -> None:
-    job = look()
+def _show(life: PageJob, take: Take, key: str) -> None:
+    job = page_job.under_way(life, take)
     if job is None:
         st.rerun()
-    progress = job.progress
-    how_far = f" ({progress.done} of {progress.total})" if progress.total else ""
-    share = progress.done / progress.total if progress.total else 0.0
+    share = job.progress.done / job.progress.total if job.progress.total else 0.0
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{key}_row"):
         with st.container(width="stretch"):
-            st.progress(min(share, 1.0), text=f"{doing}: {plain(progress.what)}{how_far}, {job.elapsed_s:.0f} s")
-        st.button("Cancel", icon=":material/cancel:", key=key, on_click=job.cancel)
+            st.progress(min(share, 1.0), text=f"{in_words(life, job)}, {job.elapsed_s:.0f} s")
+        st.button(
+            "Cancel",
+            icon=":material/cancel:",
+            key=key,
+            on_click=page_job.cancel,
+            args=(life,),
+            disabled=life.cancelling,
+        )
+
+
+def in_words(life: PageJob, job: Job) -> str:
+    """`Measuring the baseline: step (2 of 5)`; once Cancel was pressed, that it was heard."""
+    if life.cancelling:
+        return CANCELLING
+    progress = job.progress
+    how_far = f" ({progress.done} of {progress.total})" if progress.total else ""
+    return f"{DOING[life.what]}: {plain(progress.what)}{how_far}"

@@ -11,9 +11,9 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
-from explorer.record.base import from_plain
 from explorer.ui.explore.files import policy_text, take_policy, torch_text
 from explorer.ui.session import address as link
+from explorer.ui.shared import draft as drafts
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, message, say, settle, texts, widget
@@ -24,7 +24,7 @@ ALL = [f"blocks.{i}" for i in range(6)]
 
 
 def spec(at: AppTest) -> RunSpec:
-    return from_plain(at.session_state["explore"]["spec"], RunSpec)
+    return at.session_state["draft"].spec
 
 
 def start_only(**query: str) -> AppTest:
@@ -88,9 +88,7 @@ def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
     at = say(app(), on=["head"])
     at.session_state["presets"] = "all"
     graph = graphs.gpt(6)
-    from explorer.ui.explore import state as states
-
-    states.set_policy(at.session_state["explore"], Policy.recompute(ALL), graph)
+    drafts.set_policy(at.session_state["draft"], Policy.recompute(ALL), graph)
     at.run()
     assert spec(at).policy == Policy.recompute(ALL)
     at = press(at, "undo")
@@ -113,7 +111,7 @@ def test_a_click_in_the_rerun_of_undo_counts_in_its_order(
     if not pressed:
         at = say(at, on=["head", "norm"])
     on = [*graph_data(at)["on"], "blocks.1"]
-    at.session_state[at.session_state["explore"]["widget"]] = message(at, pressed=pressed, on=on)
+    at.session_state[at.session_state["draft"].widget] = message(at, pressed=pressed, on=on)
     at = press(at, "undo")
     assert graph_data(at)["on"] == marked
     assert graph_data(press(at, "undo"))["on"] == undone
@@ -121,7 +119,7 @@ def test_a_click_in_the_rerun_of_undo_counts_in_its_order(
 
 def test_a_policy_file_and_a_click_in_one_rerun_both_count(app: App) -> None:
     at = say(app(), on=["head"])
-    at.session_state[at.session_state["explore"]["widget"]] = message(at, on=["head", "norm"])
+    at.session_state[at.session_state["draft"].widget] = message(at, on=["head", "norm"])
     at.file_uploader(key="upload_policy").upload("policy.yaml", b"version: 1\npolicy:\n  units: [blocks.0]\n")
     at = settle(at.run())
     assert graph_data(at)["on"] == ["blocks.0", "norm"]
@@ -131,7 +129,7 @@ def test_a_run_pressed_while_something_runs_starts_nothing(app: App, worker: Fak
     worker.slow = True
     at = say(app(), on=ALL)
     at.button(key="run").click().run()
-    at.session_state["explore"]["asked"] = True
+    at.session_state["explore"].job.asked = True
     at.run()
     assert len(worker.of(Compare)) == 1
 
@@ -299,7 +297,7 @@ def test_a_stale_fingerprint_is_explained(app: App) -> None:
     state = at.session_state["explore"]
     text = "version: 1\nmodel: {target: x, fingerprint: '0000000000000000'}\npolicy: {units: [blocks.0]}\n"
     _in_session(at, lambda: take_policy(state, graphs.gpt(6), text.encode()))
-    assert "fingerprint" in state["failure"]["sentence"]
+    assert state.job.failure is not None and "fingerprint" in state.job.failure.sentence
 
 
 def test_a_selected_block_and_search(app: App) -> None:

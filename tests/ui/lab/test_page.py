@@ -94,7 +94,7 @@ def open_lab(worker: LabWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
 
 def settled(at: AppTest) -> AppTest:
     assert not at.exception, at.exception[0].message
-    return at if at.session_state["lab"]["job"] is None else at.run()
+    return at if at.session_state["lab"].job.id is None else at.run()
 
 
 def text(at: AppTest) -> str:

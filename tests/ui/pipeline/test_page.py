@@ -14,7 +14,6 @@ from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.jobs.store import Store
 from explorer.plan.pipeline.cuts import stages_by
 from explorer.record import Failure, Policy, RunSpec
-from explorer.record.base import from_plain, to_plain
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.session import backend
 from tests import graphs, pipelines
@@ -80,7 +79,7 @@ def visit(worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[O
 def settled(at: AppTest) -> AppTest:
     for _ in range(6):
         assert not at.exception, at.exception[0].message
-        if at.session_state["pipeline"]["job"] is None:
+        if at.session_state["pipeline"].job.id is None:
             return at
         at.run()
     raise AssertionError("the worker has not finished")
@@ -93,11 +92,18 @@ def say(at: AppTest, **marks: Any) -> AppTest:
 
 
 def policy(at: AppTest) -> Policy:
-    return from_plain(at.session_state["explore"]["spec"], RunSpec).policy
+    policy: Policy = at.session_state["draft"].spec.policy
+    return policy
 
 
 def address(at: AppTest) -> dict[str, str]:
     return {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
+
+
+def chosen(at: AppTest, name: str) -> Any:
+    """A choice of the plan, or the engine, as the page holds it."""
+    split = at.session_state["pipeline"]
+    return getattr(split if name == "engine" else split.choices, name)
 
 
 def press(at: AppTest, key: str) -> AppTest:
@@ -195,9 +201,8 @@ def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
 def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     said = message(at, on=["blocks.1", "blocks.3"])
-    state = at.session_state["explore"]
-    spec = from_plain(state["spec"], RunSpec)
-    state["spec"] = to_plain(msgspec.structs.replace(spec, policy=Policy.recompute(["head"])))
+    draft = at.session_state["draft"]
+    draft.spec = msgspec.structs.replace(draft.spec, policy=Policy.recompute(["head"]))
     at.session_state[pipeline_state.WIDGET] = said
     at = settled(at.run())
     assert graph_data(at)["on"] == ["blocks.3", "head"]
@@ -275,10 +280,10 @@ def test_every_change_in_a_row_counts(visit: Open, kind: str, name: str, key: st
     at = visit()
     for value in typed:
         at = settled(widget(at, kind, key).set_value(value).run())
-        assert at.session_state["pipeline"][name] == value
+        assert chosen(at, name) == value
         assert widget(at, kind, key).value == value
     at = settled(at.run())
-    assert at.session_state["pipeline"][name] == typed[-1]
+    assert chosen(at, name) == typed[-1]
 
 
 def test_the_address_restores_the_plan(visit: Open) -> None:
@@ -290,9 +295,8 @@ def test_the_address_restores_the_plan(visit: Open) -> None:
     again = visit(**address(at))
     assert sorted(graph_data(again)["cuts"]) == CUT
     assert policy(again) == policy(at)
-    for name in ("n_microbatches", "schedule", "checkpoint", "keyed_rng", "deferred_batch_norm"):
-        assert again.session_state["pipeline"][name] == at.session_state["pipeline"][name], name
-    assert again.session_state["pipeline"]["schedule"] == "GPipe"
+    assert again.session_state["pipeline"].choices == at.session_state["pipeline"].choices
+    assert chosen(again, "schedule") == "GPipe"
 
 
 @pytest.mark.parametrize(
@@ -321,7 +325,7 @@ def test_a_refresh_finds_the_run_under_way(visit: Open, worker: PipelineWorker) 
     for name, value in address(at).items():
         again.query_params[name] = value
     again.run()
-    assert again.session_state["pipeline"]["job"]["id"] == job.id
+    assert again.session_state["pipeline"].job.id == job.id
     job.finish(worker.run(job.request.spec, job.request.engine))
     assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.spine)}")
 
@@ -361,5 +365,5 @@ def test_a_schedule_that_multiplies_recompute_warns_beside_the_schedule(visit: O
 
 def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
     at = say(visit(), cuts=CUT)
-    at.session_state["pipeline"]["jump"] = ["blocks.4", 1]
+    at.session_state["pipeline"].jump = ("blocks.4", 1)
     assert graph_data(at.run())["jump"] == {"id": "blocks.4", "n": 1}

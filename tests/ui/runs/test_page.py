@@ -19,7 +19,7 @@ from explorer.record.base import to_plain
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
 from explorer.ui.session import address as link
-from explorer.ui.session import backend, known
+from explorer.ui.session import backend, known, opened
 from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, say, settle, texts
@@ -29,9 +29,14 @@ SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), poli
 SCRIPT = """
 import streamlit as st
 from explorer.ui.runs import page as runs
-st.switch_page = lambda page, query_params: st.session_state.update(switched=page)
+st.switch_page = lambda page: st.session_state.update(switched=page)
 st.session_state.setdefault("pages", {"explore": "explore", "pipeline": "pipeline"})
 runs.page()
+"""
+
+TAKEN = """
+from explorer.ui.pipeline import state
+state.current()
 """
 
 
@@ -139,11 +144,7 @@ def test_opening_a_run_of_a_model_that_is_not_offered_runs_nothing(
     n_jobs = len(worker.jobs)
     foreign = msgspec.structs.replace(SPEC, model=ModelRef(target="/tmp/evil.py:build"))
     run_id = store.save(graphs.compared(graphs.gpt(6), foreign), "foreign")
-    from explorer.ui.explore import state as states
-
-    state = states.fresh(foreign)
-    state["shown"] = run_id
-    at.session_state["explore"] = state
+    at.session_state[opened.KEY] = ["explore", run_id]
     at = settle(at.run())
     assert len(worker.jobs) == n_jobs
     assert "is not offered here" in texts(at)
@@ -245,12 +246,19 @@ def test_a_run_of_another_machine_or_of_older_code_is_not_shown_as_measured_here
     assert known._is_current(run, f"{changed}:build") is False
 
 
-def test_opening_a_run_brings_its_figures_back(runs_page: Callable[..., AppTest], store: Store) -> None:
+def test_opening_a_run_brings_its_figures_back(
+    app: Callable[..., AppTest], worker: FakeWorker, runs_page: Callable[..., AppTest], store: Store
+) -> None:
     run_id = saved(store)
     at = runs_page(0)
     at.button(key="open").click().run()
     assert at.session_state["switched"] == "explore"
-    assert at.session_state["explore"]["shown"] == run_id
+    explored = app()
+    explored.session_state[opened.KEY] = at.session_state[opened.KEY]
+    n_jobs = len(worker.jobs)
+    explored = settle(explored.run())
+    assert explored.session_state["explore"].shown == run_id
+    assert figures(explored)["Step peak"] == "104.5 → 34.5 MiB" and len(worker.jobs) == n_jobs
 
 
 def test_a_pipeline_run_opens_on_its_own_page(runs_page: Callable[..., AppTest], store: Store) -> None:
@@ -262,9 +270,11 @@ def test_a_pipeline_run_opens_on_its_own_page(runs_page: Callable[..., AppTest],
     at = runs_page(0)
     at.button(key="open").click().run()
     assert at.session_state["switched"] == "pipeline"
-    split = at.session_state["pipeline"]
-    assert (split["shown"], split["places"], split["n_microbatches"], split["engine"]) == (run_id, [3], 8, "replay")
-    assert at.session_state["explore"]["spec"]["policy"] == to_plain(SPEC)["policy"]
+    shows = AppTest.from_string(TAKEN, default_timeout=60)
+    shows.session_state[opened.KEY] = at.session_state[opened.KEY]
+    split = shows.run().session_state["pipeline"]
+    assert (split.shown, split.places, split.choices.n_microbatches, split.engine) == (run_id, [3], 8, "replay")
+    assert split.draft.spec == SPEC and opened.KEY not in shows.session_state
 
 
 def test_a_run_that_could_not_be_saved_says_so_and_stays(
@@ -280,5 +290,5 @@ def test_a_run_that_could_not_be_saved_says_so_and_stays(
     from explorer.jobs import run_file
     from explorer.ui.explore.files import run_bytes
 
-    key = at.session_state["explore"]["shown"]
+    key = at.session_state["explore"].shown
     assert run_file.read(run_bytes(key)).kind == "comparison"

@@ -8,9 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from streamlit.testing.v1 import AppTest
 
-from explorer.record import RunSpec
-from explorer.record.base import from_plain
-from explorer.ui.explore import state as states
+from explorer.record import Policy, RunSpec
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import Draft
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import say, settle, texts, widget
@@ -30,7 +30,8 @@ steps = st.one_of(
 
 
 def spec(at: AppTest) -> RunSpec:
-    return from_plain(at.session_state["explore"]["spec"], RunSpec)
+    drawn: RunSpec = at.session_state["draft"].spec
+    return drawn
 
 
 def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
@@ -90,19 +91,10 @@ def test_a_switch_follows_undo_and_answers_the_next_click(app: App, worker: Fake
 
 def test_undo_of_an_option_draws_the_controls_again() -> None:
     """They stand outside of the part of the page that a click on undo draws."""
-    graph = graphs.gpt(6)
-    state = states.fresh(RunSpec(model=graph.model))
-    for redraws, policy in ((False, "block"), (True, "option")):
-        state["redraw"] = False
-        changed = spec_with(state, policy)
-        state["undo"], state["redo"] = [state["spec"]["policy"]], []
-        states._take_over(state, changed)
-        assert state["redraw"] is redraws, policy
-
-
-def spec_with(state: states.State, what: str) -> dict[str, object]:
-    policy = dict(state["spec"]["policy"])
-    return policy | ({"units": []} if what == "block" else {"early_stop": False})
+    for redraws, policy in ((False, Policy.recompute(["head"])), (True, Policy(early_stop=False))):
+        draft = Draft(spec=RunSpec(model=graphs.gpt(6).model))
+        drafts._take_over(draft, policy)
+        assert draft.redraw is redraws and draft.spec.policy == policy
 
 
 def test_changed_options_are_named_where_they_follow_to_the_next_model(app: App, worker: FakeWorker) -> None:

@@ -18,7 +18,7 @@ def n_charts(at: AppTest) -> int:
 
 def tell(at: AppTest, height: int, *, narrow: bool = False) -> AppTest:
     """The graph stands, and says what it sees."""
-    at.session_state[at.session_state["explore"]["widget"]] = {"window": {"height": height, "narrow": narrow}}
+    at.session_state[at.session_state["draft"].widget] = {"window": {"height": height, "narrow": narrow}}
     return settle(at.run())
 
 
@@ -58,8 +58,8 @@ def test_a_click_in_the_message_of_the_window_counts(stranger: AppTest) -> None:
     """Streamlit hands both states of the graph over in one rerun."""
     at = say(stranger, on=["blocks.3"])
     assert n_charts(at) == 0
-    at.session_state[at.session_state["explore"]["widget"]] = {
-        **at.session_state[at.session_state["explore"]["widget"]],
+    at.session_state[at.session_state["draft"].widget] = {
+        **at.session_state[at.session_state["draft"].widget],
         "window": WINDOW,
     }
     at = settle(at.run())

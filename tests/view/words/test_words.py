@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from explorer.ui.explore.strip import strip
 
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
 from explorer.plan.forecast.forecast import Forecaster, outermost
@@ -11,7 +12,6 @@ from explorer.plan.policy.presets import PRESETS, is_preset, preset_titles
 from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
 from explorer.record.forecast import Forecast
 from explorer.ui.explore.shown import Shown
-from explorer.ui.explore.strip import strip
 from explorer.ui.pipeline.plan_panel import fitting
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain

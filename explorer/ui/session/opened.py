@@ -1,0 +1,49 @@
+"""A stored run on its way from the list of runs to the page that shows it; nothing is measured again.
+
+The list says which run; the page takes it up when it is drawn next, because it alone knows its own state.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import streamlit as st
+
+from explorer.jobs.store import StoredRun
+from explorer.record.comparison import Comparison
+from explorer.record.matrix import DerivativeMatrix
+from explorer.record.measurement import Measurement
+from explorer.record.pipeline_run import PipelineRun
+from explorer.ui.session import backend, known
+
+PAGES = {
+    "measurement": "explore",
+    "comparison": "explore",
+    "derivative matrix": "explore",
+    "pipeline run": "pipeline",
+}
+"""Which page shows which kind of run."""
+KEY = "opened_run"
+
+
+class Opened(NamedTuple):
+    """A run that its page shall show."""
+
+    run_id: str
+    record: Measurement | Comparison | DerivativeMatrix | PipelineRun
+
+
+def hand_over(run: StoredRun) -> str:
+    """Remembers `run` for its page; returns that page's name. Raises as `Store.load` does."""
+    known.note(run.run_id, backend.record(run.run_id))
+    st.session_state[KEY] = [PAGES[run.kind], run.run_id]
+    return PAGES[run.kind]
+
+
+def taken(page: str) -> Opened | None:
+    """The run that was handed over to `page`, once."""
+    wanted = st.session_state.get(KEY)
+    if wanted is None or wanted[0] != page:
+        return None
+    del st.session_state[KEY]
+    return Opened(wanted[1], backend.record(wanted[1]))

@@ -1,0 +1,138 @@
+"""The life of a job that a page asked the worker for, written once: start, look, settle, fail, cancel, forget.
+
+    start ──▶ under way ──▶ settle: the page takes the result, or the failure stays there until the next start
+                 ├── cancel ──▶ cancelling ──▶ settle
+                 └── the app was started again ──▶ forget, and say so
+
+The address bar names the job (`?job=`), so that a refresh finds it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.jobs.client import Job
+from explorer.jobs.protocol import Request
+from explorer.record.failure import Failure
+from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
+from explorer.ui.session import backend
+
+Take = Callable[[Job], None]
+"""Puts the result of a finished job onto its page."""
+LOST = Failure(kind="crash", sentence="The app was restarted while this ran.", hint="Run it again.")
+
+
+@dataclass(slots=True, kw_only=True)
+class PageJob:
+    """What the worker does for one page. `asked` and `failure` belong to it: they begin and end with a job."""
+
+    id: str | None = None
+    """The job under way; None: there is none, and the next may start."""
+    what: str = ""
+    """Its request's name, as `Compare`."""
+    asked: bool = False
+    """Run was pressed, and the job has not started yet."""
+    cancelling: bool = False
+    """Cancel was pressed, and the job has not ended yet."""
+    failure: Failure | None = None
+    """Why the last job has no result."""
+
+
+def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
+    """After a refresh: the job that the address bar names becomes the page's again, if it is one of `kinds`."""
+    named = st.query_params.get("job")
+    job = backend.worker().job(named) if named and life.id is None else None
+    if job is not None and isinstance(job.request, kinds):
+        life.id, life.what = job.id, type(job.request).__name__
+    _name_in_address(life)
+
+
+def start(life: PageJob, request: Request) -> None:
+    """Hands `request` to the worker, unless something is under way. What goes wrong stays as the failure."""
+    if life.id is not None:  # a button that was drawn before that started
+        return
+    life.failure, life.cancelling = None, False
+    try:
+        for model in _models(request):
+            backend.check_offered(model)
+        life.id, life.what = backend.worker().submit(request).id, type(request).__name__
+    except ExplorerError as error:
+        fail(life, error)
+    _name_in_address(life)
+
+
+def running(life: PageJob) -> Job | None:
+    """The job under way; None when there is none. A finished one counts until `settle` took its result."""
+    if life.id is None:
+        return None
+    job = backend.worker().job(life.id)
+    if job is None:
+        forget(life)
+        life.failure = LOST
+    return job
+
+
+def settle(life: PageJob, take: Take) -> bool:
+    """Hands a job that has finished to `take`, or keeps its failure. Returns whether there was one."""
+    job = running(life)
+    if job is None or not job.finished:
+        return False
+    forget(life)
+    life.failure = job.failure
+    if job.failure is None:
+        take(job)
+    return True
+
+
+def under_way(life: PageJob, take: Take) -> Job | None:
+    """The job under way, after the result of a finished one was taken."""
+    return None if settle(life, take) else running(life)
+
+
+def cancel(life: PageJob) -> None:
+    """Asks the job to stop; it ends within seconds, as a failure that says so."""
+    if (job := running(life)) is not None:
+        life.cancelling = True
+        job.cancel()
+
+
+def fail(life: PageJob, failure: Failure | ExplorerError) -> None:
+    """What went wrong is a result too: it stays on the page until the next run."""
+    if isinstance(failure, ExplorerError):
+        failure = Failure(kind="bad input", sentence=failure.sentence, hint=failure.hint)
+    life.failure = failure
+
+
+def forget(life: PageJob) -> None:
+    """The page waits for no job any more; why the last one failed stays."""
+    life.id, life.what, life.cancelling = None, "", False
+    _name_in_address(life)
+
+
+def record(life: PageJob, key: str | None) -> Any:
+    """The record under `key`; None where there is none. What cannot be read becomes the failure."""
+    try:
+        return backend.record(key)
+    except ExplorerError as error:
+        fail(life, error)
+        return None
+
+
+def _models(request: Request) -> Iterator[ModelRef]:
+    for field in (getattr(request, name) for name in request.__struct_fields__):
+        if isinstance(field, RunSpec | ModelRef):
+            yield field.model if isinstance(field, RunSpec) else field
+
+
+def _name_in_address(life: PageJob) -> None:
+    named = st.query_params.get("job")
+    if life.id is not None and named != life.id:
+        st.query_params["job"] = life.id
+    elif life.id is None and named is not None:
+        del st.query_params["job"]

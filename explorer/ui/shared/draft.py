@@ -1,0 +1,191 @@
+"""The run as one visitor draws it, on whichever page: model, policy and options, with undo; never what was measured.
+
+Clicks in the Explore page's graph arrive in `absorb`. Another model is another graph widget: marks under way for the
+old one must not reach the new one, and its name tells the pages that what they measured is about another model.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import msgspec
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.plan.policy import marks as decision
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.run import RunSpec
+from explorer.ui import block_graph
+from explorer.ui.session import address, backend, window
+from explorer.ui.session.kept import kept
+from explorer.view.graph.nesting import ancestors, default_open
+
+KEPT_STEPS = 100
+"""Undo goes back this far."""
+
+
+def _new_widget() -> str:
+    return f"block_graph_{secrets.token_hex(4)}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """What a person has decided. Changed in place: parts of a page hold it from one drawing to the next."""
+
+    spec: RunSpec
+    """The run as it is drawn now: the candidate."""
+    widget: str = field(default_factory=_new_widget)
+    """Key of the Explore page's graph."""
+    marks: dict[str, Any] | None = None
+    """State of that graph, see `block_graph.fresh`; None until it is drawn."""
+    undo: list[Policy] = field(default_factory=list)
+    """Policies before the drawn one, the latest last."""
+    redo: list[Policy] = field(default_factory=list)
+    """Policies that were taken back."""
+    redraw: bool = False
+    """More than the graph has to be drawn again."""
+    jump: tuple[str, int] | None = None
+    """Block to scroll to, and how many jumps there were."""
+    message: str = ""
+    """Why the address could not be read."""
+
+
+def current() -> Draft:
+    """This visitor's draft; on the first visit what the address bar says, else the first model that is offered."""
+    return kept("draft", Draft, _first)
+
+
+def _first() -> Draft:
+    first = backend.samples()[0]
+    usual = RunSpec(model=ModelRef(target=first.target, size=next(iter(first.sizes), None)))
+    try:
+        spec = address.from_query(st.query_params.to_dict())
+        if spec is not None:
+            backend.check_offered(spec.model)
+    except ExplorerError as error:
+        return Draft(spec=usual, message=str(error))
+    return Draft(spec=spec or usual)
+
+
+def restart(draft: Draft, spec: RunSpec) -> None:
+    """As if the visitor had just come with `spec`."""
+    fresh = Draft(spec=spec)
+    for one in fields(Draft):
+        setattr(draft, one.name, getattr(fresh, one.name))
+
+
+def choose_model(draft: Draft, model: ModelRef) -> None:
+    """Another model, or another size of it, starts afresh; how the step is run stays."""
+    restart(draft, msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=()))
+    to_address(draft)
+
+
+def choose(draft: Draft, spec: RunSpec) -> None:
+    """Other options: policy, marks and what was measured stay."""
+    draft.spec = spec
+    to_address(draft)
+
+
+def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: Any) -> None:
+    """One option of the step, or of its policy: that is a step of undo too."""
+    spec = draft.spec
+    if name not in Policy.__struct_fields__:
+        choose(draft, msgspec.structs.replace(spec, **{name: value}))
+        return
+    policy = msgspec.structs.replace(spec.policy, **{name: value})
+    if graph is not None:
+        set_policy(draft, policy, graph)
+    else:
+        choose(draft, msgspec.structs.replace(spec, policy=policy))
+
+
+def marks_of(draft: Draft, graph: ModelGraph) -> dict[str, Any]:
+    """The state of the drawn graph, made on first use from the policy."""
+    if draft.marks is None:
+        draft.marks = block_graph.fresh(default_open(graph))
+        draft.marks["on"] = list(draft.spec.policy.blocks)
+    return draft.marks
+
+
+def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> None:
+    """Takes over what was clicked since the last look; a changed policy goes on the undo list.
+
+    With `until_press` only what was clicked before the button whose callback calls this.
+    """
+    marks = marks_of(draft, graph)
+    told = st.session_state.get(draft.widget)
+    draft.redraw |= window.take(told)
+    selected = marks["selected"]
+    if not block_graph.adopt(marks, told, until_press=until_press):
+        return
+    draft.redraw |= marks["selected"] != selected
+    policy = draft.spec.policy
+    if set(marks["on"]) != set(policy.blocks):
+        _record(draft, decision.policy_after(policy, marks["on"], graph))
+
+
+def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
+    """A preset, an import, an option of the policy: one step of undo."""
+    absorb(draft, graph, until_press=True)
+    if policy == draft.spec.policy:
+        return
+    _record(draft, policy)
+    block_graph.replace(marks_of(draft, graph), policy.blocks)
+
+
+def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
+    """One decision back, or forward again."""
+    absorb(draft, graph, until_press=True)
+    source, other = (draft.redo, draft.undo) if forward else (draft.undo, draft.redo)
+    if not source:
+        return
+    other.append(draft.spec.policy)
+    _take_over(draft, source.pop())
+    block_graph.replace(marks_of(draft, graph), draft.spec.policy.blocks)
+    to_address(draft)
+
+
+def join(draft: Draft, graph: ModelGraph, blocks: tuple[str, str]) -> None:
+    """Recomputes two blocks as one segment."""
+    absorb(draft, graph, until_press=True)
+    set_policy(draft, decision.joined(draft.spec.policy, *blocks), graph)
+
+
+def _record(draft: Draft, policy: Policy) -> None:
+    draft.undo = [*draft.undo, draft.spec.policy][-KEPT_STEPS:]
+    draft.redo = []
+    _take_over(draft, policy)
+    to_address(draft)
+
+
+def _take_over(draft: Draft, policy: Policy) -> None:
+    """The options of a policy stand outside of what a click draws again: where they change, the page is."""
+    draft.redraw |= with_units(policy, ()) != with_units(draft.spec.policy, ())
+    draft.spec = msgspec.structs.replace(draft.spec, policy=policy)
+
+
+def jump_to(draft: Draft, graph: ModelGraph, fqn: str) -> None:
+    """Unfolds whatever hides `fqn` and scrolls to it."""
+    marks = marks_of(draft, graph)
+    marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
+    draft.jump = (fqn, draft.jump[1] + 1 if draft.jump else 1)
+
+
+def select(draft: Draft, graph: ModelGraph, fqn: str) -> None:
+    """Selects `fqn` and scrolls to it, from outside the graph."""
+    absorb(draft, graph)
+    marks_of(draft, graph)["selected"] = fqn
+    jump_to(draft, graph, fqn)
+
+
+def to_address(draft: Draft) -> None:
+    """Writes the decision into the address bar."""
+    address.show(address.to_query(draft.spec))
+
+
+def with_units(policy: Policy, units: tuple[Unit, ...]) -> Policy:
+    """`policy` with other units; its options stay."""
+    return msgspec.structs.replace(policy, units=units)

@@ -1,0 +1,69 @@
+"""Run, and beside it what is under way; the same on every page.
+
+A press on Run draws this bar again and nothing else; the rest of the page stays usable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import streamlit as st
+
+from explorer.ui.session.page_job import PageJob, Take
+from explorer.ui.shared.progress import watch
+
+RUN_WIDTH = 140
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBar:
+    """What differs from page to page."""
+
+    key: str
+    """Begins the keys of its widgets."""
+    help: str
+    ready: bool
+    """Whether there is something that could run."""
+    start: Callable[[], None]
+    """Starts what a person asked for."""
+    take: Take
+    """Puts a result onto the page."""
+    idle: Callable[[], object]
+    """Draws what stands beside Run while nothing is under way."""
+
+
+def run_bar(life: PageJob, bar: RunBar) -> None:
+    """Draws it, and starts what Run was pressed for."""
+    st.fragment(_bar)(life, bar)
+
+
+def _bar(life: PageJob, bar: RunBar) -> None:
+    if life.asked:
+        _start(life, bar)
+    busy = life.id is not None
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{bar.key}run_row"):
+        st.button(
+            "Run",
+            type="primary",
+            icon=":material/play_arrow:",
+            key=f"{bar.key}run",
+            width=RUN_WIDTH,
+            disabled=busy or not bar.ready,
+            help=bar.help,
+            on_click=lambda: setattr(life, "asked", True),
+        )
+        with st.container(width="stretch"):
+            if busy:
+                watch(life, bar.take, key=f"{bar.key}cancel")
+            else:
+                bar.idle()
+
+
+def _start(life: PageJob, bar: RunBar) -> None:
+    """An old failure leaves the page, a new one comes onto it: that draws the whole page."""
+    life.asked = False
+    failed = life.failure is not None
+    bar.start()
+    if failed or life.failure is not None:
+        st.rerun()

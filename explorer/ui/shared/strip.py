@@ -1,0 +1,52 @@
+"""The strip at the top that never moves: a few figures side by side, what each means and where it comes from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import streamlit as st
+
+from explorer.ui.session import window
+
+SIDE_BY_SIDE = 3
+"""Figures in one row where the window is narrow."""
+EMPTY_LINE = "\N{NO-BREAK SPACE}"
+"""As high as a word: nothing moves when one comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One figure as it stands on the page."""
+
+    label: str
+    value: str
+    delta: str = ""
+    """What stands beside the value, most often a change."""
+    colour: Literal["green", "red", "gray", "off"] = "off"
+    help: str
+    """Markdown, as is `below`."""
+    below: str = ""
+    """Where the figure comes from."""
+
+
+def strip(cells: tuple[Cell, ...]) -> None:
+    """Draws `cells` in one row, in two where the window is narrow."""
+    n = SIDE_BY_SIDE if window.narrow() else len(cells)
+    for start in range(0, len(cells), n):
+        with st.container(horizontal=True, gap="small"):
+            for cell in cells[start : start + n]:
+                with st.container(gap=None):
+                    _cell(cell)
+
+
+def _cell(cell: Cell) -> None:
+    st.metric(
+        cell.label,
+        cell.value,
+        cell.delta or None,
+        delta_color=cell.colour,
+        delta_arrow="off",
+        help=cell.help,
+    )
+    st.caption(cell.below or EMPTY_LINE)

@@ -1,0 +1,117 @@
+"""The life of a page's job: one at a time, found again after a refresh, and its end is always said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import streamlit as st
+
+from explorer.jobs.protocol import Compare, Describe, RunLab
+from explorer.record import Failure, ModelRef, RunSpec
+from explorer.ui.session import backend, page_job
+from explorer.ui.session.page_job import PageJob
+from explorer.ui.shared.progress import CANCELLING, in_words
+from tests import graphs
+from tests.ui.conftest import SAMPLES
+from tests.ui.fake_worker import FakeJob, FakeWorker
+
+SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
+COMPARE = Compare(baseline=SPEC, candidate=SPEC)
+
+
+@pytest.fixture
+def worker(monkeypatch: pytest.MonkeyPatch) -> FakeWorker:
+    worker = FakeWorker(graphs.gpt(6), slow=True)
+    monkeypatch.setattr(backend, "worker", lambda: worker)
+    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
+    return worker
+
+
+@pytest.fixture(autouse=True)
+def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The address bar: outside of a page there is none."""
+    query: dict[str, Any] = {}
+    monkeypatch.setattr(st, "query_params", query)
+    yield query
+
+
+def nothing(job: object) -> None:
+    raise AssertionError("there is no result to take")
+
+
+def test_it_starts_is_looked_at_and_settles_once(worker: FakeWorker, address: dict[str, Any]) -> None:
+    life, taken = PageJob(), []
+    page_job.start(life, COMPARE)
+    assert (life.what, address["job"]) == ("Compare", life.id)
+    job = page_job.under_way(life, nothing)
+    assert isinstance(job, FakeJob)
+    worker.answer(job)
+    assert page_job.settle(life, taken.append) and taken == [job]
+    assert life == PageJob() and "job" not in address
+    assert not page_job.settle(life, nothing)
+
+
+def test_a_second_start_waits_for_nobody(worker: FakeWorker) -> None:
+    life = PageJob()
+    page_job.start(life, COMPARE)
+    page_job.start(life, COMPARE)
+    assert len(worker.jobs) == 1
+
+
+def test_a_failure_stays_until_the_next_start(worker: FakeWorker) -> None:
+    life = PageJob()
+    page_job.start(life, COMPARE)
+    failure = Failure(kind="crash", sentence="Gone.")
+    worker.jobs[str(life.id)].finish(failure=failure)
+    assert page_job.settle(life, nothing) and life.failure == failure
+    page_job.start(life, COMPARE)
+    assert life.failure is None and life.id is not None
+
+
+@pytest.mark.parametrize("model", [ModelRef(target="/etc/passwd.py"), ModelRef(target=SPEC.model.target, size="huge")])
+def test_a_model_that_is_not_offered_reaches_no_worker(worker: FakeWorker, model: ModelRef) -> None:
+    life = PageJob()
+    page_job.start(life, Describe(model=model, seed=0))
+    assert not worker.jobs and life.id is None
+    assert life.failure is not None and life.failure.kind == "bad input"
+
+
+def test_a_request_without_a_model_needs_none_on_the_list(worker: FakeWorker) -> None:
+    life = PageJob()
+    page_job.start(life, RunLab(name="dropout", switches={}))
+    assert life.what == "RunLab" and life.failure is None
+
+
+def test_a_refresh_finds_its_job_and_takes_no_other_pages(worker: FakeWorker, address: dict[str, Any]) -> None:
+    page_job.start(PageJob(), COMPARE)
+    (job,) = worker.jobs.values()
+    refreshed, other = PageJob(), PageJob()
+    page_job.attach(refreshed, (Compare,))
+    assert (refreshed.id, refreshed.what) == (job.id, "Compare")
+    page_job.attach(other, (RunLab,))
+    assert other.id is None and "job" not in address
+    page_job.attach(refreshed, (Compare,))
+    assert address["job"] == job.id, "whoever comes back to the page finds it named again"
+
+
+def test_a_job_that_nobody_knows_any_more_is_said(worker: FakeWorker, address: dict[str, Any]) -> None:
+    life = PageJob()
+    page_job.start(life, COMPARE)
+    worker.jobs.clear()
+    assert page_job.under_way(life, nothing) is None
+    assert life.failure == page_job.LOST and life.id is None and "job" not in address
+
+
+def test_cancel_is_heard_at_once_and_ends_as_a_failure(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeJob, "cancel", lambda job: setattr(job, "cancelled", True))
+    life = PageJob()
+    page_job.start(life, COMPARE)
+    job: Any = page_job.running(life)
+    assert in_words(life, job).startswith("Running baseline and candidate: step")
+    page_job.cancel(life)
+    assert job.cancelled and in_words(life, job) == CANCELLING
+    job.finish(failure=Failure(kind="cancelled", sentence="The run was cancelled."))
+    page_job.settle(life, nothing)
+    assert not life.cancelling and life.failure is not None and life.failure.kind == "cancelled"
