@@ -55,6 +55,7 @@ ROOMS: dict[str, list[str]] = {
     ],
     "lab": ["run", "*", "kit"],
     "view": ["compare lab", "memory pipeline graph", "words", "drawing"],
+    "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph"],
     "cli": ["main", "verbs", "report pipeline_report results", "options", "worker", "command"],
 }
 
