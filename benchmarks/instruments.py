@@ -20,7 +20,8 @@ from explorer.engine.device.allocator import clock_skew_ns
 from explorer.engine.device.device import device_of
 from explorer.engine.measure.attribution import attribute
 from explorer.engine.measure.recording import tracker_of
-from explorer.engine.step import Trainee, left_as_found, prepare, run_step
+from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.world.as_found import left_as_found
 from explorer.record import ModelRef, Policy, RunSpec
 
 BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}

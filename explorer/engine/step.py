@@ -9,7 +9,6 @@ The borders (│) are announced to `on_phase`; nothing else in here knows that s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +21,7 @@ from explorer.engine.model.loaded import Loaded, call, place
 from explorer.engine.model.openable import refuse_sparse_under_adamw
 from explorer.engine.model.twin import twin
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
-from explorer.engine.world.rng import RngState, seed_everything
+from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
 from explorer.record.measurement import Phase
 from explorer.record.run import RunSpec
@@ -58,7 +57,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     """A trainee of `spec` whose parameters, buffers, batch and generators depend on nothing but `spec`.
 
     A twin of `loaded` takes the steps where it is given, from the very state that `loaded` is in; the thread count
-    and every generator are set, see `left_as_found`.
+    and every generator are set, see `world.as_found`.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
     device = torch_device(spec)
@@ -134,8 +133,8 @@ def torch_device(spec: RunSpec) -> torch.device:
 
 def torch_dtype(spec: RunSpec) -> torch.dtype | None:
     """What the run casts to; None: nothing, the model given is the model run."""
-    found: torch.dtype | None = None if spec.dtype == "own" else getattr(torch, spec.dtype)
-    return found
+    dtype: torch.dtype | None = None if spec.dtype == "own" else getattr(torch, spec.dtype)
+    return dtype
 
 
 def set_mode(model: nn.Module, mode: str) -> None:
@@ -198,17 +197,3 @@ def split(inputs: Any, targets: Any, n_parts: int) -> list[tuple[Any, Any]]:
         return cut
 
     return [(tree_map(part(i), inputs), tree_map(part(i), targets)) for i in range(n_parts)]
-
-
-@contextmanager
-def left_as_found() -> Iterator[None]:
-    """Around `prepare` and all steps: thread count, generators, gradient mode, autocast's cache stay as they were."""
-    n_threads, rng, grad = torch.get_num_threads(), RngState.capture(None), torch.is_grad_enabled()
-    torch.set_grad_enabled(True)
-    try:
-        yield
-    finally:
-        torch.set_grad_enabled(grad)
-        rng.restore()
-        torch.set_num_threads(n_threads)
-        torch.clear_autocast_cache()

@@ -8,12 +8,11 @@ from __future__ import annotations
 import importlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
 import torch
 
-from explorer.engine.world.rng import RngState
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import NotOnThisDevice
 from explorer.lab.kit.bench import Answer, LabBench
 from explorer.plan.lessons import lesson_called, settings
@@ -35,7 +34,8 @@ def run_lab(name: str, switches: Mapping[str, str], *, device: Device = "cpu", r
     bench.tell(lesson.title, 0, 1)
     file = importlib.import_module(f"explorer.lab.{name.replace('-', '_')}")
     start = time.perf_counter()
-    with _left_as_found():
+    with left_as_found(), warnings.catch_warnings(action="ignore"):
+        torch.set_num_threads(1)  # two round differently from one
         answer: Answer = file.run(setting, bench)
     return LabOutcome(
         experiment=name,
@@ -47,17 +47,3 @@ def run_lab(name: str, switches: Mapping[str, str], *, device: Device = "cpu", r
         printed=answer.printed,
         seconds=time.perf_counter() - start,
     )
-
-
-@contextmanager
-def _left_as_found() -> Iterator[None]:
-    """One CPU thread (two round differently from one), warnings unsaid, generators and threads put back afterwards."""
-    rng, n_threads = RngState.capture(), torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch.set_num_threads(n_threads)
-        rng.restore()

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from explorer.engine.compare.compare import Meter, equivalence
-from explorer.engine.step import left_as_found
+from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison

@@ -10,7 +10,8 @@ from torch import nn
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import types_of
-from explorer.engine.step import forward_backward, left_as_found, prepare, run_step, split
+from explorer.engine.step import forward_backward, prepare, run_step, split
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import Policy, RunSpec
 from tests.engine import trap_nets

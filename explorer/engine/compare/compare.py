@@ -29,7 +29,8 @@ from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.engine.step import forward_backward, prepare
+from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled

@@ -15,7 +15,7 @@ from explorer.engine.derivatives.cell_process import cells_apart
 from explorer.engine.derivatives.ways import DERIVATIVES
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
-from explorer.engine.step import left_as_found
+from explorer.engine.world.as_found import left_as_found
 from explorer.record.matrix import DerivativeCell, DerivativeMatrix, Variant
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress, Report, silent

@@ -1,11 +1,23 @@
-"""Joins the two instruments: the allocator's blocks are the entries, the tracker's storages give them their names.
+"""Whose is each byte: the allocator's record of a step, with names from the tracker.
+
+The problem. Two instruments watched the step, and each knows half. The allocator saw every byte come and go, those
+inside a kernel too, and has no idea what they were for. The tracker knows block, operator and role of each storage,
+and has not seen all of them.
+
+The idea. The timeline consists of the allocator's blocks and of nothing else, so that its total is right by
+construction; the tracker may only write names on them. A block that nobody names is "unattributed", and is shown.
 
     allocator   pointer p   |alloc ........................ free|      |alloc .. free|
     tracker     storage s        ^ returned by mm, block 3                            (nobody: inside a kernel)
     entry                   p: temporary, block 3, mm                  p: unattributed, block and phase by time
 
-Every entry is one of the allocator's, so the roles sum to the allocator's total at every tick by construction.
-Storages from before the step are entries born at tick 0; CUDA's allocator also knows what it held beyond them.
+The mechanism (`attribute`).
+1. Cut the record to the step. The recording began earlier: what came and went in between is in the base.
+2. Join: a storage lies in the block that has its pointer and size and was allocated last before the storage was seen.
+   An address is handed out many times in a step, so the order in time decides, with a little slack for two clocks.
+3. What was there before the step is an entry too, born at tick 0; CUDA's allocator also knows what it held beyond that.
+4. Ticks are numbered over allocations and deaths alike: only events that change the total are on the time axis.
+5. Role, block, operator: from the storage where there is one, else from what ran at the time of the allocation.
 """
 
 from __future__ import annotations
@@ -71,21 +83,23 @@ class _Entries:
 
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     """`skew_ns` is the allocator's clock minus the tracker's."""
-    log = _window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)
+    log = _window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
     tracked = TrackedStep(tracker)
     lived = lifetimes(log)
-    entries, tick_ns = _entries(log, lived, tracked, skew_ns)
-    operator = _operators(entries, tracked)
+    entries, tick_ns = _entries(log, lived, tracked, skew_ns)  # 2., 3. and 4.
+    operator = _operators(entries, tracked)  # 5.
     known = entries.storage != NONE
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
     roles[known] = tracked.roles()[entries.storage[known]]
     phases = _spans(tracked, tick_ns)
+    # No operator returned them, and backward needs them: generator states, which are no tensor of the model's.
     roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
     blocks = _blocks(entries, tracked, operator)
     named = operator != NONE
     ops = np.zeros(len(known), dtype=np.int64)
     ops[named] = tracked.op_name[operator[named]]
     begin_ns = tracker.begin_ns
+    # Calls name storages by the tracker's numbers; the record knows entries only.
     entry_of = np.full(len(tracked.n_bytes), NONE, dtype=np.int64)
     entry_of[entries.storage[known]] = np.flatnonzero(known)
     allocations = Allocations(
@@ -147,9 +161,11 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
         waiting = candidates.get((pointer, n_bytes))
         if number < tracked.n_existing or not waiting:
             continue
+        # Blocks that were allocated before this storage was seen are past for all later storages too: they are popped.
         chosen = NONE
         while waiting and born_ns[waiting[0]] <= seen_ns + SLACK_NS:
             chosen = waiting.popleft()
+        # A block that was freed before the storage was seen held another one, of a kernel, say.
         if chosen != NONE and died_ns[chosen] >= seen_ns - SLACK_NS:
             storage_of_block[chosen] = number
     return storage_of_block
@@ -179,6 +195,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
             n_bytes.append(size)
             died.append(event)
             storage.append(NONE)
+    # What is left of CUDA's base belongs to nobody in the model: cuBLAS's workspace, other models of the process.
     rest = log.base_bytes - sum(n_bytes)
     if rest > 0:
         n_bytes.append(rest)

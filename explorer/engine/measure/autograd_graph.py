@@ -14,7 +14,8 @@ from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, place
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import set_mode, torch_device, torch_dtype
-from explorer.engine.world.rng import RngState, seed_everything
+from explorer.engine.world.as_found import left_as_found
+from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, nearest
 from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.policy import Policy
@@ -29,8 +30,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     them; reentrant checkpointing replaces them by one node. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
     Raises BadInput for a block that does not exist or is never called.
     """
-    rng = RngState.capture()
-    try:
+    with left_as_found():
         report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
         loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)
@@ -41,8 +41,6 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
         with apply_policy(loaded.model, replace_units(spec.policy, block)):
             recomputed = _picture(loaded.model, block, args, kwargs, show_saved=False)
         return AutogradPictures(block=block, kept=kept, recomputed=recomputed)
-    finally:
-        rng.restore()
 
 
 def replace_units(policy: Policy, block: str) -> Policy:

@@ -26,7 +26,8 @@ from explorer.engine.measure.stopwatch import BlockSamples, block_ms, step_ms
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.step import Trainee, left_as_found, prepare, run_step, torch_device
+from explorer.engine.step import Trainee, prepare, run_step, torch_device
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError
 from explorer.record.failure import Failure
 from explorer.record.measurement import BlockBill, Environment, Measurement, Samples, Times

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
-from explorer.engine.step import left_as_found, prepare, run_step, torch_device
+from explorer.engine.step import prepare, run_step, torch_device
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import NotOnThisDevice, NotSaved
 from explorer.record.measurement import SavedFile
 from explorer.record.progress import Progress, Report, silent

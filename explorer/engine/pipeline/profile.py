@@ -22,7 +22,8 @@ from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build
 from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, StageBench, n_bytes
-from explorer.engine.step import left_as_found, split
+from explorer.engine.step import split
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
 from explorer.plan.pipeline.stage_costs import special_units

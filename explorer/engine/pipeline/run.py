@@ -21,7 +21,7 @@ from explorer.engine.pipeline.play.procs import RanksEnded, first_failure, resul
 from explorer.engine.pipeline.play.rank_files import report_files, tensor_file
 from explorer.engine.pipeline.play.torch_adapter import cause_of
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
-from explorer.engine.step import left_as_found
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.export.torchrun import SPEC_FILE, run_key
 from explorer.plan.pipeline.clock import as_read, simulate

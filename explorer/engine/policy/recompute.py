@@ -1,9 +1,18 @@
 """What is different while a block runs again for backward.
 
-1. `is_recomputing()` says so to whoever asks, in the thread that recomputes (on CUDA that is autograd's own).
-2. Running statistics are hidden behind copies, so they move once per step, not once per forward (pytorch #96136).
-3. Generators that torch does not stash are set back to where the forward found them, and afterwards returned.
-4. Observers are told, because a block's own hooks stay silent when a policy runs its `forward` again.
+The problem. A checkpointed block runs twice in one step: in forward, and again in backward to make what it did not
+keep. The second run must compute exactly what the first one did, and must leave no trace, or training changes. torch
+puts its own generators back for the second run, and nothing else: a BatchNorm moves its statistics twice
+(pytorch #96136), Python's and numpy's dice and generator objects roll on.
+
+The idea. Whoever wraps a block (apply.py, segments) surrounds each second run with one context, made in forward, where
+it can still read how things stood.
+
+The mechanism, on entry, undone in reverse order on exit:
+1. Running statistics are hidden behind copies: the second run moves the copies, which are then dropped.
+2. Generators that torch does not stash go back to where the forward found them, and afterwards on from where they were.
+3. `is_recomputing()` becomes true in the thread that recomputes; on CUDA that is autograd's own, not the caller's.
+4. Observers are told, because a block's own hooks stay silent when a policy calls its `forward` directly.
 """
 
 from __future__ import annotations
@@ -31,7 +40,7 @@ _observers: list[Observer] = []
 
 def is_recomputing() -> bool:
     """True inside a block that runs again for backward, in the thread that runs it."""
-    return bool(_running())
+    return getattr(_thread, "depth", 0) > 0
 
 
 @contextmanager
@@ -63,13 +72,17 @@ class RunningAgain:
         self._open: list[tuple[list[tuple[nn.Module, str, torch.Tensor]], Any]] = []
 
     def __enter__(self) -> Self:
+        # 1.
         hidden = _hide_statistics(self._modules) if self._hide else []
+        # 2. Where they stand now is read first: outside of this block the step has gone on drawing.
         stood = None
         if self._outside is not None and self._at_forward is not None:
             stood = self._outside.read()
             self._outside.write(self._at_forward)
+        # A stack, because one block can run again while it runs again: second order, nested checkpoints.
         self._open.append((hidden, stood))
-        _running().append(self._fqn)
+        # 3. and 4.
+        _thread.depth = getattr(_thread, "depth", 0) + 1
         for observer in tuple(_observers):
             observer(self._fqn, True)
         return self
@@ -77,10 +90,10 @@ class RunningAgain:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Early stop leaves through here too, by an exception of torch's own."""
+        # Early stop leaves through here too, by an exception of torch's own.
         for observer in reversed(tuple(_observers)):
             observer(self._fqn, False)
-        _running().pop()
+        _thread.depth -= 1
         hidden, stood = self._open.pop()
         if self._outside is not None and stood is not None:
             self._outside.write(stood)
@@ -91,15 +104,6 @@ class RunningAgain:
 def running_again(block: nn.Module, fqn: str = "") -> RunningAgain:
     """`with running_again(block):` for code that recomputes by its own hand."""
     return RunningAgain((block,), fqn)
-
-
-def _running() -> list[str]:
-    try:
-        return _thread.units  # type: ignore[no-any-return]
-    except AttributeError:
-        units: list[str] = []
-        _thread.units = units
-        return units
 
 
 def _hide_statistics(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:

@@ -1,14 +1,23 @@
-"""Who asked for it: tags storages with block, operator, phase and role while a step runs.
+"""Who asked for it: notes block, operator, phase and role of every storage while a step runs.
 
-A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. For each it notes when
-it ran, in which block and phase, which storages it returned, and its FLOPs. Nothing is summed here: totals are the
-allocator's, see attribution.py.
+The problem. An allocator tells how many bytes were taken and when, not for which block. Hooks on blocks tell which
+block runs, but only in forward: in backward autograd calls operators from C++, and no block is entered at all.
 
-A backward operator belongs to the block whose forward made its autograd node. Nodes carry the number that autograd
-counted when they were made, so it is enough to note that counter whenever a block is entered or left:
+The idea. A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. For each it
+notes when it ran, in which block and phase, which storages it returned, and its FLOPs. Nothing is summed here: totals
+are the allocator's, see attribution.py.
 
-    counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
-    block       embedding  │ block 1     │ head
+The mechanism.
+1. In forward and recompute the block is the innermost one on the stack that scopes.py keeps, a stack a thread.
+2. In backward an operator belongs to the block whose forward made its autograd node. Nodes carry the number that
+   autograd counted when they were made, so it is enough to note that counter whenever a block is entered or left:
+
+       counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
+       block       embedding  │ block 1     │ head
+
+3. The phase is what the step announced; a forward inside backward is a recompute.
+4. A step of a small model runs thousands of operators in milliseconds, and a watcher that is slow changes what it
+   watches: views cost one lookup, everything else is appended to flat columns, and is understood afterwards.
 """
 
 from __future__ import annotations
@@ -159,16 +168,19 @@ class Tracker(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         known = self._known_ops.get(func) or self._learn(func)
+        # Rule 4: a view makes no storage and computes nothing.
         if known is VIEW:
             return func(*args, **kwargs) if kwargs else func(*args)
         kwargs = kwargs or {}
         frame: Any = self.scopes.frame
         phase = self._phase_of(frame)
         first_ns = time.time_ns()
+        # Unwatched, autograd adds gradients in place where it can; watched it never does: see in_place.py.
         out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
         if out is None:
             out = func(*args, **kwargs)
         last_ns = time.time_ns()
+        # Rules 1 and 2.
         block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
         name, count = known
         if count is not None:

@@ -8,7 +8,8 @@ import pytest
 
 from explorer.engine.device.clocks import CpuClock
 from explorer.engine.measure.stopwatch import block_ms, step_ms
-from explorer.engine.step import left_as_found, prepare, run_step
+from explorer.engine.step import prepare, run_step
+from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 

@@ -15,7 +15,8 @@ from explorer.engine.device.device import CpuDevice
 from explorer.engine.measure.attribution import attribute
 from explorer.engine.measure.recording import Recorded, record, tracker_of, watched_step
 from explorer.engine.model.load import load
-from explorer.engine.step import left_as_found, prepare, run_step
+from explorer.engine.step import prepare, run_step
+from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 

@@ -16,7 +16,8 @@ from explorer.engine.device.limits import failure_of
 from explorer.engine.model.describe import describe, graph_of
 from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import blaming, call, default_loss, place
-from explorer.engine.step import left_as_found, prepare, run_step
+from explorer.engine.step import prepare, run_step
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded, OutOfMemory
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
-from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.engine.step import forward_backward, prepare
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
 from explorer.plan.catalogue import catalogue
 from explorer.plan.hazards.known import hazards

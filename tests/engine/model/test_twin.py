@@ -7,7 +7,8 @@ import torch
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.twin import is_same_start, twin
-from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.engine.step import forward_backward, prepare
+from explorer.engine.world.as_found import left_as_found
 from explorer.record.run import RunSpec
 from tests.engine import carried_nets, trap_nets
 

@@ -16,7 +16,8 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.recompute import observe_recompute
-from explorer.engine.step import forward_backward, left_as_found, prepare
+from explorer.engine.step import forward_backward, prepare
+from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPlan
 from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison

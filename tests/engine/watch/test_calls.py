@@ -8,7 +8,7 @@ import pytest
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.measure.recording import record
 from explorer.engine.model.load import load
-from explorer.engine.step import left_as_found
+from explorer.engine.world.as_found import left_as_found
 from explorer.plan.forecast.replay import Call, Replay
 from explorer.record import Allocations, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref

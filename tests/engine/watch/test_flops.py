@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.measure.recording import tracker_of
-from explorer.engine.step import left_as_found, prepare, run_step
+from explorer.engine.step import prepare, run_step
 from explorer.engine.watch.flops import formula
+from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec
 from tests.engine.tiny_nets import ref
 

@@ -9,8 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.measure.recording import tracker_of
-from explorer.engine.step import Trainee, left_as_found, prepare, run_step
+from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
+from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 

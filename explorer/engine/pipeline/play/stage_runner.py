@@ -1,10 +1,21 @@
 """One stage doing its actions: forward and backward of a microbatch, split or whole, as torch's PipelineStage does.
 
+The problem. Autograd's graph ends at the border of a stage: what the next stage computed with our output is on another
+rank. So the chain rule is carried over by hand: the output goes forward, its gradient comes back.
+
+The idea. What a stage receives is a leaf of a graph of its own. Backward from the outputs fills the leaf's `.grad`, and
+that is what the stage before waits for.
+
     received ─▶ [buffer, a leaf] ─▶ stage ─▶ outputs ─▶ sent          F
     sent back ◀─ [leaf.grad] ◀──── stage ◀─ [buffer] ◀─ received      B, or I now and W later
 
-Buffers for everything that a stage will receive are taken before the first action and kept to the end: torch 2.13
-does so, and memory by rank would be wrong without them.
+The mechanism.
+1. Buffers for all that a stage will receive are taken before the first action and kept to the end: torch 2.13 does so,
+   and memory by rank would be wrong without them.
+2. F remembers roots and leaves of its microbatch ("in flight"): several forwards may run before the first backward.
+3. B takes them and fills the gradients of parameters and of the leaves. I fills those of the leaves only, for which
+   somebody waits, and owes W the rest: that is how a zero-bubble schedule fills gaps.
+4. Nothing that was sent is held longer than torch holds it.
 """
 
 from __future__ import annotations
@@ -42,7 +53,7 @@ class StageRunner:
         return self.stage == len(self.pipeline.parts) - 1
 
     def take_buffers(self) -> None:
-        """Receive buffers for every microbatch, both ways."""
+        """Receive buffers for every microbatch, both ways: rule 1."""
         part, device = self.pipeline.parts[self.stage], self.pipeline.trainee.device
         for i in range(self.pipeline.n_microbatches):
             if self.stage:
@@ -84,6 +95,7 @@ class StageRunner:
         pipeline, part = self.pipeline, self.pipeline.parts[self.stage]
         if self.stage:
             buffers = self._buffers["F", i]
+            # The buffer itself becomes the leaf: a copy would be memory that torch's stage does not take.
             leaves = [
                 buffer.requires_grad_(meta.requires_grad)
                 for buffer, meta in zip(buffers, part.metas_in, strict=True)
@@ -96,6 +108,7 @@ class StageRunner:
             sent = module(*leaves)
             if self.is_last:
                 self.losses[i] = pipeline.loss(sent, pipeline.batches[i][1])
+        # Rule 2. The outputs of a last stage stay too, as in torch, although the loss is the root there.
         roots = [self.losses[i]] if self.is_last else list(sent)
         self._flying[i] = (roots, leaves, sent)
         return tuple(tensor.detach() for tensor in sent)
@@ -104,6 +117,7 @@ class StageRunner:
         return list(self._buffers["B", i])
 
     def _backward(self, roots: list[Tensor], gradients: list[Tensor | None] | None) -> None:
+        # A frozen stage, or an output that no parameter touched, has no backward; torch would raise.
         wanted = [k for k, root in enumerate(roots) if root.requires_grad]
         if wanted:
             torch.autograd.backward(
@@ -115,9 +129,11 @@ class StageRunner:
     ) -> Tensors:
         known = None if gradients is None else [g for g in gradients if g is not None]
         useful = [root for root in roots if root.requires_grad]
+        # Nobody waits for the gradients of a first stage: its I does nothing, and its W is the whole backward.
         if not self.stage:
             self._owed[i] = (useful, known, None)
             return ()
+        # Rule 3: torch walks the graph from outputs to leaves and keeps, group by group, where W has to go on.
         _, groups = backward_input(useful, known, leaves, self.pipeline.modules[self.stage])
         self._owed[i] = ([], None, groups)
         return self._take(leaves)
@@ -130,7 +146,7 @@ class StageRunner:
             backward_weight(self.pipeline.modules[self.stage], groups)
 
     def _take(self, leaves: list[Tensor]) -> Tensors:
-        """Gradients of the leaves, which let go of them."""
+        """Gradients of the leaves, which let go of them: rule 4."""
         if not self.stage:
             return ()
         taken = tuple(leaf.grad for leaf in leaves)
