@@ -66,6 +66,9 @@ class Block(Record):
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()
     """Whether operations outside the block save it, for each storage that a call returns; empty: calls differ."""
+    follows: str | None = None
+    """The sibling that hands on to this one: it alone is given what that one returns, and else what that one was given.
+    The two may be recomputed as one segment. The empty string: none does; None: not observed."""
     traits: tuple[Trait, ...] = ()
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None
@@ -156,6 +159,20 @@ class ModelGraph(Record):
             if block.parent is not None and block.parent in found:
                 found[block.parent].append(block)
         return {fqn: tuple(blocks) for fqn, blocks in found.items()}
+
+    @cached_property
+    def next_in_turn(self) -> dict[str, str]:
+        """Of each block the sibling behind it that it can be recomputed together with, as one segment."""
+        found = {
+            block.follows: block.fqn for block in self.blocks if block.follows and not self._is_chain(block.parent)
+        }
+        for fqn, children in self.children.items():
+            if self._is_chain(fqn) and self.by_fqn[fqn].n_calls:
+                found.update((before.fqn, after.fqn) for before, after in zip(children, children[1:]))
+        return found
+
+    def _is_chain(self, fqn: str | None) -> bool:
+        return fqn in self.by_fqn and self.by_fqn[fqn].kind == "Sequential"
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:

@@ -130,6 +130,7 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
         rerun_flops=seen.rerun_flops,
         last_saved_in=seen.last_saved_in,
         outputs_saved_outside=ops.saved_outside(fqn),
+        follows=ops.turns.follows(fqn),
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
 from explorer.engine.watch.flops import formula
+from explorer.engine.watch.turns import Turns
 from explorer.record.graph import Trait
 
 Identity = tuple[int, int]
@@ -60,6 +61,7 @@ class Observation(TorchDispatchMode):
         self.modules = dict(model.named_modules())
         self.seen = {fqn: Seen() for fqn in self.modules}
         self.flow = DataFlow((*model.parameters(), *model.buffers()))
+        self.turns = Turns()
         self._model = model
         self._stack: list[str] = []
         self._entered: list[dict[str, Any]] = []
@@ -131,6 +133,7 @@ class Observation(TorchDispatchMode):
             shape_only = func.overloadpacket.__name__.endswith("_like") or "new_" in func.overloadpacket.__name__
             for tensor in read:
                 self.flow.reads(place, tensor, shape_only=shape_only)
+        self.turns.ran(func, (self._identity(tensor.untyped_storage()._cdata) for tensor in read), self._stack)
         out = func(*args, **kwargs)
         self._flowed(place, func, read, out)
         if place is not None:
@@ -187,6 +190,7 @@ class Observation(TorchDispatchMode):
             if not seen.n_calls:
                 seen.first_call = self.flow.now
             seen.n_calls += 1
+            self.turns.begins(fqn, args, kwargs)
             self._stack.append(fqn)
             self._entered.append({"flops": seen.flops, "until": 0, "ops": Counter()})
 
@@ -204,6 +208,7 @@ class Observation(TorchDispatchMode):
             unique = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}
             seen.output_bytes += sum(unique.values())
             seen.returned.append(tuple(map(self._identity, unique)))
+            self.turns.ends(fqn, self._stack, output, seen.returned[-1])
             if not _is_flat(output):
                 seen.traits.add("nested_outputs")
 

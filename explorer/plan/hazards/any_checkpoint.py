@@ -154,6 +154,24 @@ def never_called(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def segment_apart(case: Case) -> Iterator[Hazard]:
+    """Two blocks of a segment between which the model does more than hand on; files of old do not say."""
+    following = case.graph.next_in_turn
+    pairs = (pair for _, blocks in case.units for pair in zip(blocks, blocks[1:]))
+    apart = [
+        (before.fqn, after.fqn)
+        for before, after in pairs
+        if before.n_calls and after.n_calls and after.follows is not None and following.get(before.fqn) != after.fqn
+    ]
+    if apart:
+        yield Hazard(
+            rule="segment-apart", severity="error", blocks=tuple(dict.fromkeys(fqn for pair in apart for fqn in pair)),
+            sentence="Between blocks of one segment the model does more than hand on what the first returns: "
+            f"{some([' and '.join(pair) for pair in apart])} cannot be recomputed together.",
+            remedy="Recompute them one by one, or end the segment there.",
+        )  # fmt: skip
+
+
 def random_last(case: Case) -> Iterator[Hazard]:
     """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
     last = tuple(block.fqn for _, named in case.units for block in named[-1:] if "rng_last" in block.traits)
@@ -234,5 +252,5 @@ def _reaches(path: str, fqn: str) -> bool:
 POLICY_RULES: tuple[Rule, ...] = (
     dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
     hidden_state, moved_attributes, kept_cache, filled_inputs, changed_inputs, random_last, selective, never_called,
-    unchecked_recompute, mode_flips, offload_without_device,
+    segment_apart, unchecked_recompute, mode_flips, offload_without_device,
 )  # fmt: skip

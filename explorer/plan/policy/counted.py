@@ -25,7 +25,7 @@ _WORTH = 4
 
 
 def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
-    """In order of execution; each is one block, or consecutive children of a Sequential."""
+    """In order of execution; each is one block, or a segment."""
     return _without_errors(graph, list(_units(graph, _candidates(graph))))
 
 
@@ -40,7 +40,7 @@ def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
 
 
 def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
-    """`units` in stretches of neighbours in one Sequential that is called: only there one feeds the next alone."""
+    """`units` in stretches of neighbours of which each hands on to the next, and nothing else happens in between."""
     found: list[list[Fqns]] = []
     for unit in units:
         if found and _follows(unit, found[-1][-1], graph):
@@ -51,13 +51,8 @@ def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
 
 
 def _follows(unit: Fqns, before: Fqns, graph: ModelGraph) -> bool:
-    parent = graph.by_fqn[unit[0]].parent
-    if parent is None or graph.by_fqn[before[-1]].parent != parent:
-        return False
-    if graph.by_fqn[parent].kind != "Sequential" or not graph.by_fqn[parent].n_calls:
-        return False
-    siblings = [block.fqn for block in graph.children[parent]]
-    return siblings.index(unit[0]) == siblings.index(before[-1]) + 1
+    """Not so among layers of which the observed forward left some out: it leaves out others next time."""
+    return graph.next_in_turn.get(before[-1]) == unit[0] and not _skipped_siblings(graph, graph.by_fqn[unit[0]])
 
 
 def _first_that_keeps_its_input(blocks: Sequence[str], at: int, graph: ModelGraph) -> int:

@@ -47,16 +47,6 @@ def joined(policy: Policy, first: str, second: str) -> Policy:
     return msgspec.structs.replace(policy, units=units)
 
 
-def next_in_sequence(fqn: str, graph: ModelGraph) -> str | None:
-    """The block behind `fqn` in the same Sequential; None where there is none, or it is not a Sequential."""
-    block = graph.by_fqn.get(fqn)
-    if block is None or block.parent is None or graph.by_fqn[block.parent].kind != "Sequential":
-        return None
-    siblings = [sibling.fqn for sibling in graph.children[block.parent]]
-    place = siblings.index(fqn) + 1
-    return siblings[place] if place < len(siblings) else None
-
-
 def unknown_blocks(policy: Policy, graph: ModelGraph) -> tuple[str, ...]:
     """Blocks that the policy names and the model lacks."""
     return tuple(fqn for fqn in policy.blocks if fqn not in graph.by_fqn)

@@ -112,9 +112,9 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:
-    """For a selected block of a Sequential: recompute it together with the one behind it, as one segment."""
+    """For a selected block that hands on to the one behind it: recompute both together, as one segment."""
     first = drafts.marks_of(state.draft, facts.graph)["selected"]
-    second = decision.next_in_sequence(first, facts.graph)
+    second = facts.graph.next_in_turn.get(first)
     if second is None or not {first, second} <= set(facts.policy.blocks):
         return
     if decision.joined(facts.policy, first, second) == facts.policy:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.policy.marks import joined, next_in_sequence, policy_after, unknown_blocks
-from explorer.record import KEEP_ALL, ModelGraph, ModelRef, Policy, Unit
+from explorer.plan.policy.marks import joined, policy_after, unknown_blocks
+from explorer.record import KEEP_ALL, Policy, Unit
 from tests import graphs
 
 GRAPH = graphs.gpt(6)
@@ -47,17 +47,3 @@ def test_two_units_become_one_segment() -> None:
 
 def test_blocks_the_model_lacks_are_named() -> None:
     assert unknown_blocks(Policy.recompute(["blocks.9", "head"]), GRAPH) == ("blocks.9",)
-
-
-def test_only_a_sequential_has_segments() -> None:
-    blocks = [
-        graphs.block("", "M"),
-        graphs.block("body", "Sequential"),
-        graphs.block("body.0", "A"),
-        graphs.block("body.1", "B"),
-    ]
-    chain = ModelGraph(model=ModelRef(target="made"), blocks=tuple(blocks), edges=())
-    assert next_in_sequence("body.0", chain) == "body.1"
-    assert next_in_sequence("body.1", chain) is None
-    assert next_in_sequence("blocks.0", GRAPH) is None  # children of a ModuleList are wired by their parent's code
-    assert next_in_sequence("nowhere", GRAPH) is None

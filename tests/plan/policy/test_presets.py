@@ -51,6 +51,34 @@ def test_sqrt_makes_segments_that_cover_a_sequential_in_order(n_layers: int) -> 
     assert max(lengths) - min(lengths) <= 1
 
 
+def in_turn(n_layers: int, *, apart: int | None = None) -> ModelGraph:
+    """Layers in a ModuleList of which each hands on to the next, but for the one numbered `apart`."""
+    follows = {f"blocks.{i}": {"follows": f"blocks.{i - 1}" if i not in (0, apart) else ""} for i in range(n_layers)}
+    return changed(gpt(n_layers), **{fqn.replace(".", "__"): fields for fqn, fields in follows.items()})
+
+
+@given(n_layers=integers(2, 200))
+def test_sqrt_makes_the_same_segments_of_a_list_whose_layers_hand_on(n_layers: int) -> None:
+    policy = preset("sqrt", in_turn(n_layers))
+    assert policy == preset("sqrt", sequential(n_layers))
+    assert hazards(in_turn(n_layers), policy) == ()
+
+
+def test_no_segment_reaches_over_a_place_where_more_happens() -> None:
+    graph = in_turn(12, apart=5)
+    policy = preset("sqrt", graph)
+    assert policy.blocks == tuple(f"blocks.{i}" for i in range(12))
+    assert not any({"blocks.4", "blocks.5"} <= set(unit.blocks) for unit in policy.units)
+    assert any(len(unit.blocks) > 1 for unit in policy.units) and hazards(graph, policy) == ()
+
+
+def test_layers_of_which_some_may_be_left_out_are_not_joined() -> None:
+    graph = in_turn(6)
+    spine = tuple(fqn for fqn in graph.spine if fqn != "blocks.5")
+    graph = msgspec.structs.replace(changed(graph, blocks__5={"n_calls": 0}), spine=spine)
+    assert all(len(unit.blocks) == 1 for unit in preset("sqrt", graph).units)
+
+
 @given(n_layers=integers(2, 200))
 def test_sqrt_keeps_sqrt_n_spread_blocks_where_none_can_be_joined(n_layers: int) -> None:
     policy = preset("sqrt", gpt(n_layers))
