@@ -5,7 +5,7 @@ model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c...}
 policy:
   units:
   - blocks.0                          one block
-  - [stem.1, stem.2]                  a segment: consecutive blocks of a Sequential, recomputed together
+  - [stem.1, stem.2]                  a segment: blocks that hand on to each other, recomputed together
   - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
   use_reentrant: false                torch.utils.checkpoint's options under torch's names
 pipeline: {...}                       optional

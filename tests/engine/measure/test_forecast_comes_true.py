@@ -27,6 +27,9 @@ def known(sample: str) -> tuple[ModelGraph, Measurement]:
     ("sample", "name"),
     [
         ("gpt", "every-2"),
+        ("gpt", "sqrt"),
+        ("moe", "sqrt"),
+        ("vit", "sqrt"),
         ("mlp", "sqrt"),
         ("resnet", "sqrt"),
         ("resnet", "every-2"),
