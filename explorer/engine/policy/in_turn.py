@@ -163,6 +163,11 @@ def handed_on(output: Any, given: Arguments) -> Arguments:
     return following
 
 
+def same_arguments(expected: Arguments, found: Arguments) -> bool:
+    """Whether a call was given the very same objects."""
+    return expected.keys() == found.keys() and all(_same(expected[name], found[name]) for name in expected)
+
+
 def _begun(segment: InTurn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     returned: list[Any] = []
 
