@@ -256,6 +256,42 @@ def chain(n_blocks: int = 6, batch: int = 8) -> Any:
 CHAIN = (*(f"layers.{k}" for k in range(6)), "head")
 
 
+class Scaled(nn.Module):
+    """A block that takes by keyword what is the same for all of its kind."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.block = Block(width)
+
+    def forward(self, x: Tensor, *, scales: tuple[Tensor, Tensor]) -> Tensor:
+        return self.block(x * scales[0]) + scales[1]
+
+
+class Scaling(nn.Module):
+    """A loop over a list, as in Hugging Face's models: one tuple of tensors goes to every block."""
+
+    def __init__(self, width: int, n_blocks: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Scaled(width) for _ in range(n_blocks))
+        self.head = nn.Linear(width, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scales = x.mean((1, 2), keepdim=True).sigmoid(), x.std((1, 2), keepdim=True)
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x, scales=scales)
+        return self.head(x)
+
+
+def scaling(width: int = 16, n_blocks: int = 4, batch: int = 8) -> Any:
+    x = torch.randn(batch, 4, width)
+    return Scaling(width, n_blocks), (x, torch.randn(batch, 4, 1)), F.mse_loss
+
+
+SCALING = ("first", "blocks.0", "blocks.1", "blocks.2", "blocks.3", "head")
+
+
 def quiet(batch: int = 8) -> Any:
     """Blocks that allocate nothing: work in place, nothing at all, a view."""
     net = nn.Sequential(

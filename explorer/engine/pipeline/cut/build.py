@@ -155,7 +155,7 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...]
     _check_blocks(trainee.model, plan)
     tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), spine)
     parts = cut_tape(tape, plan.stages)
-    policy, segments = divided(policy_of(spec), plan)
+    policy, segments = divided(trainee.model, policy_of(spec), plan)
     rng = KeyedRng(spec.seed, spine, plan.keyed_rng)
     modules = tuple(StageModule(trainee.model, part, rng) for part in parts)
     for unit in segments:

@@ -1,7 +1,8 @@
 """Blocks of one stage that the policy recomputes together, as one checkpoint.
 
 `apply_policy` puts a segment onto the Sequential that holds its blocks, and a stage never calls that Sequential: it
-calls the blocks. So the stage gets a small Sequential of its own, at the same path, with the policy on it.
+calls the blocks. So the stage gets a small Sequential of its own, at the same path, with the policy on it. A segment
+of blocks that the model itself calls one after the other needs none: the stage calls them just so.
 
     model.layers (Sequential)   0  1 [2  3] 4  5        stage 1: 2 ─▶ 3 becomes one call of layers(2, 3), checkpointed
 """
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from explorer.engine.pipeline.cut.tape import Step, Value
 from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.check import runs_its_children
 from explorer.engine.world.generators import own_generators
 from explorer.errors import InvalidPlan
 from explorer.record.pipeline_plan import PipelinePlan
@@ -34,7 +36,7 @@ class Segment:
     writes: int
 
 
-def divided(policy: Policy, plan: PipelinePlan) -> tuple[Policy, tuple[Unit, ...]]:
+def divided(model: nn.Module, policy: Policy, plan: PipelinePlan) -> tuple[Policy, tuple[Unit, ...]]:
     """What `apply_policy` does on the whole model, and the segments that stages do themselves.
 
     Raises InvalidPlan for a segment that a cut runs through, and for a unit that holds whole stage blocks inside.
@@ -55,8 +57,9 @@ def divided(policy: Policy, plan: PipelinePlan) -> tuple[Policy, tuple[Unit, ...
             f"The policy and the stages do not fit together: {'; '.join(faults)}.",
             hint="Cut between recomputed segments, or recompute each block on its own.",
         )
-    narrow = tuple(unit for unit in policy.units if unit not in wide)
-    return msgspec.structs.replace(policy, units=narrow), wide
+    own = tuple(unit for unit in wide if runs_its_children(model.get_submodule(unit.blocks[0].rpartition(".")[0])))
+    rest = tuple(unit for unit in policy.units if unit not in own)
+    return msgspec.structs.replace(policy, units=rest), own
 
 
 def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, ...]) -> Segment:

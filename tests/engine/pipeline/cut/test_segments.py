@@ -8,7 +8,7 @@ from explorer.engine.pipeline.cut.build import build
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import InvalidPlan
 from explorer.record.policy import Policy, Unit
-from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE
+from tests.engine.pipeline.pipeline_nets import CHAIN, LANGUAGE, SCALING
 from tests.engine.pipeline.plans import spec
 
 PAIRS = Policy.recompute([("layers.0", "layers.1"), ("layers.3", "layers.4")])
@@ -28,6 +28,23 @@ def test_except_last_spares_the_last_microbatch_of_a_segment() -> None:
     run = run_pipeline(spec("chain", CHAIN, 2, PAIRS, stages=STAGES, checkpoint="except_last"))
     assert {block.n_recompute for block in run.blocks if block.fqn in PAIRS.blocks} == {3}
     assert all(s.splitting.bitwise for s in run.gradients)
+
+
+@pytest.mark.parametrize(("net", "blocks"), [("language", LANGUAGE), ("scaling", SCALING)])
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+def test_a_segment_of_a_list_is_one_checkpoint_of_its_stage(net: str, blocks: tuple[str, ...], checkpoint: str) -> None:
+    policy = Policy.recompute([("blocks.0", "blocks.1"), ("blocks.2", "blocks.3")])
+    run = run_pipeline(spec(net, blocks, 2, policy, checkpoint=checkpoint), "replay")
+    assert run.failure is None
+    assert [s.name for s in run.gradients if s.guilty not in ((), ("microbatching",))] == []
+    n_again = 4 if checkpoint == "always" else 3
+    calls = {block.fqn: (block.n_forward, block.n_recompute) for block in run.blocks}
+    assert calls == {fqn: (4, n_again if fqn in policy.blocks else 0) for fqn in blocks}
+
+
+def test_a_cut_through_a_segment_of_a_list_is_refused() -> None:
+    with pytest.raises(InvalidPlan, match=r"blocks.1\+blocks.2 is cut.*Cut between"):
+        build(spec("scaling", SCALING, 2, Policy.recompute([("blocks.1", "blocks.2")])))
 
 
 def test_a_segment_saves_more_than_its_blocks_alone() -> None:
