@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
+from explorer.plan.policy.counted import counted_units
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -24,6 +25,15 @@ def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Pol
         backend.records().keep(f"forecaster {key}", forecaster)
     expected: Forecast = forecaster.forecast(policy)
     return expected
+
+
+def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
+    """The blocks that a preset would choose from; counted once for a model."""
+    blocks = backend.records().get(f"counted {graph.fingerprint}")
+    if blocks is None:
+        blocks = frozenset(fqn for unit in counted_units(graph) for fqn in unit)
+        backend.records().keep(f"counted {graph.fingerprint}", blocks)
+    return frozenset(blocks)
 
 
 def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:

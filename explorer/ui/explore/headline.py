@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer.record.base import Origin
@@ -26,20 +26,48 @@ NOWHERE: tuple[Origin, ...] = ()
 """Origin of a figure that says itself that it is unknown, or that is a person's choice."""
 
 
-def cells(known: Shown, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...] = ()) -> tuple[Cell, ...]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """The policy as it is drawn, and what is known of it without a run."""
+
+    policy: Policy
+    forecast: Forecast = Forecast()
+    hazards: tuple[Hazard, ...] = ()
+    worth: frozenset[str] = frozenset()
+    """Blocks worth recomputing, chosen or not."""
+
+    @property
+    def chosen(self) -> str:
+        """`6 of 12 blocks`: those that were chosen, of those that could be."""
+        blocks = set(self.policy.blocks)
+        return f"{len(blocks)} of {count(len(blocks | self.worth), 'block')}"
+
+
+def cells(known: Shown, drawn: Drawn) -> tuple[Cell, ...]:
+    """The strip, each figure with what it means and where it comes from."""
+    before = {}
+    if known.comparison is not None and known.stale:
+        before = {headline.key: headline.value for headline in headlines(known.comparison)}
+    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in figures(known, drawn))
+
+
+def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
     """Peak, saved, FLOPs, time, gradients, recomputed blocks: always six, so that nothing moves."""
     comparison = known.comparison
     if comparison is not None and not known.stale:
-        return tuple(_cell(headline, known) for headline in headlines(comparison))
-    base = known.baseline or (comparison.baseline if comparison else None)
-    drawn = _drawn(base, forecast, policy, hazards)
-    if comparison is None:
-        return tuple(_cell(headline, known) for headline in drawn)
-    before = {headline.key: headline.value for headline in headlines(comparison)}
-    return tuple(_cell(headline, known, was=before.get(headline.key, "")) for headline in drawn)
+        return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
+    return _drawn(known.baseline or (comparison.baseline if comparison else None), drawn)
 
 
-def _cell(headline: Headline, known: Shown, *, was: str = "") -> Cell:
+def _chosen(headline: Headline, drawn: Drawn) -> Headline:
+    """The figure of the policy says how much was chosen; that all of it ran again is a word beside it."""
+    if headline.key != "n_recompute" or headline.value == NOT_MEASURED:
+        return headline
+    all_ran = "all ran again" if drawn.policy.units else "none chosen"
+    return replace(headline, value=drawn.chosen, delta=headline.delta or all_ran)
+
+
+def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, which is no longer drawn: it is dimmed."""
     compared = known.pinned is not None and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against the {PINNED}" if compared else "")
@@ -54,10 +82,9 @@ def _cell(headline: Headline, known: Shown, *, was: str = "") -> Cell:
     )
 
 
-def _drawn(
-    base: Measurement | None, forecast: Forecast, policy: Policy, hazards: tuple[Hazard, ...]
-) -> tuple[Headline, ...]:
+def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
     """Before a run: the baseline measured, the policy predicted."""
+    policy, forecast = drawn.policy, drawn.forecast
     plain = not policy.units
     of_base = "everything kept"
     if base and base.spec.policy.units:
@@ -80,10 +107,8 @@ def _drawn(
             of_base,
             origin=MEASURED if base is not None and base.times is not None else NOWHERE,
         ),
-        _gradients(hazards),
-        _headline(
-            "n_recompute", "Recomputed", count(len(policy.blocks), "block"), "none chosen" if plain else "chosen"
-        ),
+        _gradients(drawn.hazards),
+        _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
     )
 
 

@@ -45,9 +45,10 @@ def memory_panel(
             help="Milliseconds, phase by phase as in steps without recording.",
         )
     axis: Axis = "time" if timed else "tick"
+    reasons = explain(comparison, graph) if comparison and graph else ()
     _answer(state, baseline, candidate, at)
     if view == TWO and candidate:
-        chart = timeline(baseline, candidate, axis=axis, cursor=at)
+        chart = timeline(baseline, candidate, axis=axis, cursor=at, why=reasons[0] if reasons else "")
     else:
         name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
@@ -59,8 +60,7 @@ def memory_panel(
         state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
 
     draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}", height=340, act=pick)
-    if comparison and graph:
-        _why(comparison, graph)
+    _why(reasons[1:] if view == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
 
 
@@ -118,10 +118,9 @@ def _alive(
     draw(ledger_chart(at, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 
-def _why(comparison: Comparison, graph: ModelGraph) -> None:
-    reasons = explain(comparison, graph)
+def _why(reasons: tuple[str, ...]) -> None:
+    """The rest of the reasons: the first one stands under the title of the chart of both runs."""
     if reasons:
-        with st.container(border=True, gap="xsmall", key="why"):
-            st.markdown("**Why**")
+        with st.expander("Why", icon=":material/help:", key="why"):
             for reason in reasons:
                 st.text(reason)

@@ -19,7 +19,8 @@ from explorer.ui.explore import state as states
 from explorer.ui.explore import work
 from explorer.ui.explore.blocks import graph_panel, tools
 from explorer.ui.explore.files import policy_menu, run_menu
-from explorer.ui.explore.headline import cells
+from explorer.ui.explore.forecast import worth_recomputing
+from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.shown import Shown, facts, predicted, shown
 from explorer.ui.explore.state import ExploreState
@@ -125,7 +126,8 @@ def _desk(state: ExploreState, places: Places) -> None:
     drawn = facts(state, graph, known, foreseen) if graph is not None else None
     hazards = drawn.hazards if drawn is not None else ()
     with places.strip.container():
-        strip(cells(known, foreseen, policy, hazards))
+        worth = worth_recomputing(graph) if graph is not None else frozenset()
+        strip(cells(known, Drawn(policy=policy, forecast=foreseen, hazards=hazards, worth=worth)))
     with places.notice.container():
         st.caption(_freshness(known))
     _danger(places, hazards)

@@ -16,9 +16,10 @@ from explorer.ui.session import backend, known, opened, pins
 from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
-from explorer.view.drawing.units import NOT_MEASURED, count, mib
+from explorer.view.drawing.units import count, mib
 from explorer.view.memory.timeline import timeline
 from explorer.view.words.cut_short import stored_peak
+from explorer.view.words.runs import figures_of, stored_flops, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
@@ -90,6 +91,8 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "kind": run.kind,
         "model": run.model,
         "step peak": _peak(run),
+        "FLOPs": stored_flops(run.headlines),
+        "step time": stored_time(run.headlines),
         "gradients": _gradients(run),
         "pinned": run.pinned,
         "finished": datetime.fromtimestamp(run.created),
@@ -156,9 +159,9 @@ def _two(one: StoredRun, other: StoredRun) -> None:
         return
     st.text(f"baseline: {one.name}\ncandidate: {other.name}")
     draw(timeline(first, second), key="two_runs")
-    said = [first.headlines(), second.headlines()]
+    figures, others = figures_of(first), figures_of(second)
     st.dataframe(
-        [{"figure": name, one.name: _text(said[0][name]), f"{other.name} ": _text(said[1][name])} for name in said[0]],
+        [{"figure": name, one.name: figures[name], f"{other.name} ": others[name]} for name in figures],
         key="two_figures", hide_index=True, width="stretch", alt="Headline figures of both runs",
     )  # fmt: skip
 
@@ -167,10 +170,6 @@ def _candidate(record: Any) -> Measurement | None:
     if isinstance(record, Comparison):
         return record.candidate
     return record if isinstance(record, Measurement) else None
-
-
-def _text(value: Any) -> str:
-    return NOT_MEASURED if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def _open(run: StoredRun) -> None:

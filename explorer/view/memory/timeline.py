@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -26,12 +27,20 @@ NO_TIMELINE = "The memory timeline was not measured on this device."
 
 
 def timeline(
-    baseline: Measurement, candidate: Measurement | None = None, *, axis: Axis = "tick", cursor: Cursor = None
+    baseline: Measurement,
+    candidate: Measurement | None = None,
+    *,
+    axis: Axis = "tick",
+    cursor: Cursor = None,
+    why: str = "",
 ) -> Chart:
-    """The bytes that one run, or two, held over the step."""
+    """The bytes that one run, or two, held over the step. `why`: the sentence under the title, else the figures."""
+    fig = _picture(baseline, candidate, axis=axis, cursor=cursor)
+    if why:
+        fig.update_layout(title_subtitle_text=escape(why))
     return Chart(
         name="memory timeline",
-        figure=_picture(baseline, candidate, axis=axis, cursor=cursor),
+        figure=fig,
         alt=f"Line chart of the bytes held during one training step. {_answer(baseline, candidate)}.",
         rows=lambda: _rows(baseline, candidate),
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from explorer.ui.explore.strip import strip
 
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
 from explorer.plan.forecast.forecast import Forecaster, outermost
 from explorer.plan.policy.presets import PRESETS, is_preset, preset_titles
 from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
 from explorer.record.forecast import Forecast
+from explorer.ui.explore.headline import Drawn, cells, figures
 from explorer.ui.explore.shown import Shown
 from explorer.ui.pipeline.plan_panel import fitting
 from explorer.ui.session import backend
@@ -35,23 +35,36 @@ def test_the_strip_has_the_same_six_figures_in_every_state() -> None:
     states = [(None, None), (None, base), (both, base)]
     for comparison, baseline in states:
         for stale in (False, True):
-            cells = strip(known(comparison, baseline, stale=stale), Forecast(), SPEC.policy)
-            assert [cell.headline.key for cell in cells] == list(glossary.HEADLINES)
-            for cell in cells:  # a figure means the same before and after a run
-                assert cell.headline.tooltip.startswith(glossary.HEADLINES[cell.headline.key])
+            strip = figures(known(comparison, baseline, stale=stale), Drawn(policy=SPEC.policy))
+            assert [headline.key for headline in strip] == list(glossary.HEADLINES)
+            for headline in strip:  # a figure means the same before and after a run
+                assert headline.tooltip.startswith(glossary.HEADLINES[headline.key])
 
 
 def test_an_unknown_forecast_is_not_a_number() -> None:
-    cells = strip(known(None, None), Forecast(), SPEC.policy)
-    assert cells[0].headline.value == "not measured"
-    assert not any(character.isdigit() for character in cells[0].headline.value)
+    peak = figures(known(None, None), Drawn(policy=SPEC.policy))[0]
+    assert peak.value == "not measured"
+    assert not any(character.isdigit() for character in peak.value)
+
+
+def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
+    worth = frozenset(ALL)
+    both = graphs.compared(GRAPH, SPEC)
+    for comparison, policy, value, delta in (
+        (None, Policy(), "0 of 6 blocks", "none chosen"),
+        (None, Policy.recompute(ALL[:2]), "2 of 6 blocks", "chosen"),
+        (None, Policy.recompute([*ALL, "head"]), "7 of 7 blocks", "chosen"),
+        (both, SPEC.policy, "6 of 6 blocks", "all ran again"),
+    ):
+        last = figures(known(comparison, None), Drawn(policy=policy, worth=worth))[-1]
+        assert (last.value, last.delta) == (value, delta)
 
 
 def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
-    cells = strip(known(both, base, stale=True), Forecast(step_peak_bytes=50 * graphs.MIB), Policy.recompute(ALL[:1]))
-    assert cells[0].headline.origin == ("predicted",)
-    assert cells[0].was == "104.5 → 34.5 MiB"
+    drawn = Drawn(policy=Policy.recompute(ALL[:1]), forecast=Forecast(step_peak_bytes=50 * graphs.MIB))
+    assert figures(known(both, base, stale=True), drawn)[0].origin == ("predicted",)
+    assert cells(known(both, base, stale=True), drawn)[0].below == ":gray[before: 104.5 → 34.5 MiB]"
 
 
 def test_the_forecast_follows_the_replayed_baseline() -> None:
@@ -113,8 +126,8 @@ def test_a_block_around_a_hazard_shows_it_too() -> None:
 def test_an_error_is_said_before_a_run() -> None:
     wrong = Hazard(rule="r", severity="error", blocks=("a",), sentence="It draws\nother numbers in *a*.", remedy="Do.")
     note = Hazard(rule="s", severity="note", blocks=("a",), sentence="By the way.", remedy="Nothing.")
-    cells = {c.headline.key: c.headline for c in strip(known(None, None), Forecast(), SPEC.policy, (wrong, note))}
-    assert (cells["verdict"].value, cells["verdict"].tone) == ("not safe", "bad")
+    strip = figures(known(None, None), Drawn(policy=SPEC.policy, hazards=(wrong, note)))
+    assert [(one.value, one.tone) for one in strip if one.key == "verdict"] == [("not safe", "bad")]
     assert danger((wrong, wrong, note)).endswith("Do. 1 more error in the tab Gradients.")
     assert danger((note,)) == in_file((note,)) == ""
     assert in_file((wrong,)).splitlines()[2] == "#   It draws other numbers in *a*. Do."
@@ -151,7 +164,7 @@ def test_a_folded_run_shows_what_its_members_carry() -> None:
 
 def test_a_figure_that_nobody_measured_names_no_origin() -> None:
     base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
-    origins = {cell.headline.key: cell.headline.origin for cell in strip(known(None, base), Forecast(), Policy())}
+    origins = {one.key: one.origin for one in figures(known(None, base), Drawn(policy=Policy()))}
     assert origins == {
         "step_peak_bytes": ("measured",), "saved_after_forward_bytes": ("measured",), "flop_ratio": ("counted",),
         "time_ratio": ("measured",), "verdict": (), "n_recompute": (),
