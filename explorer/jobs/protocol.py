@@ -38,6 +38,8 @@ class Measure(Record, tag=True):
     """-> Measurement"""
 
     spec: RunSpec
+    until_it_fits: bool = False
+    """Where memory is refused, the same step under policies that need ever less."""
 
 
 class SaveSnapshot(Record, tag=True):

@@ -48,6 +48,10 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.model.describe import describe
 
             return describe(request.model, seed=request.seed, report=report)
+        case Measure(until_it_fits=True):
+            from explorer.engine.measure.fits import measure_what_fits
+
+            return measure_what_fits(request.spec, report)
         case Measure():
             from explorer.engine.measure.measure import measure
 

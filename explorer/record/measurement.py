@@ -12,6 +12,7 @@ from msgspec import field
 
 from explorer.record.base import Column, Origin, Record, column
 from explorer.record.failure import Failure
+from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
 Role = Literal[
@@ -195,6 +196,18 @@ class BlockBill(Record):
     recompute: Samples = Samples()
 
 
+class Refused(Record):
+    """A run that was out of memory, before one that fits was found."""
+
+    what: str
+    """In words: `everything kept`, `every block recomputed`."""
+    policy: Policy
+    held_peak_bytes: int | None
+    """It needs at least so much. None: refused before anything was recorded."""
+    failed_in: str
+    """As in Measurement."""
+
+
 class Measurement(Record):
     """One measured step. `failure` is set when it was cut short; what was recorded until then is kept."""
 
@@ -217,6 +230,8 @@ class Measurement(Record):
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""
     failure: Failure | None = None
+    refused: tuple[Refused, ...] = ()
+    """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""
 
     @cached_property
     def by_fqn(self) -> dict[str, BlockBill]:

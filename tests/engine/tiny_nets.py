@@ -176,3 +176,38 @@ class DroppedLayers(nn.Module):
 
 def dropped_layers(*, width: int = 32, depth: int = 12, batch: int = 512) -> tuple[Any, ...]:
     return DroppedLayers(width, depth), torch.randn(batch, width, requires_grad=True)
+
+
+class Wave(nn.Module):
+    """Element by element: all that it keeps is as large as its input, and takes no time to make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + self.bias).sin().cos()
+
+
+def wide(mib: int = 4, depth: int = 12) -> Any:
+    """Keeps about 10 x `mib` x `depth` MiB; with every block recomputed `depth` + 10 times `mib`."""
+    blocks = (nn.Sequential(*(Wave() for _ in range(5))) for _ in range(depth))
+    return nn.Sequential(*blocks), torch.zeros(mib, 2**18)
+
+
+class Penalised(nn.Module):
+    """Takes a gradient inside its forward, as a gradient penalty does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach().requires_grad_()
+        y = self.lin(x).tanh()
+        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return y + slope
+
+
+def penalised() -> Any:
+    return Penalised(), torch.ones(2, 4)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import Output, RunFailed, answered, print_json, say, verb
 from explorer.cli.options import (
@@ -18,12 +19,15 @@ from explorer.cli.options import (
     StaleOption,
     StepOptions,
     chosen_policy,
+    describe,
 )
 from explorer.cli.report import document, print_measurement
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.jobs.protocol import Measure, SaveSnapshot
-from explorer.record.measurement import SavedFile
+from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL
+from explorer.view.words.cut_short import did_not_fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,10 @@ class MeasureOptions:
             rich_help_panel="Output",
         ),
     ] = None
+    fit: Annotated[
+        bool,
+        typer.Option("--fit", help="Out of memory: recompute ever more until it fits.", rich_help_panel="Limits"),
+    ] = False
 
 
 @verb
@@ -62,11 +70,17 @@ def measure(
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
-        measured = ask(engine, Measure(spec=spec), keep=not keep.no_store)
+        asked = Measure(spec=spec, until_it_fits=extra.fit)
+        measured: Measurement = ask(engine, asked, keep=not keep.no_store)
+        graph = describe(engine, ref, options.seed) if measured.refused else None
     if output.json:
         print_json(document(measured))
     else:
         print_measurement(measured)
+    if measured.refused:
+        say(f"[yellow]{escape(did_not_fit(measured, keep_all_from(measured, graph)))}[/]")
+    elif measured.failure is not None and measured.failure.kind == "out of memory" and not extra.fit:
+        say("--fit recomputes ever more until a run fits, and says from that one what this would need.")
     with answered(output):
         if keep.save is not None:
             save_run_file(measured, keep.save)

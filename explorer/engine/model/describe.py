@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +27,7 @@ from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.rng import RngState
+from explorer.errors import ModelFailed
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
 
@@ -40,7 +42,7 @@ def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelG
         report(Progress(what=f"loading {ref.target}", done=0, total=2))
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
-        return _described(loaded)
+        return _described(loaded, lambda: load(ref, seed=seed))
     finally:
         rng.restore()
 
@@ -48,19 +50,28 @@ def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelG
 def describe_loaded(loaded: Loaded) -> ModelGraph:
     """The same for a model in hand, which is not touched: a copy of it is watched."""
     refuse_unopenable(loaded.model, loaded.ref.target)
-    return _described(replace(loaded, model=copied(loaded.model)))
+    return _described(replace(loaded, model=copied(loaded.model)), lambda: replace(loaded, model=copied(loaded.model)))
 
 
-def _described(own: Loaded) -> ModelGraph:
-    """Graph of a model that nobody else has, and that is in another state afterwards."""
-    rng = RngState.capture(own.model)
-    if torch.cuda.is_available():
-        own = place(own, "cuda", None)
-    try:
-        observation = _observe(own)
-    finally:
-        rng.restore()
-    return _graph(own, observation)
+def _described(own: Loaded, another: Callable[[], Loaded]) -> ModelGraph:
+    """Graph of a model that nobody else has, and that is in another state afterwards.
+
+    Nothing is kept for backward, so that a model whose step does not fit can be described; of one that takes gradients
+    in its forward `another` is watched again, which keeps everything.
+    """
+    for lets_go in (True, False):
+        rng = RngState.capture(own.model)
+        if torch.cuda.is_available():
+            own = place(own, "cuda", None)
+        try:
+            return _graph(own, _observe(own, lets_go=lets_go))
+        except ModelFailed:
+            if not lets_go:
+                raise
+        finally:
+            rng.restore()
+        own = another()
+    raise AssertionError("the second look returns or raises")
 
 
 @dataclass(frozen=True)
@@ -70,10 +81,10 @@ class _Observed:
     moved: dict[str, set[Trait]]
 
 
-def _observe(loaded: Loaded) -> _Observed:
+def _observe(loaded: Loaded, *, lets_go: bool) -> _Observed:
     model = loaded.model
     before = state_of(model)
-    observation, again = Observation(model), SecondRun(model)
+    observation, again = Observation(model, lets_go=lets_go), SecondRun(model)
     with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation:
         output = loaded.output()
     with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), observation.of_loss():

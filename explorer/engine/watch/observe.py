@@ -54,10 +54,14 @@ class Seen:
 
 
 class Observation(TorchDispatchMode):
-    """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit."""
+    """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit.
 
-    def __init__(self, model: nn.Module) -> None:
+    With `lets_go` nothing is kept for a backward: forward needs little memory, and what takes gradients inside fails.
+    """
+
+    def __init__(self, model: nn.Module, *, lets_go: bool = False) -> None:
         super().__init__()
+        self._lets_go = lets_go
         self.modules = dict(model.named_modules())
         self.seen = {fqn: Seen() for fqn in self.modules}
         self.flow = DataFlow((*model.parameters(), *model.buffers()))
@@ -172,7 +176,7 @@ class Observation(TorchDispatchMode):
             for fqn in self._stack:
                 self.seen[fqn].flops += flops
 
-    def _pack(self, tensor: Tensor) -> Tensor:
+    def _pack(self, tensor: Tensor) -> Tensor | None:
         for fqn, entered in zip(self._stack, self._entered):
             entered["until"] = self.seen[fqn].flops - entered["flops"]
             self.seen[fqn].last_saved_in = self._stack[-1]
@@ -182,7 +186,7 @@ class Observation(TorchDispatchMode):
             self._saved_in[identity].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
             for fqn in self._made_in.get(identity, ()):
                 self.seen[fqn].saved[identity] = storage.nbytes()
-        return tensor
+        return None if self._lets_go else tensor
 
     def _before(self, fqn: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:

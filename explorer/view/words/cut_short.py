@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, Refused
 from explorer.view.drawing.units import NOT_MEASURED, mib
 
 
@@ -43,6 +43,26 @@ def stored_peak(headlines: dict[str, object]) -> str:
     if isinstance(peak, int):
         return mib(peak)
     return f"at least {mib(held)}, then failed" if isinstance(held, int) else NOT_MEASURED
+
+
+def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
+    """What was refused before `run` fitted, and the baseline's peak as far as it is known; the empty string: nothing.
+
+    `whole` is the baseline put together from `run`.
+    """
+    if not run.refused:
+        return ""
+    tried = [f"{one.what}{_at_least(one)}" for one in run.refused]
+    said = f"Did not fit: {', then '.join(tried)}, then refused."
+    if whole is None or whole.step_peak_bytes is None:
+        return said
+    return (
+        f"{said} Put together from the run that fitted, everything kept needs {mib(whole.step_peak_bytes)} (predicted)."
+    )
+
+
+def _at_least(refused: Refused) -> str:
+    return "" if refused.held_peak_bytes is None else f", at least {mib(refused.held_peak_bytes)}"
 
 
 def _ended(failure: Failure) -> str:

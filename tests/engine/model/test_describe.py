@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from explorer.engine.device.limits import limited_process
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe, graph_of
 from explorer.engine.policy.apply import apply_policy
@@ -19,6 +20,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
+from tests.engine import tiny_nets
 
 B, W = 4, 8
 ROW = B * W * 4
@@ -447,3 +449,16 @@ def test_models_of_transformers_unmodified(config: str) -> None:
     ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
     assert ends <= set(found.by_fqn) | {join.id for join in found.joins}
     assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)
+
+
+def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:
+    """Its step keeps more than a GiB."""
+    with limited_process(300 << 20):
+        found = describe(tiny_nets.ref("wide", mib=16, depth=8))
+    assert found.by_fqn[""].saved_bytes > 1 << 30
+    assert found.by_fqn["3"].saved_bytes == found.by_fqn["4"].saved_bytes > 1 << 27
+
+
+def test_a_model_that_takes_gradients_in_its_forward_is_described() -> None:
+    found = describe(tiny_nets.ref("penalised"))
+    assert found.by_fqn["lin"].n_calls == 1 and found.by_fqn[""].saved_bytes
