@@ -48,14 +48,11 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.model.describe import describe
 
             return describe(request.model, seed=request.seed, report=report)
-        case Measure(until_it_fits=True):
-            from explorer.engine.measure.fits import measure_what_fits
-
-            return measure_what_fits(request.spec, report)
         case Measure():
+            from explorer.engine.measure.fits import measure_what_fits
             from explorer.engine.measure.measure import measure
 
-            return measure(request.spec, report)
+            return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
         case SaveSnapshot():
             from explorer.engine.measure.snapshot import save_snapshot
 

@@ -25,6 +25,7 @@ from explorer.cli.report import document, print_measurement
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.jobs.protocol import Measure, SaveSnapshot
 from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL
 from explorer.view.words.cut_short import did_not_fit
@@ -77,12 +78,16 @@ def measure(
         print_json(document(measured))
     else:
         print_measurement(measured)
-    if measured.refused:
-        say(f"[yellow]{escape(did_not_fit(measured, keep_all_from(measured, graph)))}[/]")
-    elif measured.failure is not None and measured.failure.kind == "out of memory" and not extra.fit:
-        say("--fit recomputes ever more until a run fits, and says from that one what this would need.")
+    _say_what_did_not_fit(measured, graph)
     with answered(output):
         if keep.save is not None:
             save_run_file(measured, keep.save)
         if measured.failure is not None:
             raise RunFailed(measured.failure)
+
+
+def _say_what_did_not_fit(measured: Measurement, graph: ModelGraph | None) -> None:
+    if measured.refused:
+        say(f"[yellow]{escape(did_not_fit(measured, keep_all_from(measured, graph)))}[/]")
+    elif measured.failure is not None and measured.failure.kind == "out of memory":
+        say("--fit recomputes ever more until a run fits, and says from that one what this would need.")
