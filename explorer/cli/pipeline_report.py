@@ -24,9 +24,9 @@ def print_pipeline(run: PipelineRun) -> None:
     console.print(f"\n[bold]{run.spec.model.target}[/]  {shape}  {where}\n", soft_wrap=True)
     if run.timing is not None:
         how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
-        said = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
+        predicted = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
         console.print(
-            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{said}[/]   "
+            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{predicted}[/]   "
             f"bubble [bold]{run.timing.bubble_fraction:.1%}[/]"
         )
         console.print(_rank_table(run))

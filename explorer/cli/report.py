@@ -148,9 +148,9 @@ def _scope(comparison: Comparison) -> str:
         (len(comparison.rng), "random generator", ""),
         (comparison.n_carried, "remembered value", ""),
     ]
-    said = [count(n, what) + after for n, what, after in parts if n]
-    said += ["the output in eval mode"] if comparison.eval_output else []
-    return f"  [dim]over {', '.join(said)}[/]" if said else ""
+    compared = [count(n, what) + after for n, what, after in parts if n]
+    compared += ["the output in eval mode"] if comparison.eval_output else []
+    return f"  [dim]over {', '.join(compared)}[/]" if compared else ""
 
 
 def _distance(diff: TensorDiff) -> str:

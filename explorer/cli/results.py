@@ -51,8 +51,8 @@ def _model_faults(asked: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
     if typed("size") and asked.size != ran.size:
         faults.append(f"--size {asked.size} is not {ran.size}")
     if typed("arguments") and asked.arguments != ran.arguments:
-        said = " ".join(f"{name}={value}" for name, value in ran.arguments.items()) or "nothing"
-        faults.append(f"--set was {said}")
+        was = " ".join(f"{name}={value}" for name, value in ran.arguments.items()) or "nothing"
+        faults.append(f"--set was {was}")
     return faults
 
 

@@ -63,8 +63,8 @@ class GradientDiff(TensorDiff):
     @property
     def verdict(self) -> Verdict:
         """As for every tensor; but two equal gradients with NaN or infinity prove nothing: those absorb any error."""
-        said = super().verdict
-        return "not comparable" if said == "bitwise equal" and self.n_nonfinite else said
+        own = super().verdict
+        return "not comparable" if own == "bitwise equal" and self.n_nonfinite else own
 
 
 class BufferDiff(TensorDiff):
@@ -84,10 +84,10 @@ class ParameterDiff(TensorDiff):
 
         AdamW divides a gradient by its own size: one that is zero in exact arithmetic becomes a whole step.
         """
-        said = super().verdict
-        if said != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
-            return said
-        return "rounding" if self.gradients_round else said
+        own = super().verdict
+        if own != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
+            return own
+        return "rounding" if self.gradients_round else own
 
 
 class StateDiff(TensorDiff, kw_only=True):
@@ -203,8 +203,8 @@ class Comparison(Record):
             return "not comparable"
         if self.moved_twice or any(mask.n_mismatched for mask in self.masks):
             return "different" if "rounding" in trained else "state moved"
-        said = {diff.verdict for diff in self.all_diffs}
-        return "rounding" if "rounding" in said else "bitwise equal"
+        own = {diff.verdict for diff in self.all_diffs}
+        return "rounding" if "rounding" in own else "bitwise equal"
 
     @property
     def comparable(self) -> bool:

@@ -154,11 +154,11 @@ class ModelGraph(Record):
     @cached_property
     def children(self) -> dict[str, tuple[Block, ...]]:
         """Children of each fqn, in module order."""
-        found: dict[str, list[Block]] = {block.fqn: [] for block in self.blocks}
+        by_holder: dict[str, list[Block]] = {block.fqn: [] for block in self.blocks}
         for block in self.blocks:
-            if block.parent is not None and block.parent in found:
-                found[block.parent].append(block)
-        return {fqn: tuple(blocks) for fqn, blocks in found.items()}
+            if block.parent is not None and block.parent in by_holder:
+                by_holder[block.parent].append(block)
+        return {fqn: tuple(blocks) for fqn, blocks in by_holder.items()}
 
     @cached_property
     def next_in_turn(self) -> dict[str, str]:
@@ -187,5 +187,5 @@ class ModelGraph(Record):
     @cached_property
     def fingerprint(self) -> str:
         """Changes when names, kinds or parameters change; does not depend on the batch. 16 hex digits."""
-        said = [(block.fqn, block.kind, block.parameter_bytes, block.buffer_bytes) for block in self.blocks]
-        return hashlib.sha256(msgspec.json.encode(said)).hexdigest()[:16]
+        shape = [(block.fqn, block.kind, block.parameter_bytes, block.buffer_bytes) for block in self.blocks]
+        return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]

@@ -42,15 +42,15 @@ class Ledger(Record):
     @cached_property
     def by_role(self) -> dict[Role, int]:
         """Bytes of each role, every role named, in stacking order."""
-        found: dict[Role, int] = dict.fromkeys(ROLES, 0)
+        totals: dict[Role, int] = dict.fromkeys(ROLES, 0)
         for cell in self.cells:
-            found[cell.role] += cell.n_bytes
-        return found
+            totals[cell.role] += cell.n_bytes
+        return totals
 
     @cached_property
     def by_block(self) -> dict[str, int]:
         """Bytes of each block, largest first."""
-        found: dict[str, int] = {}
+        totals: dict[str, int] = {}
         for cell in self.cells:
-            found[cell.block] = found.get(cell.block, 0) + cell.n_bytes
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+            totals[cell.block] = totals.get(cell.block, 0) + cell.n_bytes
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))

@@ -36,29 +36,29 @@ def _decision(policy: Policy) -> str:
 
 def _origin(file: PolicyFile) -> str:
     """Comment lines: what it was made for and what was measured. A name cannot end the comment."""
-    said = []
+    lines = []
     if file.model is not None:
         size = f", size {file.model.size}" if file.model.size else ""
-        said.append(
+        lines.append(
             f"Made for {file.model.target}{size}" + (f", fingerprint {file.fingerprint}" if file.fingerprint else "")
         )
     if file.evidence is not None:
-        said += _measured(file.evidence)
-    return "".join(f"# {' '.join(line.split())}.\n" for line in said)
+        lines += _measured(file.evidence)
+    return "".join(f"# {' '.join(line.split())}.\n" for line in lines)
 
 
 def _measured(evidence: Evidence) -> list[str]:
-    said = [f"Measured on {evidence.device} with torch {evidence.torch_version}"]
+    lines = [f"Measured on {evidence.device} with torch {evidence.torch_version}"]
     if evidence.step_peak_bytes is not None:
         base = f" instead of {evidence.baseline_step_peak_bytes:,}" if evidence.baseline_step_peak_bytes else ""
         base += f" with {len(evidence.baseline_policy.blocks)} blocks recomputed" if evidence.baseline_policy else ""
-        said.append(f"Step peak {evidence.step_peak_bytes:,} bytes{base}")
+        lines.append(f"Step peak {evidence.step_peak_bytes:,} bytes{base}")
     if evidence.time_ratio is not None:
         spread = f" +- {evidence.time_ratio_spread:.2f}" if evidence.time_ratio_spread is not None else ""
-        said.append(f"Step time x{evidence.time_ratio:.2f}{spread}")
+        lines.append(f"Step time x{evidence.time_ratio:.2f}{spread}")
     if evidence.verdict is not None:
-        said.append(f"Gradients and buffers: {evidence.verdict}")
-    return said
+        lines.append(f"Gradients and buffers: {evidence.verdict}")
+    return lines
 
 
 _IN_TURN = Path(__file__).parents[2] / "engine" / "policy" / "in_turn.py"

@@ -132,13 +132,13 @@ def read_spec(path: Path) -> RunSpec:
 def spec_beside(results: Path) -> RunSpec:
     """The spec of the run whose results lie in `results`. Raises UnreadableFile."""
     places = [results / SPEC_FILE, results.parent / SPEC_FILE]
-    found = next((place for place in places if place.is_file()), None)
-    if found is None:
+    place_of_spec = next((place for place in places if place.is_file()), None)
+    if place_of_spec is None:
         raise UnreadableFile(
             f"Neither {results} nor the folder above it holds {SPEC_FILE}: what ran there is not known.",
             hint=f"Copy the {SPEC_FILE} that lay beside run.sh to the results.",
         )
-    return read_spec(found)
+    return read_spec(place_of_spec)
 
 
 def _planned(spec: RunSpec) -> PipelinePlan:

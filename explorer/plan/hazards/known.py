@@ -29,5 +29,5 @@ def hazards(
         rules += REENTRANT_RULES
     if plan is not None:
         rules += PIPELINE_RULES
-    found = [hazard for rule in rules for hazard in rule(case)]
-    return tuple(sorted(found, key=lambda hazard: _ORDER.index(hazard.severity)))
+    fired = [hazard for rule in rules for hazard in rule(case)]
+    return tuple(sorted(fired, key=lambda hazard: _ORDER.index(hazard.severity)))

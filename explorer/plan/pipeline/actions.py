@@ -109,8 +109,8 @@ def read_rows(path: Path) -> Rows:
 
 def stage_ranks(rows: Rows) -> dict[int, int]:
     """Which rank runs each stage, by stage number."""
-    found = {action.stage: rank for rank, row in enumerate(rows) for action in row}
-    return dict(sorted(found.items()))
+    rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
+    return dict(sorted(rank_of.items()))
 
 
 def _is_communication(cell: str) -> bool:

@@ -56,14 +56,14 @@ def left_out(plan: PipelinePlan, policy: Policy) -> str:
         for unit in policy.units
         if unit.action != "recompute" and unit.blocks not in priced and set(unit.blocks) <= whole
     ]
-    said = []
+    sentences = []
     if inside:
-        said.append(
+        sentences.append(
             f"The prediction prices whole blocks: it leaves out what is recomputed inside one ({listed(inside)})."
         )
     if wide:
-        said.append(f"It takes segments that save operators or offload as recomputed whole ({listed(wide)}).")
-    return " ".join(said)
+        sentences.append(f"It takes segments that save operators or offload as recomputed whole ({listed(wide)}).")
+    return " ".join(sentences)
 
 
 def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:

@@ -43,15 +43,15 @@ def transfers(forecast: PlayedSchedule) -> tuple[Transfer, ...]:
     times: dict[Triple, ActionTime] = {(time.stage, time.kind, time.microbatch): time for time in forecast.actions}
     n_stages = 1 + max((time.stage for time in forecast.actions), default=-1)
     free: defaultdict[int, float] = defaultdict(float)
-    found = []
+    waits = []
     for time in sorted(forecast.actions, key=lambda one: one.start_ms):
         action: Triple = (time.stage, time.kind, time.microbatch)
         waited = [times[other] for either in needs(action, n_stages) for other in either if other in times]
         sent = max((one for one in waited if one.rank != time.rank), key=lambda one: one.end_ms, default=None)
         if sent is not None and (start := max(sent.end_ms, free[time.rank])) < time.start_ms:
-            found.append(Transfer(sent.stage, time.stage, time.rank, start, time.start_ms))
+            waits.append(Transfer(sent.stage, time.stage, time.rank, start, time.start_ms))
         free[time.rank] = time.end_ms
-    return tuple(found)
+    return tuple(waits)
 
 
 def links(forecast: PlayedSchedule) -> tuple[StageLink, ...]:
@@ -59,5 +59,5 @@ def links(forecast: PlayedSchedule) -> tuple[StageLink, ...]:
     waits: defaultdict[tuple[int, int], list[float]] = defaultdict(list)
     for one in transfers(forecast):
         waits[one.source, one.target].append(one.wait_ms)
-    found = [StageLink(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
-    return tuple(sorted(found, key=lambda link: -link.wait_ms))
+    by_pair = [StageLink(*pair, len(each), sum(each), max(each)) for pair, each in waits.items()]
+    return tuple(sorted(by_pair, key=lambda link: -link.wait_ms))

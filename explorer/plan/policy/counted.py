@@ -35,19 +35,19 @@ def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
     n_blocks, n_segments = len(blocks), round(math.sqrt(len(blocks)))
     borders = [round(i * n_blocks / n_segments) for i in range(n_segments)] if n_segments else []
     borders = [_first_that_keeps_its_input(blocks, border, graph) for border in borders]
-    found = [tuple(blocks[first:end]) for first, end in zip(borders, [*borders[1:], n_blocks])]
-    return tuple(segment for segment in found if segment)
+    stretches = [tuple(blocks[first:end]) for first, end in zip(borders, [*borders[1:], n_blocks])]
+    return tuple(segment for segment in stretches if segment)
 
 
 def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
     """`units` in stretches of neighbours of which each hands on to the next, and nothing else happens in between."""
-    found: list[list[Fqns]] = []
+    stretches: list[list[Fqns]] = []
     for unit in units:
-        if found and _follows(unit, found[-1][-1], graph):
-            found[-1].append(unit)
+        if stretches and _follows(unit, stretches[-1][-1], graph):
+            stretches[-1].append(unit)
         else:
-            found.append([unit])
-    return found
+            stretches.append([unit])
+    return stretches
 
 
 def _follows(unit: Fqns, before: Fqns, graph: ModelGraph) -> bool:
@@ -66,18 +66,18 @@ def _candidates(graph: ModelGraph) -> list[str]:
     repeated = frozenset(graph.repeats)
     saved = [graph.by_fqn[fqn].saved_bytes for fqn in repeated if graph.by_fqn[fqn].saved_bytes]
     least = min(saved, default=0) // 4 if len(repeated) < len(graph.spine) else 0
-    found: dict[str, None] = {}
+    candidates: dict[str, None] = {}
     for fqn in graph.spine:
         block = graph.by_fqn[fqn]
         siblings = _skipped_siblings(graph, block)
         inside = _skipped_inside(graph, block)
         if inside:
-            found.update(dict.fromkeys(inside))
+            candidates.update(dict.fromkeys(inside))
         elif fqn in repeated:
-            found.update(dict.fromkeys(siblings or (fqn,)))
+            candidates.update(dict.fromkeys(siblings or (fqn,)))
         elif graph.children[fqn] and block.saved_bytes >= least > 0 or (not least and block.n_calls):
-            found[fqn] = None
-    return list(found)
+            candidates[fqn] = None
+    return list(candidates)
 
 
 def _skipped_siblings(graph: ModelGraph, block: Block) -> Fqns:
@@ -146,20 +146,20 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     around = dict.fromkeys(fqn for unit in bad if (fqn := _block_around(graph, unit, good)) is not None)
     wrong = _in_error(graph, [(fqn,) for fqn in around])
     instead = {fqn for fqn in around if (fqn,) not in wrong}
-    found: dict[Fqns, None] = {}
+    kept: dict[Fqns, None] = {}
     for unit in units:
         above = next((fqn for fqn in lineage(unit[0]) if fqn in instead), None)
         if above is not None:
-            found[above,] = None
+            kept[above,] = None
         elif unit in good:
-            found[unit] = None
-    return tuple(found)
+            kept[unit] = None
+    return tuple(kept)
 
 
 def _in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
     named = list(units)
-    found = hazards(graph, Policy(units=tuple(Unit(blocks=unit) for unit in named)))
-    at = {fqn for hazard in found if hazard.severity == "error" for fqn in hazard.blocks}
+    fired = hazards(graph, Policy(units=tuple(Unit(blocks=unit) for unit in named)))
+    at = {fqn for hazard in fired if hazard.severity == "error" for fqn in hazard.blocks}
     wrong = {above for fqn in at for above in lineage(fqn)}
     return [unit for unit in named if not wrong.isdisjoint(unit)]
 

@@ -14,8 +14,8 @@ def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evid
     """
     if not comparison.comparable:
         return None
-    said = comparison.headlines()
-    baseline, candidate = said["baseline"], said["candidate"]
+    figures = comparison.headlines()
+    baseline, candidate = figures["baseline"], figures["candidate"]
     return Evidence(
         device=comparison.candidate.environment.device_name,
         torch_version=comparison.candidate.environment.torch_version,
@@ -24,9 +24,9 @@ def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evid
         baseline_step_peak_bytes=baseline["step_peak_bytes"],
         saved_after_forward_bytes=candidate["saved_after_forward_bytes"],
         baseline_saved_after_forward_bytes=baseline["saved_after_forward_bytes"],
-        time_ratio=said["time_ratio"],
-        time_ratio_spread=said["time_ratio_spread"],
-        flop_ratio=said["flop_ratio"],
+        time_ratio=figures["time_ratio"],
+        time_ratio_spread=figures["time_ratio_spread"],
+        flop_ratio=figures["flop_ratio"],
         baseline_policy=comparison.baseline.spec.policy if comparison.baseline.spec.policy.units else None,
         verdict=comparison.verdict,
     )

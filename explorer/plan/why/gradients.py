@@ -14,20 +14,20 @@ def causes(comparison: Comparison) -> tuple[str, ...]:
     """Likely causes of a difference, most likely first, each one sentence; empty where nothing differs."""
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
-    found = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_state(comparison)]
-    found += _nonfinite(comparison)
-    return tuple(found) or tuple(_what_is_left(comparison))
+    causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_state(comparison)]
+    causes_seen += _nonfinite(comparison)
+    return tuple(causes_seen) or tuple(_what_is_left(comparison))
 
 
 def _masks(comparison: Comparison) -> Iterator[str]:
     policy = comparison.candidate.spec.policy
     off = "" if policy.preserve_rng_state else ": preserve_rng_state is off"
-    for is_mask, said in ((True, "The dropout mask differs"), (False, "The random numbers differ")):
+    for is_mask, what in ((True, "The dropout mask differs"), (False, "The random numbers differ")):
         wrong = [mask for mask in comparison.masks if mask.n_mismatched and mask.is_mask is is_mask]
         if wrong:
             worst = max(mask.mismatch_share for mask in wrong)
             where = listed([mask.block for mask in wrong])
-            yield f"{said} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
+            yield f"{what} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
     left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
     stops_early = policy.early_stop and not policy.use_reentrant  # reentrant checkpointing always runs to the end
     if left_out and stops_early and all(unit.action == "recompute" for unit in policy.units):
@@ -115,8 +115,8 @@ def _looked_at(comparison: Comparison) -> str:
     unseen = [] if comparison.masks_watched else ["random numbers in forward and recompute were not watched"]
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
-    found = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."
-    return f"{found} {_capital(' and '.join(unseen))}." if unseen else found
+    looked_at = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."
+    return f"{looked_at} {_capital(' and '.join(unseen))}." if unseen else looked_at
 
 
 def _n(number: int, what: str) -> str:

@@ -65,8 +65,8 @@ def explain(comparison: Comparison, graph: ModelGraph | None = None) -> tuple[st
     if not comparison.comparable or base.allocations is None or cand.allocations is None:
         return ()
     case = _Case(baseline=base, candidate=cand, old=ledger(base), new=ledger(cand), graph=graph)
-    said = [rule(case) for rule in RULES]
-    return tuple(sentence for sentence in said if sentence)
+    sentences = [rule(case) for rule in RULES]
+    return tuple(sentence for sentence in sentences if sentence)
 
 
 def _result(case: _Case) -> str:

@@ -9,23 +9,23 @@ TRUSTED = ("bitwise equal", "rounding")
 """Verdicts of a file's evidence that need no word of warning."""
 
 
-def errors(found: tuple[Hazard, ...]) -> tuple[Hazard, ...]:
+def errors(fired: tuple[Hazard, ...]) -> tuple[Hazard, ...]:
     """Those that are wrong or refused for certain."""
-    return tuple(hazard for hazard in found if hazard.severity == "error")
+    return tuple(hazard for hazard in fired if hazard.severity == "error")
 
 
-def danger(found: tuple[Hazard, ...]) -> str:
+def danger(fired: tuple[Hazard, ...]) -> str:
     """The first error with its remedy, and how many more there are; the empty string: none is known."""
-    wrong = errors(found)
+    wrong = errors(fired)
     if not wrong:
         return ""
     more = f" {count(len(wrong) - 1, 'more error')} in the tab Gradients." if len(wrong) > 1 else ""
     return f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}{more}"
 
 
-def in_file(found: tuple[Hazard, ...]) -> str:
+def in_file(fired: tuple[Hazard, ...]) -> str:
     """Comment lines for a file that carries the policy away; a name cannot end the comment, nor name an encoding."""
-    lines = [f"#   {' '.join(f'{hazard.sentence} {hazard.remedy}'.split())}\n" for hazard in errors(found)]
+    lines = [f"#   {' '.join(f'{hazard.sentence} {hazard.remedy}'.split())}\n" for hazard in errors(fired)]
     return "".join(["# WARNING\n", "# Known to go wrong before any run:\n", *lines]) if lines else ""
 
 

@@ -64,13 +64,13 @@ def _phase_ms(run: Measurement) -> dict[str, float] | None:
     """Median of each phase in the timed steps, recompute in backward; None: not timed."""
     if run.times is None:
         return None
-    found = {
+    measured = {
         "forward": run.times.forward.median_ms,
         "backward": run.times.backward.median_ms,
         "optimizer": run.times.optimizer.median_ms,
     }
-    known = {phase: ms for phase, ms in found.items() if ms is not None}
-    return known if len(known) == len(found) else None
+    known = {phase: ms for phase, ms in measured.items() if ms is not None}
+    return known if len(known) == len(measured) else None
 
 
 def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:

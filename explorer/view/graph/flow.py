@@ -40,12 +40,12 @@ class Flow(Record):
     @cached_property
     def lifted(self) -> dict[str, list[tuple[str, str]]]:
         """For each open box the arrows between its children that run with time."""
-        found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+        arrows_of: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for arrow in self.arrows:
             pair = self.siblings(arrow.source, arrow.target)
             if pair is not None and not arrow.back:
-                found[self.paths[pair[0]][-2]].append(pair)
-        return found
+                arrows_of[self.paths[pair[0]][-2]].append(pair)
+        return arrows_of
 
     def siblings(self, source: str, target: str) -> tuple[str, str] | None:
         """The two children of the nearest common parent that hold both ends; None where one end holds the other."""

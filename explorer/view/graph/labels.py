@@ -104,8 +104,8 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
     after = None if None in held else sum(size or 0 for size in held)
     if after == before:
         return f"{mib(before)} in all"
-    said = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
-    return f"{_arrow(before, said)} in all"
+    then = "?" if after is None else mib(after) if facts.candidate else f"≈ {mib(after)}"
+    return f"{_arrow(before, then)} in all"
 
 
 def _held(facts: Facts, fqn: str) -> int | None:
@@ -199,32 +199,32 @@ def _of_members(each: list[list[Badge]]) -> list[Badge]:
 
 def _trait_badges(block: Block) -> list[Badge]:
     """Dropout's dice and the like stand where they belong: on the block that has the trait without a hazard."""
-    found = [Badge(sign=SIGNS[TRAITS[t][0]], severity="note", text=TRAITS[t][1]) for t in block.traits if t in TRAITS]
+    badges = [Badge(sign=SIGNS[TRAITS[t][0]], severity="note", text=TRAITS[t][1]) for t in block.traits if t in TRAITS]
     if block.shares_parameters_with:
-        found.append(
+        badges.append(
             Badge(
                 sign=SIGNS["shared"],
                 severity="note",
                 text=f"Shares parameters with {', '.join(block.shares_parameters_with)}.",
             )
         )
-    return found[:2]
+    return badges[:2]
 
 
 def _badges(facts: Facts) -> dict[str, list[Badge]]:
-    found: dict[str, list[Badge]] = {}
+    badges: dict[str, list[Badge]] = {}
     for hazard in facts.hazards:
         for fqn in hazard.blocks:
             badge = Badge(
                 sign=SIGNS[hazard.severity], severity=hazard.severity, text=f"{hazard.sentence} {hazard.remedy}"
             )
-            found.setdefault(fqn, []).append(badge)
-    return found
+            badges.setdefault(fqn, []).append(badge)
+    return badges
 
 
 def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
     """On every block around one with an error or a warning: folded away it would not be seen."""
-    found: dict[str, dict[str, Badge]] = {}
+    badges: dict[str, dict[str, Badge]] = {}
     for hazard in (hazard for hazard in facts.hazards if hazard.severity != "note"):
         text = f"Inside: {hazard.sentence} {hazard.remedy}"
         for fqn in hazard.blocks:
@@ -232,9 +232,9 @@ def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
             while around:
                 if around not in hazard.blocks:
                     badge = Badge(sign=SIGNS[hazard.severity], severity=hazard.severity, text=text)
-                    found.setdefault(around, {}).setdefault(hazard.severity, badge)
+                    badges.setdefault(around, {}).setdefault(hazard.severity, badge)
                 around = nodes[around].parent
-    return {fqn: list(by_severity.values()) for fqn, by_severity in found.items()}
+    return {fqn: list(by_severity.values()) for fqn, by_severity in badges.items()}
 
 
 def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:

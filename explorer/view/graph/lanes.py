@@ -52,18 +52,18 @@ def ways_of(flow: Flow, order: Mapping[str, Sequence[str]]) -> Ways:
         box = spans.setdefault(flow.common(arrow.source, arrow.target), {})
         low, high = box.get(arrow.source, (start, start))
         box[arrow.source] = min(low, end), max(high, end)
-    return Ways(neighbours=frozenset(neighbours), lanes={box: lanes(found) for box, found in spans.items()})
+    return Ways(neighbours=frozenset(neighbours), lanes={box: lanes(box_spans) for box, box_spans in spans.items()})
 
 
 def _down(order: Mapping[str, Sequence[str]], box: str, ends: Collection[str]) -> list[str]:
     """Closed boxes and joins from top to bottom; of open boxes those that an arrow ends at, before what is in them."""
-    found: list[str] = []
+    path: list[str] = []
     for id in order[box]:
         if id not in order or id in ends:
-            found.append(id)
+            path.append(id)
         if id in order:
-            found += _down(order, id, ends)
-    return found
+            path += _down(order, id, ends)
+    return path
 
 
 def lanes(spans: Mapping[K, Span]) -> dict[K, int]:

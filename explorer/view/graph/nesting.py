@@ -99,9 +99,9 @@ def default_open(graph: ModelGraph) -> tuple[str, ...]:
 def ancestors(graph: ModelGraph, fqn: str) -> tuple[str, ...]:
     """Ids that have to be open so that `fqn` is in view."""
     nodes = nest(graph)
-    found: list[str] = []
+    holders: list[str] = []
     parent = nodes[fqn].parent if fqn in nodes else None
     while parent:
-        found.append(parent)
+        holders.append(parent)
         parent = nodes[parent].parent
-    return tuple(reversed(found))
+    return tuple(reversed(holders))

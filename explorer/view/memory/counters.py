@@ -36,8 +36,8 @@ def peaks_in_words(run: Measurement) -> str:
         "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
         "reserved": own.reserved_peak_bytes,
     }  # fmt: skip
-    said = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
-    return f"allocator's peaks: {said}" if said else ""
+    peaks = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
+    return f"allocator's peaks: {peaks}" if peaks else ""
 
 
 def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> float:

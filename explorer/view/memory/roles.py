@@ -146,8 +146,8 @@ def _total(run: Measurement, ticks: Indices, x: Any, total: Bytes, unit: int) ->
     words = hover_fields(run, log, ticks)
     by_role = held_by_role(log)[:, ticks].T.tolist()
     custom = [
-        ["run", tick, mib(size), *said, _split(row)]
-        for tick, size, said, row in zip(ticks.tolist(), total[ticks].tolist(), words, by_role)
+        ["run", tick, mib(size), *fields, _split(row)]
+        for tick, size, fields, row in zip(ticks.tolist(), total[ticks].tolist(), words, by_role)
     ]
     return go.Scatter(
         x=x, y=total[ticks] / unit, name="total", mode="lines+markers", showlegend=False,

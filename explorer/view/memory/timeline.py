@@ -150,7 +150,9 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
     borders = tuple(tick for span in run.phases[:100] for tick in (span.first_tick, span.end_tick - 1))
     ticks = drawn_ticks(log, line, borders)
     words = hover_fields(run, log, ticks)
-    custom = [[name, tick, mib(size), *said] for tick, size, said in zip(ticks.tolist(), line[ticks].tolist(), words)]
+    custom = [
+        [name, tick, mib(size), *fields] for tick, size, fields in zip(ticks.tolist(), line[ticks].tolist(), words)
+    ]
     return go.Scatter(
         x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=np.array(custom, dtype=object),
         **PICKABLE,

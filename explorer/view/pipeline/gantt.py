@@ -58,11 +58,11 @@ _THIN = _Band(0.4, 0.13, "predicted ")
 def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, follow: int | None = None) -> Chart:
     """Who works when, and who waits."""
     waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
-    said = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
+    summary = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
     return Chart(
         name="actions of the schedule",
         figure=_picture(forecast, predicted, follow),
-        alt=f"One row a rank, one bar an action. {said}; {waits}.",
+        alt=f"One row a rank, one bar an action. {summary}; {waits}.",
         rows=lambda: _rows(forecast),
     )
 
@@ -71,9 +71,9 @@ def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow:
     """Every action of every rank; `predicted` as a thin row below each; `follow` fades all other microbatches."""
     if not forecast.actions:
         return empty(QUESTION, "No action was played.")
-    said = f"step {forecast.makespan_ms:.1f} ms, idle {percent(forecast.bubble_fraction)} ({forecast.origin})"
+    summary = f"step {forecast.makespan_ms:.1f} ms, idle {percent(forecast.bubble_fraction)} ({forecast.origin})"
     n_ranks = len(forecast.ranks)
-    fig = figure(QUESTION, said, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
+    fig = figure(QUESTION, summary, height=200 + min(64, max(30, 420 // n_ranks)) * n_ranks)
     drawn = [(forecast, _MAIN)] if predicted is None else [(forecast, _MAIN), (predicted, _THIN)]
     for one, band in drawn:
         for part in PARTS:
@@ -137,19 +137,19 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
 
 def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
     """Where a rank was free and its neighbour done: the transfer between them is all that it waits for."""
-    found = transfers(forecast)
-    if not found:
+    waits = transfers(forecast)
+    if not waits:
         return
     fig.add_trace(
         go.Bar(
             orientation="h",
             name="waits for a transfer",
-            x=[one.wait_ms for one in found],
-            base=[one.start_ms for one in found],
-            y=[one.rank + _MAIN.offset for one in found],
+            x=[one.wait_ms for one in waits],
+            base=[one.start_ms for one in waits],
+            y=[one.rank + _MAIN.offset for one in waits],
             width=_MAIN.width / 3,
             marker={"color": TRANSFER, "pattern": hatch("x")},
-            customdata=[[one.source, one.target, one.wait_ms] for one in found],
+            customdata=[[one.source, one.target, one.wait_ms] for one in waits],
             hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
             "%{customdata[2]:.2f} ms<extra></extra>",
         )
@@ -211,13 +211,17 @@ def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[s
 
 def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, Any]]:
     """One row a rank: how busy it is, how long it waits, how many microbatches it holds."""
-    said = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
+    predicted_use = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
     return [
         {
             "rank": use.rank,
             "busy (ms)": round(use.busy_ms, 2),
             "idle": percent(use.bubble_fraction),
-            **({"idle, predicted": percent(said[use.rank].bubble_fraction)} if use.rank in said else {}),
+            **(
+                {"idle, predicted": percent(predicted_use[use.rank].bubble_fraction)}
+                if use.rank in predicted_use
+                else {}
+            ),
             "microbatches in flight": use.n_in_flight,
             "origin": forecast.origin,
         }

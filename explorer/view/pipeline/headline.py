@@ -27,20 +27,20 @@ def figures(
     """Always five, so that nothing moves. `run` is that of this plan; `before` an older one, for comparison."""
     measured = run.timing if run is not None else None
     shown = measured or forecast
-    said = (run.predicted if run is not None else None) if measured else None
+    predicted = (run.predicted if run is not None else None) if measured else None
     old = before.timing if before is not None else None
     return (
         Figure(
             label="Step",
             value=_ms(shown),
-            delta=_against(run, shown, said) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
+            delta=_against(run, shown, predicted) or (f"an earlier plan: {_ms(old)}" if old else _gain(shown)),
             origin=shown.origin if shown else "",
             help=words.WALL if measured is not None and run is not None and run.wall is not None else words.STEP,
         ),
         Figure(
             label="Bubble",
             value=percent(shown.bubble_fraction) if shown else NOT_MEASURED,
-            delta=_waits(shown, said, old),
+            delta=_waits(shown, predicted, old),
             origin=shown.origin if shown else "",
             help=words.BUBBLE,
         ),
@@ -74,23 +74,23 @@ def _gain(forecast: PlayedSchedule | None) -> str:
     return f"{work / forecast.makespan_ms:.2f}× as fast as one rank"
 
 
-def _waits(shown: PlayedSchedule | None, said: PlayedSchedule | None, old: PlayedSchedule | None) -> str:
-    if said is not None:
-        return f"predicted {percent(said.bubble_fraction)}"
+def _waits(shown: PlayedSchedule | None, predicted: PlayedSchedule | None, old: PlayedSchedule | None) -> str:
+    if predicted is not None:
+        return f"predicted {percent(predicted.bubble_fraction)}"
     if old is not None:
         return f"an earlier plan: {percent(old.bubble_fraction)}"
     most = max(shown.ranks, key=lambda use: use.bubble_fraction, default=None) if shown else None
     return f"most on rank {most.rank}: {percent(most.bubble_fraction)}" if most else "ranks waiting"
 
 
-def _against(run: PipelineRun | None, shown: PlayedSchedule | None, said: PlayedSchedule | None) -> str:
-    if run is None or shown is None or said is None:
+def _against(run: PipelineRun | None, shown: PlayedSchedule | None, predicted: PlayedSchedule | None) -> str:
+    if run is None or shown is None or predicted is None:
         return ""
     if run.wall is not None:
         # Links, and on one machine contention, are in the measured step; the prediction knows neither.
-        return f"predicted {_ms(said)} with free links"
-    off = change(said.makespan_ms, shown.makespan_ms)
-    return f"predicted {_ms(said)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
+        return f"predicted {_ms(predicted)} with free links"
+    off = change(predicted.makespan_ms, shown.makespan_ms)
+    return f"predicted {_ms(predicted)}" + (f", off by {percent(off, signed=True)}" if off is not None else "")
 
 
 def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
@@ -98,8 +98,8 @@ def _peak(run: PipelineRun | None, forecast: PlayedSchedule | None) -> Figure:
     worst = fullest(memory)
     if worst is None:
         return Figure(label="Highest peak", value=NOT_MEASURED, delta="of any rank", help=words.PEAK)
-    said = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
-    guess = said.get(worst.rank) if worst.origin != "predicted" else None
+    predicted = {one.rank: one for one in run.predicted.memory} if run is not None and run.predicted else {}
+    guess = predicted.get(worst.rank) if worst.origin != "predicted" else None
     at = f"in {worst.peak_action}" if worst.peak_action else "between actions"
     state = f", + {mib(worst.optimizer_bytes)} optimizer" if worst.optimizer_bytes else ""
     return Figure(
@@ -119,17 +119,17 @@ def fullest(memory: tuple[RankMemory, ...]) -> RankMemory | None:
 def _gradients(run: PipelineRun | None) -> Figure:
     if run is None or not run.gradients:
         return Figure(label="Gradients", value="not compared", delta="press Run", help=words.TRUTH)
-    said, lost = "bitwise equal to unsplit", sum(s.splitting.presence == "baseline only" for s in run.moved)
+    outcome, lost = "bitwise equal to unsplit", sum(s.splitting.presence == "baseline only" for s in run.moved)
     if lost:
-        said = f"bitwise equal; {lost} never came"
+        outcome = f"bitwise equal; {lost} never came"
     elif run.moved:
-        said = f"bitwise equal; {len(run.moved)} different"
+        outcome = f"bitwise equal; {len(run.moved)} different"
     elif run.n_splitting_rounding:
-        said = f"bitwise equal; {run.n_splitting_rounding} by rounding"
+        outcome = f"bitwise equal; {run.n_splitting_rounding} by rounding"
     return Figure(
         label="Gradients",
         value=f"{run.n_splitting_equal} of {len(run.gradients)}",
-        delta=said,
+        delta=outcome,
         origin="measured",
         help=words.TRUTH,
     )

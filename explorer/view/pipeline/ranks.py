@@ -64,7 +64,7 @@ def bands_chart(memory: Sequence[RankMemory]) -> Chart:
 def against_chart(run: PipelineRun) -> Chart:
     """Predicted beside measured peak, by rank."""
     pairs = _pairs(run)
-    peaks = ", ".join(f"rank {rank} {mib(said)} and {mib(found)}" for rank, found, said in pairs)
+    peaks = ", ".join(f"rank {rank} {mib(predicted)} and {mib(measured)}" for rank, measured, predicted in pairs)
     return Chart(
         name="predicted and measured peaks",
         figure=_against(pairs),
@@ -72,11 +72,11 @@ def against_chart(run: PipelineRun) -> Chart:
         rows=lambda: [
             {
                 "rank": rank,
-                "predicted": mib(said),
-                "measured": mib(found),
-                "off by": percent(said / found - 1, signed=True),
+                "predicted": mib(predicted),
+                "measured": mib(measured),
+                "off by": percent(predicted / measured - 1, signed=True),
             }
-            for rank, found, said in pairs
+            for rank, measured, predicted in pairs
         ],
     )
 
@@ -89,9 +89,9 @@ def _small_pictures(memory: Sequence[RankMemory]) -> go.Figure:
     worst = max(drawn, key=lambda one: one.peak_bytes or 0)
     unit, name = byte_axis(worst.peak_bytes or 0)
     at = f" in {worst.peak_action}" if worst.peak_action else ""
-    said = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})"
+    summary = f"most: rank {worst.rank}, {mib(worst.peak_bytes)}{at} ({worst.origin})"
     height = 130 + ROW_HEIGHT * len(drawn)
-    fig = figure(OVER_TIME, said, height=height)
+    fig = figure(OVER_TIME, summary, height=height)
     fig.set_subplots(rows=len(drawn), cols=1, shared_xaxes=True, vertical_spacing=22 / height)
     for row, one in enumerate(drawn, 1):
         _small(fig, one, (unit, name), row)
@@ -231,8 +231,8 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
     """`pairs` are rank, measured and predicted peak."""
     if not pairs:
         return empty(AGAINST, "Peaks of the ranks were not both predicted and measured.")
-    worst = max(abs(said - found) / found for _, found, said in pairs)
-    unit, name = byte_axis(max(max(found, said) for _, found, said in pairs))
+    worst = max(abs(predicted - measured) / measured for _, measured, predicted in pairs)
+    unit, name = byte_axis(max(max(measured, predicted) for _, measured, predicted in pairs))
     fig = figure(AGAINST, f"peak by rank, furthest off by {percent(worst)}", height=190 + 44 * len(pairs))
     rows = [f"rank {rank}" for rank, _, _ in pairs]
     looks = (("measured", 1, RUN_COLOURS["candidate"], ""), ("predicted", 2, RUN_COLOURS["baseline"], "/"))
@@ -252,9 +252,9 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
 
 def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:
     """Rank, measured and predicted peak where both are known."""
-    said = {one.rank: one.peak_bytes for one in run.predicted.memory} if run.predicted is not None else {}
-    found = [(one.rank, one.peak_bytes, said.get(one.rank)) for one in run.memory]
-    return [(rank, peak, guess) for rank, peak, guess in found if peak and guess is not None]
+    predicted = {one.rank: one.peak_bytes for one in run.predicted.memory} if run.predicted is not None else {}
+    by_rank = [(one.rank, one.peak_bytes, predicted.get(one.rank)) for one in run.memory]
+    return [(rank, peak, guess) for rank, peak, guess in by_rank if peak and guess is not None]
 
 
 def _peak_in_words(one: RankMemory) -> str:
@@ -263,14 +263,14 @@ def _peak_in_words(one: RankMemory) -> str:
 
 def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, Any]]:
     """One row a rank: peak, the action there, what was predicted, receive buffers."""
-    said = {one.rank: one.peak_bytes for one in predicted}
+    predicted_bytes = {one.rank: one.peak_bytes for one in predicted}
     return [
         {
             "rank": one.rank,
             "peak": mib(one.peak_bytes),
             "origin": one.origin,
             "at": one.peak_action or "between actions",
-            **({"predicted": mib(said[one.rank])} if one.rank in said else {}),
+            **({"predicted": mib(predicted_bytes[one.rank])} if one.rank in predicted_bytes else {}),
             "parameters and buffers": mib(one.parameter_bytes),
             "receive buffers": mib(one.receive_bytes),
             "optimizer state (counted, on top)": mib(one.optimizer_bytes),

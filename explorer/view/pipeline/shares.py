@@ -48,10 +48,10 @@ def _truth(run: PipelineRun) -> go.Figure:
     """Each step from the full batch to the split model: how many gradients it left equal in every bit."""
     if not run.gradients:
         return empty(TRUTH, "No gradient was compared.")
-    said = f"splitting left {run.n_splitting_equal} of {len(run.gradients)} gradients equal in every bit"
+    answer = f"splitting left {run.n_splitting_equal} of {len(run.gradients)} gradients equal in every bit"
     if lost := sum(shares.splitting.presence == "baseline only" for shares in run.gradients):
-        said = f"splitting lost {count(lost, 'gradient')}: none came"
-    fig = figure(TRUTH, said, height=290)
+        answer = f"splitting lost {count(lost, 'gradient')}: none came"
+    fig = figure(TRUTH, answer, height=290)
     for verdict, pattern in PATTERNS.items():
         counts = [sum(getattr(g, share).verdict == verdict for g in run.gradients) for share in SHARES]
         if any(counts):
@@ -107,8 +107,8 @@ def _calls(run: PipelineRun) -> go.Figure:
     if not blocks:
         return empty(CALLS, "Calls were not counted.")
     highest = max(block.multiplier for block in blocks)
-    said = "every block ran once" if highest == 1 else f"at most {highest:g} runs for each forward call (counted)"
-    fig = figure(CALLS, said, height=200 + 24 * len(blocks))
+    answer = "every block ran once" if highest == 1 else f"at most {highest:g} runs for each forward call (counted)"
+    fig = figure(CALLS, answer, height=200 + 24 * len(blocks))
     for again, label, pattern in ((False, "first run", ""), (True, "runs again for backward", "/")):
         fig.add_trace(
             go.Bar(
