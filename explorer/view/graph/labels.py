@@ -161,7 +161,14 @@ def _after(facts: Facts, fqn: str) -> str:
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
     bill = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
     ran = f"ran {bill.n_forward + bill.n_recompute}×" if bill and bill.n_recompute else ""
-    return ran or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+    said = ", ".join(filter(None, (_place_in_segment(facts, node.id), ran)))
+    return said or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+
+
+def _place_in_segment(facts: Facts, fqn: str) -> str:
+    """Which of the blocks that are recomputed together this one is; empty where it is recomputed alone, or kept."""
+    unit = next((unit.blocks for unit in facts.policy.units if fqn in unit.blocks), ())
+    return f"{unit.index(fqn) + 1} of {len(unit)} together" if len(unit) > 1 else ""
 
 
 def _title(facts: Facts, node: Node, block: Block | None) -> str:
@@ -176,6 +183,9 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     ]
     if bill := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
         lines.append(f"ran {bill.n_forward}× in forward and {bill.n_recompute}× again for backward (counted)")
+    segment = next((unit.blocks for unit in facts.policy.units if node.id in unit.blocks), ())
+    if len(segment) > 1:
+        lines.append(f"recomputed as one segment: {segment[0]} to {segment[-1]}")
     if block.shares_parameters_with:
         lines.append(f"shares parameters with {', '.join(block.shares_parameters_with)}")
     return "\n".join(lines)
