@@ -329,14 +329,3 @@ def test_readme_names_every_command_preset_and_sample_model() -> None:
     samples = [name_of(path) for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"]
     missing = [name for name in (*commands, *PRESETS, *samples) if name not in readme]
     assert not missing, f"the README does not name {missing}"
-
-
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
-    strings = (
-        (name_of(path), node.lineno, node.value.value.strip())
-        for path in sources()
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-    )
-    wrong = [f"{name}:{line} {text.splitlines()[0]}" for name, line, text in strings if text.startswith("Of ")]
-    assert not wrong, "\n".join(wrong)

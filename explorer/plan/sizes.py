@@ -17,3 +17,8 @@ def parse_bytes(text: str) -> int:
         raise BadInput(f"{text!r} is not a size.", hint="Sizes are written as 1.5GiB, 800MiB, 64KiB or 123456B.")
     number, unit = match[1], _UNITS[match[2].lower()]
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
+
+
+def mib(n_bytes: int) -> str:
+    """`206.1 MiB`."""
+    return f"{n_bytes / 1024**2:,.1f} MiB"

@@ -162,7 +162,7 @@ class ModelGraph(Record):
 
     @cached_property
     def next_in_turn(self) -> dict[str, str]:
-        """By block, the sibling behind it that it can be recomputed together with, as one segment."""
+        """Of each block the sibling behind it that it can be recomputed together with, as one segment."""
         found = {
             block.follows: block.fqn for block in self.blocks if block.follows and not self._is_chain(block.parent)
         }

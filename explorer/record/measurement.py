@@ -28,6 +28,8 @@ Role = Literal[
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
 """In stacking order, bottom first: torch's own order of categories, with ours between them."""
+FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
+"""What recomputing cannot free."""
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]
 PHASES: tuple[Phase, ...] = get_args(Phase)

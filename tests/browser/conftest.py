@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_MS = 60_000
-"""Limit of every wait: a loaded machine with one core takes that long."""
+"""Of every wait: a loaded machine with one core takes that long."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -33,7 +33,7 @@ from explorer.engine.step import forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
-from explorer.errors import Cancelled
+from explorer.errors import BadInput, Cancelled
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import (
     BufferDiff,
@@ -75,6 +75,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     result: `failure` says why, and the baseline's measurement is kept.
     Raises BadInput where the two differ in more than policy and plan, and what loading the model raises.
     """
+    _same_but_for_the_policy(baseline, candidate)
     meter = Meter(report)
     measured = measure_pair(baseline, candidate, meter)
     failed = _first_failure(*measured)
@@ -181,3 +182,17 @@ def _watched(candidate: RunSpec, loaded: Loaded) -> tuple[tuple[MaskDiff, ...], 
         forward_backward(trainee, audit.on_phase)
     audit.close()
     return watch.masks, tuple(audit.changes.values())
+
+
+def _same_but_for_the_policy(baseline: RunSpec, candidate: RunSpec) -> None:
+    free = {"policy", "plan"}
+    differing = [
+        name for name in RunSpec.__struct_fields__
+        if name not in free and getattr(baseline, name) != getattr(candidate, name)
+    ]  # fmt: skip
+    if differing:
+        both = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
+        raise BadInput(
+            f"Baseline and candidate differ in more than their policy ({both}).",
+            hint="Only runs of one model, batch, device and seed can be compared.",
+        )

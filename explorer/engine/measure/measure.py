@@ -53,10 +53,9 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
         if name not in ("policy", "plan") and getattr(baseline, name) != getattr(candidate, name)
     ]
     if differing:
-        both = "; ".join(f"{name}: {getattr(baseline, name)!r} and {getattr(candidate, name)!r}" for name in differing)
         raise BadInput(
-            f"Baseline and candidate differ in more than their policy ({both}).",
-            hint="Only runs of one model, batch, device and seed can be compared.",
+            f"Baseline and candidate differ in {', '.join(differing)}; a pair differs in policy and plan alone.",
+            hint="Measure them one by one, or give both the same settings.",
         )
     first, second = _measure((baseline, candidate), report)
     return first, second

@@ -1,21 +1,4 @@
-"""A measured timeline, sorted so that it can be played through again under another policy.
-
-The problem. At every toggle a forecast has to answer, before a person notices that it computes: what would this step's
-memory look like if these blocks ran again in backward? The measured step knows when each entry was born, by which
-block, and when it died. But a timeline has many thousand entries, in order of allocation, and every question would
-walk all of them.
-
-The idea. The questions are few and always the same: which entries belong to a block and all below it, which were born
-in a stretch of time, what went in and out of each call. Sort once, per measurement, and each is two searches.
-
-The mechanism.
-1. Blocks are ordered by their dotted path, part by part, so that everything below one fqn stands side by side;
-   `by_block` holds the entries in that order. What is below a block is then one slice (`below`).
-2. `by_birth` holds them in order of time: what was born between two ticks is one slice, too (`between`).
-3. Calls know their ticks and the entries that went in and came out: what a checkpoint of them would keep and make.
-
-Nothing here decides what a policy changes: that is changes.py, which asks.
-"""
+"""A measured timeline sorted for being played through again: entries by birth and by block, and the calls of blocks."""
 
 from __future__ import annotations
 
@@ -79,7 +62,6 @@ class Replay:
         log = measurement.allocations
         if log is None or not measurement.phases or not len(log.calls.block):
             return None
-        # 1. By parts, not by text, where "a-b" stands between "a" and "a.c".
         order = sorted(range(len(log.blocks)), key=lambda i: tuple(log.blocks[i].split(".")))
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order))
@@ -107,7 +89,6 @@ class Replay:
     def below(self, fqn: str) -> NDArray[np.intp]:
         """Entries of `fqn` and of everything below it, in order of birth within each block."""
         parts = tuple(fqn.split("."))
-        # The least key behind all that begins with `parts`: no name holds the character 0.
         end = (*parts[:-1], parts[-1] + "\0")
         first, last = (self.starts[bisect_left(self.keys, key)] for key in (parts, end))
         return self.by_block[first:last]

@@ -137,14 +137,14 @@ def _keeps_of_its_own(graph: ModelGraph, fqn: str) -> bool:
 
 
 def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
-    bad = _in_error(graph, units)
+    bad = in_error(graph, units)
     kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
     bad += [unit for unit in units if not graph.by_fqn[unit[0]].n_calls and _kind(graph, unit) in kinds]
     if not bad:
         return tuple(units)
     good = [unit for unit in units if unit not in bad]
     around = dict.fromkeys(fqn for unit in bad if (fqn := _block_around(graph, unit, good)) is not None)
-    wrong = _in_error(graph, [(fqn,) for fqn in around])
+    wrong = in_error(graph, [(fqn,) for fqn in around])
     instead = {fqn for fqn in around if (fqn,) not in wrong}
     kept: dict[Fqns, None] = {}
     for unit in units:
@@ -156,7 +156,7 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     return tuple(kept)
 
 
-def _in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
+def in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:
     named = list(units)
     fired = hazards(graph, Policy(units=tuple(Unit(blocks=unit) for unit in named)))
     at = {fqn for hazard in fired if hazard.severity == "error" for fqn in hazard.blocks}

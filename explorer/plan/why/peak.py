@@ -15,7 +15,7 @@ from explorer.plan.names import is_within
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import Measurement, Role
+from explorer.record.measurement import FIXED_ROLES, Measurement, Role
 
 SMALL_CHANGE = 0.01
 """A change of the peak below one percent is said to be none."""
@@ -32,8 +32,6 @@ PLURAL: dict[Role, str] = {
     "gradient": "gradients",
     "unattributed": "bytes inside kernels",
 }
-FIXED: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
-"""Roles that recomputing cannot free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +112,7 @@ def _optimizer_peak(case: _Case) -> str:
 def _fixed_peak(case: _Case) -> str:
     if case.new.phase == "optimizer" or case.new.total_bytes == 0:
         return ""
-    fixed = sum(case.new.by_role[role] for role in FIXED)
+    fixed = sum(case.new.by_role[role] for role in FIXED_ROLES)
     share = fixed / case.new.total_bytes
     if share < 0.6:
         return ""

@@ -22,7 +22,7 @@ BY_ROLE = "by role"
 
 @dataclass(slots=True, kw_only=True)
 class ExploreState:
-    """What one visitor chose and got. Records are held by their key, which is their run's id where the store has it."""
+    """Of one visitor. Records are held by their key, which is their run's id where the store has it."""
 
     draft: Draft
     """What is drawn: the one that every page shares."""

@@ -35,12 +35,8 @@ def chain() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Asks(), Asks()), Asks())
 
 
-def note(fqn: str, begins: bool) -> None:
-    RUNNING.append(fqn) if begins else RUNNING.remove(fqn)
-
-
 def step(model: nn.Module) -> None:
-    with observe_recompute(note):
+    with observe_recompute(lambda fqn, begins: RUNNING.append(fqn) if begins else RUNNING.remove(fqn)):
         model(torch.randn(3, 4)).sum().backward()
 
 
@@ -102,7 +98,7 @@ def test_the_answer_belongs_to_the_thread_that_recomputes() -> None:
 
 def test_a_backward_in_another_thread_is_seen_there() -> None:
     model = chain()
-    with observe_recompute(note), apply_policy(model, Policy.recompute(["2"])):
+    with apply_policy(model, Policy.recompute(["2"])):
         loss = model(torch.randn(3, 4)).sum()
         worker = threading.Thread(target=loss.backward)
         worker.start()

@@ -47,7 +47,7 @@ def test_the_segments_own_recompute_is_the_peak() -> None:
 
 
 def test_a_block_that_is_no_repeated_one_may_be_the_next_best() -> None:
-    """Only the first two blocks are repeated; layers.5 stands between them, as the middle of a U-Net does."""
+    """Of the blocks only the first two are repeated; layers.5 stands between them, as the middle of a U-Net does."""
     known = graph()
     odd = tuple(
         msgspec.structs.replace(block, kind=block.fqn) if block.fqn in ("layers.1", "layers.3", "layers.5") else block

@@ -115,7 +115,7 @@ def test_models_come_from_the_command_line() -> None:
 
 
 def test_a_block_around_a_hazard_shows_it_too() -> None:
-    """On a leaf deep in a folded block, and on the fold of equal blocks: folded away it would not be seen."""
+    """Of a leaf deep in a folded block, and of the fold of equal blocks: folded away it would not be seen."""
     hazard = Hazard(rule="r", severity="error", blocks=("blocks.2.mlp",), sentence="Something.", remedy="Do.")
     said = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
     assert said["blocks.2"].badges[0].text == "Inside: Something. Do."

@@ -1,0 +1,171 @@
+"""`python -m explorer plan MODEL --budget 1.5GiB`: the cheapest policy whose step fits, confirmed by a real run."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
+from explorer.cli.options import Model, ModelOptions, StepOptions, describe
+from explorer.cli.worker import ask, check_writable, worker, write_file
+from explorer.errors import BadInput
+from explorer.jobs.client import Worker
+from explorer.jobs.protocol import Measure
+from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.presets import preset
+from explorer.record.base import to_plain
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Plan
+from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy_file import Evidence
+from explorer.record.run import RunSpec
+from explorer.view.drawing.units import mib
+from explorer.view.words.policy import in_words
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BudgetOptions:
+    """What is asked for."""
+
+    budget: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 800MiB, or 60% of the peak with everything kept."),
+    ] = None
+    time: Annotated[
+        str | None, typer.Option(metavar="SHARE", help="+10%: the least memory for at most so much more time.")
+    ] = None
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
+        ),
+    ] = None
+
+
+@verb
+def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOptions, output: Output) -> None:
+    """The cheapest policy under a memory budget, with a proof, confirmed by a run. Exit 1: the run missed it."""
+    if (asked.budget is None) == (asked.time is None):
+        raise BadInput(
+            "A plan needs one of --budget and --time.", hint="--budget 60%, or --time +10% for the least memory."
+        )
+    ref = options.ref(model)
+    spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    check_writable(asked.out)
+    with worker() as engine:
+        graph = describe(engine, ref, options.seed)
+        first = _first_run(engine, spec, graph)
+        planner = Planner(first, graph)
+        tries = _tried(engine, spec, planner, asked)
+    found, run = tries[-1]
+    met = found.budget_bytes is None or (run.step_peak_bytes or 0) <= found.budget_bytes
+    if output.json:
+        print_json(_document(tries, first, met=met))
+    else:
+        _print(tries, first, met=met)
+    with answered(output):
+        if asked.out is not None:
+            write_file(asked.out, _policy_text(found, first, run, graph).encode())
+            say(f"Wrote {asked.out}.")
+    if not met:
+        raise typer.Exit(DIFFERENT)
+
+
+def _measured(engine: Worker, spec: RunSpec, policy: Policy) -> Measurement:
+    found = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=policy)))
+    assert isinstance(found, Measurement)
+    return found
+
+
+def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph) -> Measurement:
+    """Everything kept, or, where that does not fit, every block recomputed. Raises RunFailed where neither runs."""
+    run = _measured(engine, spec, KEEP_ALL)
+    if run.failure is not None and run.failure.kind == "out of memory":
+        say("With everything kept the step does not fit: planning from a run with every block recomputed.")
+        run = _measured(engine, spec, preset("all", graph))
+    if run.failure is not None:
+        raise RunFailed(run.failure)
+    return run
+
+
+def _tried(engine: Worker, spec: RunSpec, planner: Planner, asked: BudgetOptions) -> list[tuple[Plan, Measurement]]:
+    """The plan and its run; once more, with as much less, where the run was over the budget."""
+    if asked.time is not None:
+        found = planner.least_memory(parse_share(asked.time))
+    else:
+        found = planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes))
+    tries = [(found, _confirmed(engine, spec, found))]
+    peak, budget = tries[0][1].step_peak_bytes, found.budget_bytes
+    if budget is not None and peak is not None and peak > budget:
+        say(f"The run held {mib(peak)}, over the budget of {mib(budget)}: planning once more with as much less.")
+        again = msgspec.structs.replace(planner.within(2 * budget - peak), budget_bytes=budget)
+        tries.append((again, _confirmed(engine, spec, again)))
+    return tries
+
+
+def _confirmed(engine: Worker, spec: RunSpec, found: Plan) -> Measurement:
+    run = _measured(engine, spec, found.policy)
+    if run.failure is not None:
+        raise RunFailed(run.failure)
+    return run
+
+
+def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> dict[str, Any]:
+    def one(found: Plan, run: Measurement) -> dict[str, Any]:
+        derived = {"cost_ratio": found.cost_ratio, "proven": found.proven}
+        return {"plan": {**to_plain(found), **derived}, "measured": run.headlines()}
+
+    document = one(*tries[-1])
+    return {**document, "met": met, "first_run": first.headlines(), "missed": [one(*pair) for pair in tries[:-1]]}
+
+
+def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
+    found, run = tries[-1]
+    console = answer_console()
+    console.print(f"[bold]{in_words(found.policy)}[/]")
+    if found.budget_bytes is not None:
+        colour, word = ("green", "kept") if met else ("bold red", "missed")
+        console.print(f"  Budget       {mib(found.budget_bytes)}, [{colour}]{word}[/]")
+    kept = found.baseline_step_peak_bytes
+    console.print(f"  Peak         {mib(found.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
+    console.print(f"  Kept all     {mib(kept)} {'predicted' if first.spec.policy.units else 'measured'}")
+    if found.cost_ratio is not None:
+        console.print(f"  Time         {found.cost_ratio - 1:+.1%} predicted, in {found.cost_unit}{_ran(first, run)}")
+    console.print(f"  Certificate  {certificate_in_words(found)}")
+
+
+def _ran(first: Measurement, run: Measurement) -> str:
+    before, after = (one.times.step.median_ms if one.times else None for one in (first, run))
+    if first.spec.policy.units or not before or after is None:
+        return ""
+    return f"; {after / before - 1:+.1%} in two runs that did not take turns (compare lets them)"
+
+
+def certificate_in_words(found: Plan) -> str:
+    """What is proven about a plan, and about what."""
+    what = "cheaper" if found.budget_bytes is not None else "lower"
+    among = f"no policy of its {found.certificate.n_candidates} candidates"
+    gap = found.certificate.gap
+    if gap < 5e-5:
+        return f"{among} is {what}, as far as the forecast is right"
+    return f"{among} is {what} by more than {gap:.1%}, as far as the forecast is right"
+
+
+def _policy_text(found: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
+    evidence = Evidence(
+        device=run.environment.device_name,
+        torch_version=run.environment.torch_version,
+        input_shapes=graph.input_shapes,
+        step_peak_bytes=run.step_peak_bytes,
+        saved_after_forward_bytes=run.saved_after_forward_bytes,
+        baseline_step_peak_bytes=first.step_peak_bytes,
+        baseline_saved_after_forward_bytes=first.saved_after_forward_bytes,
+        baseline_policy=first.spec.policy if first.spec.policy.units else None,
+    )
+    return policy_file.dumps(found.policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence)

@@ -1,0 +1,199 @@
+"""From a budget to a policy: the cheapest one whose peak stays below it, or the lowest peak within a time.
+
+planner = Planner(run, graph)             # any measured step that fits
+planner.within(budget_bytes)              # -> Plan
+planner.least_memory(0.10)                # -> Plan: at most ten percent more time
+planner.front()                           # -> Plans between everything kept and the floor
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+
+from explorer.errors import BadInput
+from explorer.plan.forecast.changes import stash_bytes
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.replay import Replay
+from explorer.plan.memory.series import array_of, held
+from explorer.plan.planners.candidates import candidates_of
+from explorer.plan.planners.highs import Shape
+from explorer.plan.planners.pieces import pieces_of
+from explorer.plan.planners.reruns import reruns_of
+from explorer.plan.planners.solve import Limits, Program, Solution
+from explorer.plan.sizes import mib, parse_bytes
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import FIXED_ROLES, ROLES, Measurement
+from explorer.record.plan import Certificate, Plan
+from explorer.record.policy import KEEP_ALL, Policy
+
+SLACK = 1024**2
+
+
+class Planner:
+    """One measured step written down as a program; asked for as many plans as are wanted."""
+
+    def __init__(
+        self, run: Measurement, graph: ModelGraph, *, among: Iterable[str] | None = None, seconds: float = 3.0
+    ) -> None:
+        """`among`: blocks to choose from, where not all are meant. Raises BadInput for a run that tells too little."""
+        self._forecaster = Forecaster(run, graph)
+        baseline = self._forecaster.baseline
+        replay = None if baseline is None else Replay.of(baseline, graph)
+        if baseline is None or replay is None:
+            raise BadInput(
+                "A plan is made from a complete step with its timeline, and this run is none.",
+                hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
+            )
+        self._baseline, self._seconds = baseline, seconds
+        self.candidates = candidates_of(baseline, graph, replay, among=among)
+        stash = stash_bytes(baseline, KEEP_ALL)
+        pieces = pieces_of(replay, self.candidates, stash_bytes=stash)
+        self._program = Program(
+            line=replay.line,
+            pieces=pieces,
+            reruns=reruns_of(replay, self.candidates, stash_bytes=stash),
+            shape=Shape(self.candidates, pieces),
+            peak_of=self._peak_of,
+        )
+        self._floor: Plan | None = None
+
+    @property
+    def keep_all_bytes(self) -> int:
+        """The peak with everything kept, measured or put together from a run with recompute."""
+        return int(self._program.line.max())
+
+    def policy(self, chosen: Sequence[int]) -> Policy:
+        """The policy that recomputes these candidates."""
+        return Policy(units=tuple(self.candidates.units[i].unit for i in chosen))
+
+    def cost_of(self, chosen: Sequence[int]) -> float:
+        """What recomputing these candidates takes, in the candidates' unit."""
+        return self._program.shape.cost(tuple(chosen))
+
+    def floor(self) -> Plan:
+        """The lowest peak that can be reached, as cheaply as it can."""
+        if self._floor is None:
+            self._floor = self._lowest(None)
+        return self._floor
+
+    def within(self, budget_bytes: int) -> Plan:
+        """The cheapest plan whose peak is at most that. Raises BadInput where none is, with what can be reached."""
+        found = self._cheapest(budget_bytes)
+        if found is None and self.floor().step_peak_bytes <= budget_bytes:  # time was up before anything was found
+            floor = self.floor()
+            unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
+            found = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
+        if found is None:
+            raise self._impossible(budget_bytes)
+        return found
+
+    def least_memory(self, more_time: float) -> Plan:
+        """The lowest peak of a step that takes at most that share longer."""
+        if not math.isfinite(more_time) or more_time < 0:
+            raise BadInput(f"A step cannot take {more_time:+.0%} of its time.", hint="Give zero or more, such as +10%.")
+        return self._lowest(more_time)
+
+    def front(self, n_points: int = 10, *, seconds: float = 0.3) -> Iterator[Plan]:
+        """Plans from everything kept down to the floor, as they are found; each may take so long."""
+        lowest = self._program.lowest_bytes()
+        last = self.within(self.keep_all_bytes)
+        yield last
+        for budget in np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist():
+            if budget < last.step_peak_bytes:
+                found = self._cheapest(budget, seconds=seconds)
+                if found is None:
+                    break
+                last = found
+                yield last
+        if self.floor().step_peak_bytes < last.step_peak_bytes:
+            yield self.floor()
+
+    def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
+        found = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
+        return None if found is None else self._plan(found, budget_bytes=budget_bytes)
+
+    def _lowest(self, more_time: float | None) -> Plan:
+        """Lowest first, then the cheapest of those: the first answer may recompute what moves nothing."""
+        most_cost = None if more_time is None else more_time * self.candidates.step_cost
+        lowest = self._program.solve(Limits(most_cost=most_cost, seconds=self._seconds))
+        assert lowest is not None, "keeping everything keeps any limit of time"
+        cheap = self._cheapest(int(lowest.value))
+        plan = self._plan(lowest, budget_bytes=None)
+        if cheap is not None and cheap.extra_cost <= plan.extra_cost:
+            plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
+        return msgspec.structs.replace(plan, time_budget=more_time)
+
+    def _peak_of(self, chosen: tuple[int, ...]) -> int:
+        peak = self._forecaster.forecast(self.policy(chosen)).step_peak_bytes
+        assert peak is not None, "every candidate can be forecast"
+        return peak
+
+    def _plan(self, found: Solution, *, budget_bytes: int | None) -> Plan:
+        policy = self.policy(found.chosen)
+        forecast = self._forecaster.forecast(policy)
+        assert forecast.step_peak_bytes is not None
+        return Plan(
+            policy=policy,
+            budget_bytes=budget_bytes,
+            step_peak_bytes=forecast.step_peak_bytes,
+            baseline_step_peak_bytes=self.keep_all_bytes,
+            extra_cost=self._program.shape.cost(found.chosen),
+            step_cost=self.candidates.step_cost,
+            cost_unit=self.candidates.cost_unit,
+            flop_ratio=forecast.flop_ratio,
+            certificate=Certificate(
+                bound=found.bound,
+                gap=found.gap,
+                n_candidates=len(self.candidates.units),
+                n_rows=found.n_rows,
+                n_solves=found.n_solves,
+            ),
+        )
+
+    def _impossible(self, budget_bytes: int) -> BadInput:
+        floor = self.floor()
+        least, fixed = floor.step_peak_bytes, self.fixed_bytes
+        if budget_bytes < fixed:
+            why = f"parameters, optimizer state, gradients and inputs alone hold {mib(fixed)} of it"
+        else:
+            why = (
+                f"that is with {len(floor.policy.units)} units recomputed, and running one of them again holds the rest"
+            )
+        return BadInput(
+            f"No policy brings this step below {mib(budget_bytes)}: the least that can be reached is {mib(least)}, "
+            f"and {why}.",
+            hint=f"Ask for {mib(least + SLACK)} or more, or take a smaller batch.",
+        )
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Most that is held at one moment of what no recompute can free."""
+        log = self._baseline.allocations
+        assert log is not None
+        fixed = np.isin(array_of(log.role), [ROLES.index(role) for role in FIXED_ROLES])
+        return int(held(log, fixed).max())
+
+
+def parse_budget(text: str, keep_all_bytes: int) -> int:
+    """`1.5GiB` in bytes, or `60%` of the peak with everything kept. Raises BadInput."""
+    share = text.strip().removesuffix("%")
+    found = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
+    if found <= 0:
+        raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Such as 1.5GiB, 800MiB or 60%.")
+    return found
+
+
+def parse_share(text: str) -> float:
+    """`+10%` or `60%` as a share. Raises BadInput."""
+    stripped = text.strip()
+    try:
+        share = float(stripped.removesuffix("%")) / 100
+    except ValueError:
+        share = -1.0
+    if not stripped.endswith("%") or not 0 <= share < 1e6:
+        raise BadInput(f"{text!r} is not a share.", hint="Shares are written as 60% or +10%.")
+    return share

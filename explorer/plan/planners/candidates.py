@@ -1,0 +1,140 @@
+"""What a planner may choose from: every module that runs, saves something and is safe to run again, and its price.
+
+Not whole blocks alone: "these MLPs and those norms" is often cheaper than any choice of blocks. A price is the
+measured time of one more forward, less the part that early stop leaves out, plus what torch.utils.checkpoint itself
+takes a call. Equal siblings take the mean of their times: they differ by noise alone.
+
+Segments of several blocks, kept operators and offload are not among them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from explorer.plan.forecast.replay import Replay
+from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
+from explorer.plan.forecast.saved_by_call import Stay, stays_of
+from explorer.plan.names import lineage
+from explorer.plan.policy.counted import Fqns, in_error
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.plan import CostUnit
+from explorer.record.policy import KEEP_ALL, Unit
+
+MOST_CANDIDATES = 800
+"""Of a model with more, only what no repeated block holds is offered: a program stays a matter of seconds."""
+CHECKPOINT_MS = 0.3
+"""What a checkpointed call takes beside its recompute, torch 2.13 on a CPU core: it decides about tiny modules only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """One unit that may be recomputed."""
+
+    unit: Unit
+    stays: tuple[Stay, ...]
+    cost: float
+    """Of running it again, in `Candidates.cost_unit`."""
+    kin: tuple[str, ...]
+    """The same for equal units of equal blocks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """Everything a planner may choose from, and how it lies in each other."""
+
+    units: tuple[Candidate, ...]
+    around: tuple[tuple[int, ...], ...]
+    """Of each candidate those that it lies in, innermost first."""
+    stops_in: tuple[tuple[int, ...], ...]
+    """Of each candidate those inside at whose entry its recompute ends early."""
+    cost_unit: CostUnit
+    step_cost: float
+    """Of the whole step without recompute, in the same unit."""
+
+
+def candidates_of(
+    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[str] | None = None
+) -> Candidates:
+    """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given."""
+    allowed = None if among is None else set(among)
+    named = [unit for unit in _named(graph) if allowed is None or unit[0] in allowed]
+    wrong = set(in_error(graph, named))
+    left = [(unit, tuple(stays_of(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
+    found = [(unit, stays) for unit, stays in left if any(len(stay.entries) for stay in stays)]
+    costs = _Costs(baseline, graph)
+    units = tuple(
+        Candidate(unit=Unit(blocks=unit), stays=stays, cost=costs.of(unit, len(stays)), kin=costs.kin(unit))
+        for unit, stays in found
+    )
+    places: dict[str, list[int]] = defaultdict(list)
+    for i, one in enumerate(units):
+        for fqn in one.unit.blocks:
+            places[fqn].append(i)
+    around = tuple(
+        tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ())) for one in units
+    )
+    stops: list[list[int]] = [[] for _ in units]
+    for i, above in enumerate(around):
+        for j in above:
+            if stops_inside(graph, units[j].unit, units[i].unit):
+                stops[j].append(i)
+    return Candidates(
+        units=units,
+        around=around,
+        stops_in=tuple(map(tuple, stops)),
+        cost_unit=costs.unit,
+        step_cost=costs.step,
+    )
+
+
+def _named(graph: ModelGraph) -> list[Fqns]:
+    singles = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
+    if len(singles) > MOST_CANDIDATES:
+        repeated = set(graph.repeats)
+        singles = [fqn for fqn in singles if repeated.isdisjoint(list(lineage(fqn))[1:])]
+    return [(fqn,) for fqn in singles]
+
+
+class _Costs:
+    """Milliseconds where every block was timed, else FLOPs."""
+
+    def __init__(self, baseline: Measurement, graph: ModelGraph) -> None:
+        self._baseline, self._graph = baseline, graph
+        step = baseline.times.step.median_ms if baseline.times else None
+        timed = step is not None and all(bill.forward.ms for bill in baseline.blocks if bill.n_forward and bill.fqn)
+        self.unit: CostUnit = "ms" if timed else "FLOPs"
+        self.step = float(step if timed and step is not None else baseline.total_flops or 0)
+        self._mean: dict[tuple[str, ...], float] = {}
+        of_kin: dict[tuple[str, ...], list[float]] = defaultdict(list)
+        for bill in baseline.blocks:
+            if bill.fqn in graph.by_fqn and bill.forward.median_ms is not None:
+                of_kin[self.kin((bill.fqn,))].append(bill.forward.median_ms)
+        if timed:
+            self._mean = {kin: sum(ms) / len(ms) for kin, ms in of_kin.items()}
+
+    def kin(self, unit: Fqns) -> tuple[str, ...]:
+        """Each fqn with the numbers of repeated blocks replaced by those of the first of their run, and its FLOPs."""
+        return tuple(self._first(fqn) for fqn in unit)
+
+    def of(self, unit: Fqns, n_calls: int) -> float:
+        """One more forward of `unit`, early stop's share taken off."""
+        again = rerun_flops(self._baseline, self._graph, unit, KEEP_ALL)
+        if self.unit == "FLOPs":
+            return float(again)
+        ms = [self._mean.get(self.kin((fqn,)), 0.0) for fqn in unit]
+        last = self._baseline.by_fqn.get(unit[-1])
+        if last is not None and last.forward_flops:
+            ms[-1] *= rerun_flops(self._baseline, self._graph, unit[-1:], KEEP_ALL) / last.forward_flops
+        return sum(ms) + CHECKPOINT_MS * n_calls
+
+    def _first(self, fqn: str) -> str:
+        parts = fqn.split(".")
+        for n in range(1, len(parts) + 1):
+            block = self._graph.by_fqn.get(".".join(parts[:n]))
+            if block is not None and block.repeat_of is not None:
+                parts[:n] = block.repeat_of.split(".")
+        block = self._graph.by_fqn.get(fqn)
+        return f"{'.'.join(parts)} {block.forward_flops if block else 0}"

@@ -1,0 +1,156 @@
+"""What running a candidate forward again holds, as a linear function of the policy: one row a moment of the rerun.
+
+    held before its backward begins  +  what is alive at that moment of the rerun
+        -  what units inside let go by then  +  what they are given and keep, and their generators' state    <= budget
+
+A row of a candidate that is not recomputed says no more than that the budget holds before its backward. Where the
+recompute would stop early because it ends in a unit inside, nothing behind that is asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.forecast.nesting import FOREVER
+from explorer.plan.forecast.replay import Replay
+from explorer.plan.forecast.saved_by_call import Stay
+from explorer.plan.memory.series import Bytes
+from explorer.plan.planners.candidates import Candidates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rerun:
+    """One call of a candidate that runs again."""
+
+    unit: int
+    tick: int
+    """The last before its backward begins."""
+    alive: Bytes
+    """Bytes of the rerun alone at each of its moments, nothing inside recomputed, less what is there already."""
+    inside: tuple[tuple[int, Bytes, Bytes], ...]
+    """Of each candidate inside: bytes that it lets go, and that it keeps, at each moment."""
+    back: tuple[tuple[int, int, dict[int, int]], ...]
+    """Of each candidate around that begins at the same tick: what it brings back, less what others inside it do."""
+
+    def worst(self, x: NDArray[np.float64]) -> list[tuple[float, dict[int, float], float]]:
+        """The moment that holds most under `x`, once a candidate around: excess bytes, coefficients, constant."""
+        held = self.alive * x[self.unit]
+        for unit, freed, kept in self.inside:
+            held = held - freed * x[unit] + kept * (x[unit] + x[self.unit] - 1)
+        at = int(held.argmax())
+        row: dict[int, float] = {self.unit: float(self.alive[at])}
+        constant = 0.0
+        for unit, freed, kept in self.inside:
+            row[unit] = row.get(unit, 0.0) + float(kept[at] - freed[at])
+            row[self.unit] += float(kept[at])
+            constant -= float(kept[at])
+        found = [(float(held[at]), row, constant)]
+        for holder, n_bytes, others in self.back:
+            more = row.copy()
+            more[self.unit] += n_bytes
+            more[holder] = more.get(holder, 0.0) + n_bytes
+            for unit, less in others.items():
+                more[unit] = more.get(unit, 0.0) - less
+            excess = held[at] + n_bytes * (x[self.unit] + x[holder] - 1)
+            excess -= sum(less * x[unit] for unit, less in others.items())
+            found.append((float(excess), more, constant - n_bytes))
+        return found
+
+
+def reruns_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tuple[Rerun, ...]:
+    """Every call of every candidate."""
+    inside: list[list[int]] = [[] for _ in candidates.units]
+    for i, above in enumerate(candidates.around):
+        for j in above:
+            inside[j].append(i)
+    return tuple(
+        _rerun(replay, candidates, (unit, stay), inside, stash_bytes=stash_bytes)
+        for unit, one in enumerate(candidates.units)
+        for stay in one.stays
+    )
+
+
+def _rerun(
+    replay: Replay, candidates: Candidates, which: tuple[int, Stay], inside: list[list[int]], *, stash_bytes: int
+) -> Rerun:
+    unit, stay = which
+    late = int(replay.size[stay.entries[stay.leaves >= stay.begins]].sum())  # gone and back at the same moment
+    within = list(_inside(candidates, inside[unit], stay))
+    if within:
+        alive, parts = _moments(replay, stay, within, stash_bytes=stash_bytes)
+    else:
+        alive, parts = np.array([stay.again_bytes], dtype=np.int64), ()
+    around = [
+        (j, other) for j in candidates.around[unit] for other in candidates.units[j].stays
+        if other.begins == stay.begins and other.first <= stay.first and stay.end <= other.end
+    ]  # fmt: skip
+    return Rerun(
+        unit=unit,
+        tick=max(stay.begins - 1, 0),
+        alive=alive - late,
+        inside=parts,
+        back=tuple(_back(replay, candidates, (unit, stay), one, inside[one[0]]) for one in around),
+    )
+
+
+def _inside(candidates: Candidates, units: list[int], outer: Stay) -> Iterator[tuple[int, Stay]]:
+    for unit in units:
+        for stay in candidates.units[unit].stays:
+            if outer.first <= stay.first and stay.end <= outer.end:
+                yield unit, stay
+
+
+def _moments(
+    replay: Replay, stay: Stay, within: list[tuple[int, Stay]], *, stash_bytes: int
+) -> tuple[Bytes, tuple[tuple[int, Bytes, Bytes], ...]]:
+    """Moments are the births of the rerun, of all of forward up to the last saved tensor."""
+    inner = stay.entries[~np.isin(stay.entries, stay.outputs)]
+    last = int(replay.born[inner].max(initial=stay.first))
+    entries = replay.between(stay.first, last)
+    size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
+    moments = np.unique(born)
+    alive = _sum_at(moments, born, died, size)
+    place = {entry: k for k, entry in enumerate(entries.tolist())}
+    tail = int(inner[replay.born[inner].argmax()]) if len(inner) else -1
+    found: dict[int, tuple[Bytes, Bytes]] = {}
+    for unit, one in within:
+        pairs = zip(one.entries.tolist(), one.leaves.tolist())
+        mine = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
+        at = np.array([k for k, _ in mine], dtype=np.int64)
+        freed = _sum_at(moments, np.array([leaves for _, leaves in mine], dtype=np.int64), died[at], size[at])
+        if tail in one.entries:
+            freed = np.where(moments > one.first, alive, freed)
+        given = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
+        kept = _sum_at(moments, died[given], np.full(len(given), FOREVER), size[given])
+        kept = kept + stash_bytes * (moments > one.first)
+        before = found.get(unit)
+        found[unit] = (freed, kept) if before is None else (before[0] + freed, before[1] + kept)
+    return alive, tuple((unit, freed, kept) for unit, (freed, kept) in found.items())
+
+
+def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
+    """Bytes alive at each of `moments`."""
+    some = born < died
+    steps = np.zeros(len(moments) + 1, dtype=np.int64)
+    np.add.at(steps, np.searchsorted(moments, born[some]), size[some])
+    np.subtract.at(steps, np.searchsorted(moments, died[some]), size[some])
+    return np.cumsum(steps[:-1])
+
+
+def _back(
+    replay: Replay, candidates: Candidates, which: tuple[int, Stay], around: tuple[int, Stay], siblings: list[int]
+) -> tuple[int, int, dict[int, int]]:
+    """What the candidate around brings back by running again just before: all but what units inside it own."""
+    (unit, stay), (holder, outer) = which, around
+    gone = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, stay.entries)]
+    others: dict[int, int] = {}
+    for sibling, one in _inside(candidates, siblings, outer):
+        if sibling != unit:
+            less = int(replay.size[gone[np.isin(gone, one.entries)]].sum())
+            if less:
+                others[sibling] = others.get(sibling, 0) + less
+    return holder, int(replay.size[gone].sum()), others

@@ -1,0 +1,242 @@
+"""The small integer program behind every plan, solved with as few moments of the step as it needs.
+
+All moments would be thousands of rows, of which a dozen bind. So: solve with those known, let the line that the answer
+gives show where it is over the budget, add those moments as rows, solve again. Every row holds for every policy that
+fits, so each answer's bound is a bound for all; the first answer that the exact forecast finds within the budget is
+best. An answer that the rows call good and the forecast does not is forbidden by name.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from explorer.plan.memory.series import Bytes
+from explorer.plan.planners.highs import TOLERANCE, Minimum, Question, Row, Shape, Whole, minimised
+from explorer.plan.planners.pieces import Pieces
+from explorer.plan.planners.reruns import Rerun
+
+MIB = 1024**2
+MOST_ROUNDS = 80
+MOST_NEW_ROWS = 6
+N_ROUNDED = 12
+N_DROPPED = 40
+LEAST_SECONDS = 0.2
+
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What an answer must keep. With a budget the cost is made as small as can be, without one the peak is."""
+
+    budget_bytes: int | None = None
+    most_cost: float | None = None
+    seconds: float = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """Candidates chosen, and what no other choice can be below."""
+
+    chosen: tuple[int, ...]
+    value: float
+    """Of the objective: cost, or bytes of the peak."""
+    bound: float
+    n_rows: int
+    n_solves: int
+
+    @property
+    def gap(self) -> float:
+        return max(0.0, (self.value - self.bound) / self.value) if self.value else 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Program:
+    """What all plans of one measured step have in common."""
+
+    line: Bytes
+    pieces: Pieces
+    reruns: tuple[Rerun, ...]
+    shape: Shape
+    peak_of: Callable[[tuple[int, ...]], int]
+    """The exact forecast's word on a choice."""
+    _stretches: NDArray[np.intp] | None = None
+
+    def solve(self, limits: Limits) -> Solution | None:
+        """None: no choice keeps the limits."""
+        ends = time.monotonic() + limits.seconds
+        search = _Search(program=self, limits=limits, ends=ends)
+        found = search.relaxed()
+        if found is None:
+            return None
+        search.round(found)
+        for _ in range(MOST_ROUNDS):
+            found = search.next()
+            if found is not None:
+                search.judge(self.shape.chosen(found.x))
+            if search.done or found is None or time.monotonic() > ends:
+                break
+            if not search.separate(found):
+                search.refuse(found)
+        return search.best
+
+    def lowest_bytes(self) -> int:
+        """No policy has a lower peak; how low one can really be is a longer question."""
+        search = _Search(program=self, limits=Limits(), ends=time.monotonic() + LEAST_SECONDS)
+        found = search.relaxed()
+        return 0 if found is None else int(found.bound)
+
+    def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
+        """The moments at which `x` holds more than `limit`, the worst of each stretch, worst first; and their rows."""
+        line = self.pieces.line(self.line, x)
+        if self._stretches is None:
+            borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
+            self._stretches = np.array(sorted(borders), dtype=np.intp)
+        found: list[tuple[float, object, Callable[[], Row]]] = []
+        most = np.maximum.reduceat(line, self._stretches)
+        for place in np.flatnonzero(most > limit + 0.5).tolist():
+            first = int(self._stretches[place])
+            tick = first + int(line[first : first + self._length(place)].argmax())
+            found.append((float(most[place]), tick, partial(self._held_at, tick)))
+        for number, rerun in enumerate(self.reruns):
+            if x[rerun.unit] < 1e-6:
+                continue
+            for part, (excess, row, constant) in enumerate(rerun.worst(x)):
+                held = line[rerun.tick] + excess
+                if held > limit + 0.5:
+                    key = (number, part, tuple(row.items()))
+                    found.append((held, key, partial(self._held_at, rerun.tick, row, constant)))
+        found.sort(key=lambda one: -one[0])
+        return [(key, row_of) for _, key, row_of in found]
+
+    def _length(self, place: int) -> int:
+        assert self._stretches is not None
+        following = self._stretches[place + 1] if place + 1 < len(self._stretches) else len(self.line)
+        return int(following - self._stretches[place])
+
+    def _held_at(self, tick: int, more: dict[int, float] | None = None, constant: float = 0.0) -> Row:
+        bytes_ = self.pieces.at(tick)
+        row = {int(column): float(bytes_[column]) for column in np.flatnonzero(bytes_)}
+        for column, n in (more or {}).items():
+            row[column] = row.get(column, 0.0) + n
+        return row, -float(self.line[tick]) - constant
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """One question on its way: how many of each kind first, then which, then everything at once if that is no good."""
+
+    program: Program
+    limits: Limits
+    ends: float
+    best: Solution | None = None
+    bound: float = 0.0
+    n_solves: int = 0
+    moments: dict[object, Row] = field(default_factory=dict)
+    """Bytes held at each moment found so far: coefficients by column, and less than 0 the bytes held without any."""
+    forbidden: list[Row] = field(default_factory=list)
+    every: bool = False
+    """Whether kinds are no longer settled first."""
+
+    def ask(self, whole: Whole, like: Minimum | None = None) -> Minimum | None:
+        """One call of the solver."""
+        self.n_solves += 1
+        question = Question(
+            rows=[*self._rows(), *self.forbidden],
+            for_peak=self.limits.budget_bytes is None,
+            most_cost=self.limits.most_cost,
+            whole=whole,
+            seconds=max(LEAST_SECONDS, self.ends - time.monotonic()),
+            bound=self.bound if whole == "candidates" else 0.0,
+        )
+        return minimised(self.program.shape, question, like)
+
+    def _rows(self) -> list[Row]:
+        """The known moments in MiB: below the budget, or below the peak, which is a column of its own."""
+        budget = self.limits.budget_bytes
+        peak = {self.program.shape.peak_column: -1.0} if budget is None else {}
+        return [
+            ({**{column: n / MIB for column, n in row.items()}, **peak}, (most + (budget or 0)) / MIB)
+            for row, most in self.moments.values()
+        ]
+
+    def separate(self, found: Minimum) -> int:
+        """Adds moments at which an answer holds too much; how many are new."""
+        limit = found.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
+        over = self.program.over(self.program.shape.tightened(found.x), limit)
+        new = [(key, row_of) for key, row_of in over if key not in self.moments][:MOST_NEW_ROWS]
+        self.moments.update((key, row_of()) for key, row_of in new)
+        return len(new)
+
+    def relaxed(self) -> Minimum | None:
+        """The answer in fractions, with all the moments that it takes; None: there is not even that."""
+        while (found := self.ask("relaxed")) is not None:
+            self.bound = max(self.bound, found.bound)
+            if not self.separate(found) or time.monotonic() > self.ends:
+                break
+        return found
+
+    def next(self) -> Minimum | None:
+        """A choice of whole candidates, and with it a better bound; None: there is none."""
+        shape = self.program.shape
+        if shape.has_kinds and not self.every:
+            counts = self.ask("counts")
+            if counts is None:
+                return None
+            self.bound = max(self.bound, counts.bound)
+            found = self.ask("candidates", counts)
+            if found is not None:
+                return found
+            self.every = True
+        found = self.ask("candidates")
+        if found is not None:
+            self.bound = max(self.bound, found.bound)
+        return found
+
+    def round(self, found: Minimum) -> None:
+        """A first answer, in case time ends before a better one: more and more of what the relaxed one takes."""
+        chosen = self.program.shape.legal(np.argsort(-found.x[: self.program.shape.n_units], kind="stable").tolist())
+        for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
+            self.judge(tuple(sorted(chosen[:n])))
+        costs = self.program.shape.costs
+        for i in sorted(self.best.chosen if self.best else (), key=lambda i: -costs[i])[:N_DROPPED]:
+            self.judge(tuple(one for one in self.best.chosen if one != i) if self.best else ())
+
+    def judge(self, chosen: tuple[int, ...]) -> None:
+        """The exact forecast's word: better than what there was, or not."""
+        shape, limits, budget = self.program.shape, self.limits, self.limits.budget_bytes
+        peak, cost = self.program.peak_of(chosen), shape.cost(chosen)
+        if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
+            return
+        value = float(peak) if budget is None else cost
+        if self.best is not None and (self.best.value <= value or budget is not None and peak > budget):
+            chosen, value = self.best.chosen, self.best.value
+        elif budget is not None and peak > budget:
+            return
+        self.best = Solution(
+            chosen=chosen,
+            value=value,
+            bound=min(self.bound, value),
+            n_rows=len(self.moments),
+            n_solves=self.n_solves,
+        )
+
+    @property
+    def done(self) -> bool:
+        """Whether the best is as good as proven; bytes are whole."""
+        return self.best is not None and (
+            self.best.gap <= TOLERANCE or self.limits.budget_bytes is None and self.best.value - self.best.bound < 2
+        )
+
+    def refuse(self, found: Minimum) -> None:
+        """The rows have no more to say: of a choice that only the forecast refuses, all but that one is left."""
+        budget, chosen = self.limits.budget_bytes, self.program.shape.chosen(found.x)
+        if self.every or budget is not None and self.program.peak_of(chosen) > budget:
+            self.forbidden.append(self.program.shape.all_but(found.x))
+        self.every = True

@@ -1,0 +1,56 @@
+"""A policy that a planner found, what it is said to do, and the proof that none is cheaper."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from explorer.record.base import Record
+from explorer.record.policy import Policy
+
+CostUnit = Literal["ms", "FLOPs"]
+
+
+class Certificate(Record):
+    """How far a plan may be from the best one: no policy made of the candidates costs less than `bound`.
+
+    It speaks of the forecast: the time and the memory of each block as they were measured, at most one unit inside
+    another.
+    """
+
+    bound: float
+    """In the plan's cost unit; of a plan for the least memory the bytes of the peak."""
+    gap: float
+    """Share of the plan's cost (or peak) by which it may lie above the bound: 0 is proven best."""
+    n_candidates: int
+    n_rows: int
+    """Moments of the step that the program had to look at."""
+    n_solves: int
+
+
+class Plan(Record):
+    """The cheapest policy under a budget, predicted from one measured step."""
+
+    policy: Policy
+    step_peak_bytes: int
+    baseline_step_peak_bytes: int
+    extra_cost: float
+    """What recomputing takes, in `cost_unit`."""
+    step_cost: float
+    """Of the step without recompute."""
+    cost_unit: CostUnit
+    certificate: Certificate
+    flop_ratio: float | None = None
+    budget_bytes: int | None = None
+    """What was asked for; None: the least memory that the time allows."""
+    time_budget: float | None = None
+    """Most that the step may take longer, as a share; None: whatever the budget needs."""
+
+    @property
+    def cost_ratio(self) -> float | None:
+        """The step under the plan over the step without recompute."""
+        return 1 + self.extra_cost / self.step_cost if self.step_cost else None
+
+    @property
+    def proven(self) -> bool:
+        """Whether nothing among the candidates is cheaper by more than a thousandth."""
+        return self.certificate.gap <= 1e-3

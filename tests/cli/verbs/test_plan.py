@@ -1,0 +1,58 @@
+"""`plan`: a budget in, a policy file out that keeps it, and an exit code for the one that no policy keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from explorer.cli import main as cli
+from explorer.plan.policy import file as policy_file
+
+UNET = ["plan", "sample_models/unet.py", "--set", "batch=2", "--repeats", "1"]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli.app, [*UNET, *arguments])
+
+
+@pytest.mark.slow
+def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    result = run("--budget", "70%", "--json", "--out", str(path))
+    assert result.exit_code == 0, result.stderr
+    said = json.loads(result.stdout)
+    plan, measured = said["plan"], said["measured"]
+    assert said["met"] and not said["missed"]
+    assert measured["step_peak_bytes"] <= plan["budget_bytes"] < said["first_run"]["step_peak_bytes"]
+    assert plan["step_peak_bytes"] == pytest.approx(measured["step_peak_bytes"], rel=2e-3)
+    assert plan["certificate"]["bound"] <= plan["extra_cost"] and plan["cost_ratio"] > 1
+    file = policy_file.load(str(path))
+    assert file.evidence is not None and file.evidence.step_peak_bytes == measured["step_peak_bytes"]
+    assert list(file.policy.blocks) == [fqn for unit in plan["policy"]["units"] for fqn in unit["blocks"]]
+
+
+@pytest.mark.slow
+def test_a_budget_out_of_reach_is_one_sentence() -> None:
+    result = run("--budget", "1MiB")
+    assert result.exit_code == 2
+    assert "No policy brings this step below 1.0 MiB: the least that can be reached is" in result.stderr
+    assert "Traceback" not in result.stderr and not result.stdout
+
+
+@pytest.mark.slow
+def test_the_least_memory_for_some_time() -> None:
+    result = run("--time", "+10%")
+    assert result.exit_code == 0, result.stderr
+    assert "predicted" in result.stdout and "is lower" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [([], "needs one of --budget and --time"), (["--budget", "1GiB", "--time", "+5%"], "needs one of")],
+)
+def test_what_is_asked_for_must_be_one_thing(arguments: list[str], sentence: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2 and sentence in result.stderr

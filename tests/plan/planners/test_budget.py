@@ -1,0 +1,227 @@
+"""A plan is held against every policy there is: no cheaper one fits, and none goes below what the plan calls proven."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import cache
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.engine.measure.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.errors import BadInput
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.names import above, is_within
+from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.record.plan import Plan
+from tests.graphs import block
+from tests.plan.why.test_peak import graph as chain_graph
+from tests.view.builders import Chain, measured
+
+SMALL = {
+    "gpt": {"n_layers": 3, "batch": 2},
+    "gpt12": {"n_layers": 12, "batch": 1},
+    "resnet": {"batch": 4},
+    "unet": {"batch": 2},
+    "moe": {"n_layers": 3, "batch": 4},
+}
+
+
+@cache
+def known(sample: str) -> tuple[ModelGraph, Measurement]:
+    target = f"sample_models/{sample.rstrip('0123456789')}.py"
+    model = ModelRef(target=target, size="small", arguments=dict(SMALL[sample]))
+    return describe(model), measure(RunSpec(model=model, n_repeats=1))
+
+
+@cache
+def planner(sample: str) -> Planner:
+    graph, run = known(sample)
+    return Planner(run, graph)
+
+
+def subsets(n: int) -> Iterator[tuple[int, ...]]:
+    for taken in itertools.product((False, True), repeat=n):
+        yield tuple(i for i in range(n) if taken[i])
+
+
+def is_at_most_nested_once(policy: Policy) -> bool:
+    named = set(policy.blocks)
+    return all(sum(one in named for one in above(fqn)) <= 1 for fqn in policy.blocks)
+
+
+def every_policy(chosen: Planner, run: Measurement, graph: ModelGraph) -> list[tuple[int, float]]:
+    """Peak and cost of every policy made of the planner's candidates."""
+    forecaster, found = Forecaster(run, graph), []
+    for taken in subsets(len(chosen.candidates.units)):
+        policy = chosen.policy(taken)
+        peak = forecaster.forecast(policy).step_peak_bytes
+        if is_at_most_nested_once(policy) and peak is not None:
+            found.append((peak, chosen.cost_of(taken)))
+    return found
+
+
+def holds_against(found: Plan, every: list[tuple[int, float]], budget: int) -> None:
+    best = min(cost for peak, cost in every if peak <= budget)
+    assert found.step_peak_bytes <= budget
+    assert found.certificate.bound <= best * (1 + 1e-9) + 1e-9, "what is called proven is beaten"
+    assert found.extra_cost <= best * 1.005 + 1e-9, "a cheaper policy fits"
+    assert (found.step_peak_bytes, pytest.approx(found.extra_cost)) in every
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["gpt", "gpt12", "resnet", "unet", "moe"])
+def test_a_plan_of_whole_blocks_is_the_best_of_all_policies(sample: str) -> None:
+    graph, run = known(sample)
+    chosen = Planner(run, graph, among=graph.repeats, seconds=60)
+    every = every_policy(chosen, run, graph)
+    lowest = min(peak for peak, _ in every)
+    for share in (0.9, 0.75, 0.6, 0.5):
+        budget = int(share * chosen.keep_all_bytes)
+        if budget < lowest:
+            with pytest.raises(BadInput, match="the least that can be reached is"):
+                chosen.within(budget)
+        else:
+            holds_against(chosen.within(budget), every, budget)
+    assert chosen.floor().step_peak_bytes <= lowest + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "among"),
+    [
+        ("gpt", [*(f"blocks.{i}" for i in range(3)), *(f"blocks.{i}.mlp" for i in range(3)), "blocks.0.attention"]),
+        ("resnet", ["blocks", "blocks.0", "blocks.2", "blocks.4", "blocks.6", "blocks.9", "blocks.11"]),
+        ("unet", ["down.0", "down.0.block", "down.1", "down.2.block", "middle", "up.1", "up.1.block"]),
+        ("moe", ["blocks.0", "blocks.0.attention", "blocks.1", "blocks.1.attention", "blocks.1.router", "blocks.2"]),
+    ],
+)  # fmt: skip
+def test_a_plan_with_units_inside_units_is_the_best_of_all_policies(sample: str, among: list[str]) -> None:
+    graph, run = known(sample)
+    chosen = Planner(run, graph, among=among, seconds=60)
+    every = every_policy(chosen, run, graph)
+    lowest, highest = min(peak for peak, _ in every), chosen.keep_all_bytes
+    for share in (0.8, 0.5, 0.2, 0.1, 0.02, 0.0):
+        budget = round(lowest + share * (highest - lowest))
+        holds_against(chosen.within(budget), every, budget)
+    floor = chosen.floor()
+    assert floor.certificate.bound <= lowest <= floor.step_peak_bytes <= lowest * 1.005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["gpt", "resnet", "unet", "moe"])
+def test_a_run_keeps_the_budget_of_its_plan(sample: str) -> None:
+    _, run = known(sample)
+    highest, lowest = planner(sample).keep_all_bytes, planner(sample).floor().step_peak_bytes
+    for share in (0.7, 0.3):
+        found = planner(sample).within(round(lowest + share * (highest - lowest)))
+        real = measure(msgspec.structs.replace(run.spec, policy=found.policy))
+        assert real.step_peak_bytes is not None and found.budget_bytes is not None
+        assert real.step_peak_bytes == pytest.approx(found.step_peak_bytes, rel=2e-3)
+        assert real.step_peak_bytes <= found.budget_bytes
+
+
+@pytest.mark.slow
+def test_a_run_with_recompute_plans_as_one_that_kept_everything() -> None:
+    graph, run = known("gpt")
+    units = Policy.recompute(graph.repeats)
+    again = Planner(measure(msgspec.structs.replace(run.spec, policy=units)), graph)
+    budget = int(0.7 * planner("gpt").keep_all_bytes)
+    assert again.within(budget).step_peak_bytes <= budget
+    assert again.keep_all_bytes == pytest.approx(planner("gpt").keep_all_bytes, rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sample", ["gpt", "moe"])
+def test_every_module_beats_blocks_alone_or_equals_them(sample: str) -> None:
+    graph, run = known(sample)
+    blocks = Planner(run, graph, among=graph.repeats)
+    highest, lowest = blocks.keep_all_bytes, blocks.floor().step_peak_bytes
+    for share in (0.6, 0.2):
+        budget = round(lowest + share * (highest - lowest))
+        assert planner(sample).within(budget).extra_cost <= blocks.within(budget).extra_cost * 1.005
+
+
+def test_the_front_goes_down_in_peak_and_up_in_cost() -> None:
+    points = list(planner("unet").front(6, seconds=2))
+    assert not points[0].policy.units and points[0].step_peak_bytes == planner("unet").keep_all_bytes
+    peaks = [plan.step_peak_bytes for plan in points]
+    assert peaks == sorted(set(peaks), reverse=True) and len(points) > 3
+    assert points[-1].step_peak_bytes == planner("unet").floor().step_peak_bytes
+
+
+def test_the_least_memory_that_a_time_allows() -> None:
+    found = planner("unet").least_memory(0.10)
+    assert found.cost_ratio is not None and found.cost_ratio <= 1.10 + 1e-9
+    assert found.step_peak_bytes < 0.9 * planner("unet").keep_all_bytes
+    assert planner("unet").least_memory(0.0).extra_cost == 0
+    with pytest.raises(BadInput, match="cannot take"):
+        planner("unet").least_memory(-0.1)
+
+
+def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:
+    chosen = planner("unet")
+    with pytest.raises(BadInput, match=r"below 0\.0 MiB: the least that can be reached is .* alone hold"):
+        chosen.within(1)
+    with pytest.raises(BadInput, match="running one of them again holds the rest"):
+        chosen.within(chosen.floor().step_peak_bytes - 2**20)
+
+
+def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
+    names = [f"layers.{i}" for i in range(chain.n_blocks)]
+    blocks = [block("", "M"), block("layers", "ModuleList", n_calls=0)]
+    blocks += [block(name, "B", forward_flops=100, rerun_flops=100) for name in names]
+    return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), spine=tuple(names)), measured(chain)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.builds(
+        Chain,
+        n_blocks=st.integers(1, 6),
+        parameters=st.integers(0, 4 * 2**20),
+        saved=st.integers(2**16, 16 * 2**20),
+        output=st.integers(2**12, 2**20),
+        scratch=st.integers(0, 4 * 2**20),
+        optimizer=st.booleans(),
+    ),
+    st.floats(0.3, 1.0),
+)
+def test_no_policy_of_any_chain_beats_its_plan(chain: Chain, share: float) -> None:
+    graph, run = line_of(chain)
+    chosen = Planner(run, graph, seconds=60)
+    every = every_policy(chosen, run, graph)
+    budget = int(share * chosen.keep_all_bytes)
+    if any(peak <= budget for peak, _ in every):
+        holds_against(chosen.within(budget), every, budget)
+    else:
+        with pytest.raises(BadInput):
+            chosen.within(budget)
+
+
+def test_budgets_as_people_write_them() -> None:
+    assert parse_budget("1.5GiB", 1) == 1.5 * 2**30
+    assert parse_budget("60%", 1000) == 600
+    assert parse_share("+10%") == pytest.approx(0.1)
+    for wrong in ("0%", "-5%", "much", "0B"):
+        with pytest.raises(BadInput):
+            parse_budget(wrong, 1000)
+    with pytest.raises(BadInput, match="is not a share"):
+        parse_share("10")
+
+
+def test_a_run_that_was_cut_short_is_no_ground_for_a_plan() -> None:
+    graph, run = line_of(Chain())
+    with pytest.raises(BadInput, match="complete step with its timeline"):
+        Planner(msgspec.structs.replace(run, allocations=None), graph)
+
+
+def test_candidates_lie_in_blocks_that_are_safe() -> None:
+    units = [one.unit.blocks[0] for one in planner("gpt").candidates.units]
+    assert "blocks.0.mlp" in units and "blocks.0" in units and "" not in units
+    assert any(is_within(one, "blocks.1") and one != "blocks.1" for one in units)
