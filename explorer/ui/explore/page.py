@@ -196,10 +196,7 @@ def _next_step(state: ExploreState) -> str:
     if state.job.failure is not None:
         return "The last run has no result; the reason is shown above."
     known = shown(state)
-    if known.freshness == "fresh":
-        return "Measured. Change the policy and run again to compare anew."
     if known.freshness == "failed" and known.comparison is not None:
         return f"The {what_failed(known.comparison)}; nothing was measured whole."
-    if state.draft.spec.policy.units:
-        return "Not measured yet: Run takes real steps of the baseline and of this policy."
-    return "Choose blocks to recompute, then run both: the baseline, and your policy."
+    # True whatever is clicked next: a click in the graph does not draw this line again.
+    return "Choose blocks to recompute; Run takes real steps of the baseline and of the policy that is drawn."

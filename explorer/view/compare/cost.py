@@ -8,12 +8,12 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.view.drawing.bills import NO_BILL, WHOLE_MODEL, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.rows import Row
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
-from explorer.view.memory.blocks import NO_BILL, WHOLE_MODEL, chart_rows, row_sum, runs_of
 
 QUESTION = "Which blocks compute twice?"
 QUESTION_OF_TIME = "How long does each block take?"

@@ -10,7 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
-from explorer.view.memory.counters import peaks_in_words
+from explorer.view.words.allocator import peaks_in_words
 from explorer.view.words.cut_short import peak_and_end, peak_in_words, who_failed
 from explorer.view.words.explore import HEADLINES
 

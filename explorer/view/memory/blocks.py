@@ -8,15 +8,13 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import BlockBill, Measurement
+from explorer.view.drawing.bills import NO_BILL, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import bars, empty, figure, hatch
-from explorer.view.drawing.rows import Row, rows_of
 from explorer.view.drawing.units import byte_axis, flops, mib
 
 QUESTION = "What does each block save?"
-WHOLE_MODEL = "(whole model)"
-NO_BILL = "Blocks were not measured in this run."
 
 
 def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
@@ -68,29 +66,6 @@ def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
                 row |= _columns(bill, name if len(runs) > 1 else "")
         table.append(row)
     return table
-
-
-def runs_of(run: Comparison | Measurement) -> dict[str, Measurement]:
-    """The runs inside, baseline first."""
-    if isinstance(run, Comparison):
-        return {"baseline": run.baseline, "candidate": run.candidate}
-    return {"baseline": run}
-
-
-def block_names(*runs: Measurement) -> list[str]:
-    """Every fqn that any of the runs has a bill for, in module order."""
-    return list(dict.fromkeys(bill.fqn for run in runs for bill in run.blocks))
-
-
-def chart_rows(*runs: Measurement) -> tuple[Row, ...]:
-    """The blocks that are rows of a chart; empty: no run has bills."""
-    names = block_names(*runs)
-    return rows_of(names).rows if names else ()
-
-
-def row_sum(run: Measurement, row: Row, field: str) -> int:
-    """Sum of one integer field of the bills of `row`; a block without a bill adds nothing."""
-    return sum(int(getattr(run.by_fqn[fqn], field)) for fqn in row.fqns if fqn in run.by_fqn)
 
 
 def _columns(bill: BlockBill, name: str) -> dict[str, Any]:

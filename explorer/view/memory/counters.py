@@ -29,17 +29,6 @@ def counters(run: Measurement) -> dict[str, Bytes]:
     return {name: array_of(curve) for name, curve in curves.items() if curve is not None and len(curve) == n_ticks + 1}
 
 
-def peaks_in_words(run: Measurement) -> str:
-    """The allocator's own peaks, to stand beside the drawn one; the empty string where it has none."""
-    own = run.peaks
-    named = {
-        "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
-        "reserved": own.reserved_peak_bytes,
-    }  # fmt: skip
-    peaks = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
-    return f"allocator's peaks: {peaks}" if peaks else ""
-
-
 def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> float:
     """Draws the curves, dotted; `x` of each tick, `unit` in bytes. Returns how high they reach, 0 where there are none.
 

@@ -18,7 +18,8 @@ from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty,
 from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.drawing.units import byte_axis, change, mib, percent
 from explorer.view.memory.bands import add_bands
-from explorer.view.memory.counters import add_counters, counters, peaks_in_words
+from explorer.view.memory.counters import add_counters, counters
+from explorer.view.words.allocator import peaks_in_words
 from explorer.view.words.cut_short import peak_and_end
 
 QUESTION = "Where is the peak?"

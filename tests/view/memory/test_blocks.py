@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.view.memory.blocks import NO_BILL, saved_bytes_chart
+from explorer.view.drawing.bills import NO_BILL
+from explorer.view.memory.blocks import saved_bytes_chart
 from tests.view.builders import Chain, compared, measured
 
 
