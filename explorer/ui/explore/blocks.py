@@ -37,7 +37,7 @@ def tools(state: ExploreState, graph: ModelGraph) -> None:
             on_click=lambda: _take_preset(state, graph),
         )
         st.button(
-            "",
+            "Undo",
             icon=":material/undo:",
             key="undo",
             help=glossary.UNDO,
@@ -46,7 +46,7 @@ def tools(state: ExploreState, graph: ModelGraph) -> None:
             args=(state.draft, graph),
         )
         st.button(
-            "",
+            "Redo",
             icon=":material/redo:",
             key="redo",
             help=glossary.REDO,

@@ -38,9 +38,10 @@ class Drawn:
 
     @property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: those that were chosen, of those that could be."""
+        """`6 of 12 blocks`: those that were chosen, of those that could be, where the graph is known."""
         blocks = set(self.policy.blocks)
-        return f"{len(blocks)} of {count(len(blocks | self.worth), 'block')}"
+        of_all = f"{len(blocks)} of " if self.worth else ""
+        return f"{of_all}{count(len(blocks | self.worth), 'block')}"
 
 
 def cells(known: Shown, drawn: Drawn) -> tuple[Cell, ...]:

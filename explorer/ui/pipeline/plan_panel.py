@@ -74,7 +74,7 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
         )
         for name, help in (("undo", "Take back the last cut or toggle"), ("redo", "Make it again")):
             st.button(
-                "",
+                name.capitalize(),
                 icon=f":material/{name}:",
                 key=f"pipeline_{name}",
                 help=help,
@@ -94,7 +94,7 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
             on_click=_jump,
             args=(split, graph),
         )
-        with st.popover("", icon=":material/settings:", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
+        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
             _more(split)
 
 

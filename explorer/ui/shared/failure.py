@@ -23,7 +23,7 @@ def failure_panel(failure: Failure, *, key: str) -> bool:
     """Draws it; returns whether a person closed it."""
     calm = failure.kind == "cancelled"
     with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
-        words, close = st.columns([12, 1], vertical_alignment="top")
+        words, close = st.columns([8, 1], vertical_alignment="top")
         with words:
             st.markdown(
                 f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{TITLES[failure.kind]}**]"
@@ -35,7 +35,7 @@ def failure_panel(failure: Failure, *, key: str) -> bool:
             if failure.hint:
                 st.text(failure.hint)
         with close:
-            closed = st.button("", icon=":material/close:", key=f"close_{key}", help="Close", type="tertiary")
+            closed = st.button("Close", icon=":material/close:", key=f"close_{key}", type="tertiary")
         if failure.traceback and not calm:
             with st.expander("Traceback", key=f"traceback_{key}"):
                 st.code(failure.traceback, language="python")

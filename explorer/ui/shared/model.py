@@ -95,7 +95,7 @@ def arguments_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose
         changed = {name: value for name, value in now.items() if value != usual[name]}
         choose(msgspec.structs.replace(model, arguments=changed))
 
-    with st.popover("", icon=":material/tune:", disabled=not usual, key="arguments", help="Batch and model numbers"):
+    with st.popover("Numbers", disabled=not usual, key="arguments", help="Batch and model numbers"):
         st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
         with st.form("arguments_form", border=False):
             for name, field in fields.items():
@@ -116,7 +116,7 @@ def _argument(name: str, usual: Argument, field: Bound) -> None:
 
 def options_panel(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
     """How the step is run and how blocks are recomputed."""
-    with st.popover("", icon=":material/settings:", key="options", help="Options: how the step is run"):
+    with st.popover("Options", key="options", help="How the step is run"):
         run, recompute = st.columns(2, gap="medium")
         with run:
             st.markdown("**The step**")

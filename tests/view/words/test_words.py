@@ -58,6 +58,7 @@ def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
     ):
         last = figures(known(comparison, None), Drawn(policy=policy, worth=worth))[-1]
         assert (last.value, last.delta) == (value, delta)
+    assert figures(known(None, None), Drawn(policy=Policy()))[-1].value == "0 blocks", "the graph is not known yet"
 
 
 def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
