@@ -91,7 +91,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
     if base and base.spec.policy.units:
         of_base = "this policy" if base.spec.policy == policy else PINNED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
-    return (
+    found = (
         _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
         _bytes(
             "saved_after_forward_bytes",
@@ -111,6 +111,9 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
         _gradients(drawn.hazards),
         _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
     )
+    if base is None or base.origin == "measured":
+        return found
+    return tuple(replace(one, origin=(base.origin,)) if one.origin == MEASURED else one for one in found)
 
 
 def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:

@@ -129,6 +129,8 @@ def _desk(state: ExploreState, places: Places) -> None:
         worth = worth_recomputing(graph) if graph is not None else frozenset()
         strip(cells(known, Drawn(policy=policy, forecast=foreseen, hazards=hazards, worth=worth)))
     with places.notice.container():
+        if known.did_not_fit:
+            st.warning(plain(known.did_not_fit), icon=":material/memory:")
         st.caption(_freshness(known))
     _danger(places, hazards)
     if graph is not None and drawn is not None:

@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
@@ -18,9 +19,10 @@ from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.forecast import forecast, price_tags
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import backend, pins
 from explorer.ui.session import known as known_runs
-from explorer.ui.session import pins
 from explorer.view.graph.labels import Facts
+from explorer.view.words.cut_short import did_not_fit
 
 Picked = tuple[str, int] | None
 """Run and tick of a point in the timeline."""
@@ -37,6 +39,8 @@ class Shown:
     kept: Measurement | None = None
     """The run that kept everything, where the baseline is a pinned one: forecasts are about it."""
     kept_key: str | None = None
+    did_not_fit: str = ""
+    """What was out of memory before a run fitted, and that the baseline is put together from that one."""
     other_options: bool = False
     """Whether the baseline ran under options, a seed or a device that were changed since."""
 
@@ -72,8 +76,12 @@ def shown(state: ExploreState) -> Shown:
     spec = state.draft.spec
     wanted = pins.baseline_of(spec)
     baseline, key = _run_of(work.result(state, "baseline"), wanted), state.baseline
-    if comparison is not None and comparison.baseline.spec == wanted:
+    fitted = baseline is not None and baseline.refused and baseline.complete
+    if comparison is not None and comparison.baseline.spec == wanted and not fitted:
         baseline, key = comparison.baseline, state.shown
+    refused = did_not_fit(baseline, whole := _whole(baseline, key, spec.model)) if baseline is not None else ""
+    if whole is not None:
+        baseline, key = whole, f"whole {key}"
     stale = comparison is not None and comparison.candidate.spec != spec
     kept = (key, baseline) if baseline is not None else None
     if wanted.policy.units:
@@ -87,7 +95,19 @@ def shown(state: ExploreState) -> Shown:
         kept=kept[1] if kept else None,
         kept_key=kept[0] if kept else None,
         other_options=baseline is not None and baseline.spec != bare,
+        did_not_fit=refused,
     )
+
+
+def _whole(run: Measurement | None, key: str | None, model: ModelRef) -> Measurement | None:
+    """Everything kept, put together from a run that fitted where that did not; None: nothing was refused."""
+    if run is None or not run.refused or not run.complete:
+        return None
+    whole: Measurement | None = backend.records().get(f"whole {key}")
+    if whole is None and (graph := backend.graph_of(model)) is not None:
+        whole = keep_all_from(run, graph)
+        backend.records().keep(f"whole {key}", whole)
+    return whole
 
 
 def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measurement | None:

@@ -46,7 +46,7 @@ def prepare(state: ExploreState) -> None:
     if backend.graph_of(spec.model) is None:
         page_job.start(state.job, Describe(model=spec.model, seed=spec.seed))
     elif state.baseline is None and state.shown is None:
-        page_job.start(state.job, Measure(spec=baseline))
+        page_job.start(state.job, Measure(spec=baseline, until_it_fits=True))
 
 
 def recall(state: ExploreState) -> bool:

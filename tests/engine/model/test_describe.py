@@ -453,10 +453,10 @@ def test_models_of_transformers_unmodified(config: str) -> None:
 
 def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:
     """Its step keeps more than a GiB."""
-    with limited_process(300 << 20):
-        found = describe(tiny_nets.ref("wide", mib=16, depth=8))
+    with limited_process(600 << 20):
+        found = describe(tiny_nets.ref("wide", mib=40, depth=3))
     assert found.by_fqn[""].saved_bytes > 1 << 30
-    assert found.by_fqn["3"].saved_bytes == found.by_fqn["4"].saved_bytes > 1 << 27
+    assert found.by_fqn["1"].saved_bytes > 1 << 28
 
 
 def test_a_model_that_takes_gradients_in_its_forward_is_described() -> None:
