@@ -84,6 +84,26 @@ def test_every_run_is_listed_with_its_figures(runs_page: Callable[..., AppTest],
     assert row["gradients"] == "bitwise equal"
 
 
+def test_the_list_says_what_a_run_costs(runs_page: Callable[..., AppTest], store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    store.save(pair.baseline, "alone")
+    store.save(pair, "both")
+    rows = {row["name"]: row for row in runs_page().dataframe[0].value.to_dict("records")}
+    said = pair.headlines()
+    assert rows["both"]["FLOPs"] == f"+{said['flop_ratio'] - 1:.0%}".replace("%", " %")
+    assert rows["alone"]["FLOPs"].endswith("FLOP")
+    assert rows["both"]["step time"].startswith("×") and rows["alone"]["step time"].endswith(" ms")
+
+
+def test_two_runs_are_compared_in_words(runs_page: Callable[..., AppTest], store: Store) -> None:
+    saved(store, "one")
+    saved(store, "other")
+    at = runs_page(0, 1)
+    figures = {row["figure"]: row for row in at.dataframe[-1].value.to_dict("records")}
+    assert figures["Step peak"] == {"figure": "Step peak", "other": "34.5 MiB", "one ": "34.5 MiB"}
+    assert not any("_" in name for name in figures)
+
+
 def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: Callable[..., AppTest], store: Store) -> None:
     pair = graphs.compared(graphs.gpt(6), SPEC)
     failure = Failure(kind="out of memory", sentence="Out of memory.")
