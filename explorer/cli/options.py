@@ -18,7 +18,7 @@ from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import Device, RunSpec
 
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
@@ -130,9 +130,9 @@ class StaleOption:
     ] = False
 
 
-def describe(worker: Worker, model: ModelRef, seed: int) -> ModelGraph:
+def describe(worker: Worker, model: ModelRef, seed: int, device: Device = "cpu") -> ModelGraph:
     """The model's graph. Raises RunFailed."""
-    graph = ask(worker, Describe(model=model, seed=seed))
+    graph = ask(worker, Describe(model=model, seed=seed, device=device))
     assert isinstance(graph, ModelGraph)
     return graph
 
@@ -172,9 +172,11 @@ def needs_graph(name: str) -> bool:
     return name != "keep-all"
 
 
-def chosen_policy(worker: Worker, name: str, model: ModelRef, *, seed: int, allow_stale: bool) -> Policy:
+def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, allow_stale: bool) -> Policy:
     """The policy by name, describing the model only where the policy depends on it."""
-    return policy_on(name, describe(worker, model, seed), allow_stale=allow_stale) if needs_graph(name) else KEEP_ALL
+    if not needs_graph(name):
+        return KEEP_ALL
+    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device), allow_stale=allow_stale)
 
 
 def _value(text: str) -> int | float | str | bool:

@@ -32,6 +32,7 @@ class Describe(Record, tag=True):
 
     model: ModelRef
     seed: int = 0
+    device: Device = "cpu"
 
 
 class Measure(Record, tag=True):

@@ -47,7 +47,7 @@ def _answer(request: Request, report: Report) -> Record:
         case Describe():
             from explorer.engine.model.describe import describe
 
-            return describe(request.model, seed=request.seed, report=report)
+            return describe(request.model, seed=request.seed, device=request.device, report=report)
         case Measure():
             from explorer.engine.measure.fits import measure_what_fits
             from explorer.engine.measure.measure import measure

@@ -165,6 +165,8 @@ class Comparison(Record):
     gradient behind."""
     n_carried: int = 0
     """Values that were looked at for `carried`: buffers, attributes, what hooks and classes hold."""
+    without_tf32: tuple[str, ...] = ()
+    """Kinds of operators that were judged in full float32, where measured and timed steps may use TensorFloat-32."""
     unjudged: tuple[str, ...] = ()
     """Attributes left out of it: two runs of the baseline do not agree about them either."""
     rng: tuple[RngDiff, ...] = ()

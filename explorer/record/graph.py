@@ -146,6 +146,10 @@ class ModelGraph(Record):
     input_shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
     n_parameters: int = 0
+    device: str = ""
+    """Where the forward ran; the empty string: not recorded."""
+    note: str = ""
+    """Where it was watched otherwise than was asked, for want of memory."""
 
     @cached_property
     def by_fqn(self) -> dict[str, Block]:

@@ -47,6 +47,14 @@ class Environment(Record):
     platform: str
     n_threads: int
     total_memory_bytes: int | None = None
+    cuda_version: str = ""
+    """CUDA only, like all that follow: what torch was built with."""
+    cudnn_version: str = ""
+    driver_version: str = ""
+    tf32: tuple[str, ...] = ()
+    """Kinds of operators that could use TensorFloat-32: `convolutions`, `recurrent layers`, `matrix products`."""
+    allocator_settings: str = ""
+    """What the environment told torch's caching allocator."""
 
 
 class PhaseSpan(Record):
@@ -138,6 +146,11 @@ class AllocatorPeaks(Record):
     """CUDA only, like the next two: the allocator's counters. This one is the drawn peak, to the byte."""
     allocated_peak_bytes: int | None = None
     reserved_peak_bytes: int | None = None
+    steady_reserved_peak_bytes: int | None = None
+    """Reserved peak of the same step once the cache is warm, as every later step of a training finds it: what has to
+    be free on the GPU. `reserved_peak_bytes` is that of a step that began with an empty cache."""
+    offloaded_peak_bytes: int | None = None
+    """Most bytes that `offload` held in pinned memory of the host during the measured step; None: nothing offloads."""
     allocated: Column | None = None
     """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's
     own counter after the step. Blocks may be larger, so this is a lower bound; `allocated_peak_bytes` is measured.

@@ -81,7 +81,7 @@ def compare(
     baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
     check_writable(keep.save, only.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed)
+        graph = describe(engine, ref, options.seed, baseline.device)
         candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
         request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
         compared = ask(engine, request, keep=not keep.no_store)

@@ -51,6 +51,8 @@ def print_graph(graph: ModelGraph) -> None:
         end="",
     )
     console.print(f"[dim]saves {mib(root.saved_bytes)} for backward, fingerprint {graph.fingerprint}[/]")
+    if graph.note:
+        console.print(f"[yellow]{escape(graph.note)}[/]")
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     table.add_column("block")
     table.add_column("kind")

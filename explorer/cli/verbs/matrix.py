@@ -31,7 +31,7 @@ def matrix(
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     with worker() as engine:
-        chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
+        chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
         derived = ask(engine, DeriveMatrix(spec=msgspec.structs.replace(spec, policy=chosen)))
     if output.json:
         print_json(derived)

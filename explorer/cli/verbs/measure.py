@@ -66,7 +66,7 @@ def measure(
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
-        chosen = chosen_policy(engine, policy, ref, seed=options.seed, allow_stale=stale.allow_stale)
+        chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
         spec = msgspec.structs.replace(spec, policy=chosen)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))

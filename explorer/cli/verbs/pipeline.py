@@ -123,7 +123,7 @@ def pipeline(
             pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
             _answer(pipeline_run, keep, output)
             return
-        graph = describe(engine, ref, options.seed)
+        graph = describe(engine, ref, options.seed, spec.device)
         chosen = policy_on(policy, graph, allow_stale=stale.allow_stale)
         profile = None
         if run.predict and run.engine != "torchrun":
@@ -169,7 +169,7 @@ def _opened(
     typed_plan = msgspec.structs.replace(ran, **changed)
 
     def chosen() -> Policy:
-        return policy_on(policy, describe(engine, spec.model, spec.seed), allow_stale=stale.allow_stale)
+        return policy_on(policy, describe(engine, spec.model, spec.seed, spec.device), allow_stale=stale.allow_stale)
 
     def typed(name: str) -> bool:
         source = context.get_parameter_source(name)

@@ -26,6 +26,7 @@ from explorer.engine.compare.outcome import (
 )
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.limits import failure_of
+from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
@@ -82,8 +83,10 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failed)
     if failed is not None:
         return comparison
-    with left_as_found(), deterministic_kernels(strict=_runs_strictly(baseline)):
+    coarse = tf32_kinds() if baseline.device == "cuda" else ()
+    with left_as_found(), deterministic_kernels(strict=_runs_strictly(baseline)), without_tf32():
         judged = equivalence(baseline, candidate, full=full, meter=meter)
+    judged["without_tf32"] = coarse
     comparison = msgspec.structs.replace(comparison, **judged)
     return msgspec.structs.replace(comparison, causes=causes(comparison))
 
@@ -107,7 +110,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     unjudged: frozenset[StateKey] = frozenset()
     if full:
         meter.step("baseline again: does it equal itself?")
-        rerun, own_changes = _rerun(baseline, loaded)
+        rerun, own_changes = _rerun(baseline, loaded, base)
         because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
         fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
         rerun = rerun if because else base  # one copy of what is equal is enough
@@ -166,11 +169,11 @@ def _runs_strictly(baseline: RunSpec) -> bool:
     return True
 
 
-def _rerun(baseline: RunSpec, loaded: Loaded) -> tuple[Outcome, frozenset[StateKey]]:
+def _rerun(baseline: RunSpec, loaded: Loaded, first: Outcome) -> tuple[Outcome, frozenset[StateKey]]:
     """The baseline once more, and what its own backward changes in the model: no recompute did that."""
     trainee = prepare(baseline, loaded)
     audit = StateAudit(trainee.model)
-    return take(trainee, on_phase=audit.on_phase), frozenset(audit.changes)
+    return take(trainee, on_phase=audit.on_phase, like=first), frozenset(audit.changes)
 
 
 def _watched(candidate: RunSpec, loaded: Loaded) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from explorer.engine.compare.diffs import Yardstick, differences, is_floating
+from explorer.engine.compare.kept import Kept, as_bytes, on_cpu
 from explorer.engine.model.loaded import call
 from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
 from explorer.engine.world.bits import same_bits
@@ -33,12 +34,12 @@ N_STEPS = 2
 
 EVAL_OUTPUT = "output in eval mode"
 
-Tensors = dict[str, Tensor | None]
+Tensors = Mapping[str, Tensor | None]
 
 
 @dataclass
 class Outcome:
-    """What one run left behind: detached copies on the CPU, by full name."""
+    """What one run left behind, by full name."""
 
     gradients: Tensors
     input_gradients: Tensors
@@ -63,46 +64,54 @@ class Outcome:
         return self.after[-1] if self.after else {}
 
 
-def take(trainee: Trainee, *, full: bool = True, on_phase: OnPhase = ignore, lead: Outcome | None = None) -> Outcome:
+def take(
+    trainee: Trainee,
+    *,
+    full: bool = True,
+    on_phase: OnPhase = ignore,
+    lead: Outcome | None = None,
+    like: Outcome | None = None,
+) -> Outcome:
     """Runs a fresh trainee, uses it up, and keeps what is left: after one backward, and in `full` after N_STEPS.
 
     Where rounding parts it from `lead`, each further step starts from the parameters of `lead`: AdamW makes a whole
     step of a gradient that is zero but for rounding, and all that comes after would be judged by that.
+    `like` is an outcome that is probably the same: it lends what is equal, and leads nobody.
     What the model raises passes through.
     """
-    model = trainee.model
+    model, known = trainee.model, lead or like or _NOTHING
     start = {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
     loss = forward_backward(trainee, on_phase)
     on_phase("optimizer")
     outcome = Outcome(
-        gradients=_gradients(model),
-        input_gradients=_input_gradients(trainee),
-        buffers={name: _copy(buffer) for name, buffer in model.named_buffers()},
+        gradients=Kept(_gradients(model), known.gradients),
+        input_gradients=Kept(_input_gradients(trainee), known.input_gradients),
+        buffers=Kept(model.named_buffers(), known.buffers),
         rng=RngState.capture(model).positions(),
         loss=loss,
         states=[_remembered(trainee)],
-        moved={name: _copy(parameter) for name, parameter in model.named_parameters()
-               if start.get(name) != fingerprint(parameter)},
+        moved=Kept((name, parameter) for name, parameter in model.named_parameters()
+                   if start.get(name) != fingerprint(parameter)),
         trained=frozenset(name for name, _ in _trained(model)),
     )  # fmt: skip
     if full:
-        _train_on(trainee, outcome, lead)
+        _train_on(trainee, outcome, lead, known)
         outcome.eval_output = eval_output(trainee)
     trainee.handle.undo()  # a policed model is a cycle: on a GPU it would lie beside the next one
     return outcome
 
 
-def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None) -> None:
+def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None, known: Outcome) -> None:
     """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
     parted = lead is not None and not all(_same(lead.gradients.get(n), g) for n, g in outcome.gradients.items())
     for i in range(N_STEPS):
         if i:
             forward_backward(trainee)
-            outcome.later_gradients = _gradients(trainee.model)
+            outcome.later_gradients = Kept(_gradients(trainee.model), known.later_gradients)
         if trainee.optimizer is not None:
             trainee.optimizer.step()
         if lead is None or i == N_STEPS - 1:
-            outcome.after.append({name: _copy(parameter) for name, parameter in trainee.model.named_parameters()})
+            outcome.after.append(Kept(trainee.model.named_parameters(), known.after[i] if known.after else None))
         if lead is not None and parted:
             _follow(trainee.model, lead.after[i])
     outcome.n_steps = N_STEPS
@@ -134,6 +143,9 @@ def eval_output(trainee: Trainee) -> Tensor | None:
     leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
     tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
     return torch.cat(tensors) if tensors else None
+
+
+_NOTHING = Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.0)
 
 
 @dataclass(frozen=True)
@@ -214,8 +226,8 @@ def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return ((name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad)
 
 
-def _gradients(model: nn.Module) -> Tensors:
-    return {name: _copy(parameter.grad) for name, parameter in _trained(model)}
+def _gradients(model: nn.Module) -> Iterable[tuple[str, Tensor | None]]:
+    return ((name, parameter.grad) for name, parameter in _trained(model))
 
 
 def _remembered(trainee: Trainee) -> State:
@@ -226,29 +238,19 @@ def _remembered(trainee: Trainee) -> State:
     }
 
 
-def _input_gradients(trainee: Trainee) -> Tensors:
-    """Gradients of the leaves of the batch that got one, by their place in it."""
-    gradients: Tensors = {}
+def _input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
+    """Of the leaves of the batch that got a gradient, by their place in it."""
     for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
         for path, leaf in tree_flatten_with_path(batch)[0]:
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
-                gradients[what + keystr(path)] = _copy(leaf.grad)
-    return gradients
+                yield what + keystr(path), leaf.grad
 
 
 def fingerprint(tensor: Tensor) -> bytes:
     """Tells two states of one tensor apart in 32 bytes."""
-    dense = _copy(tensor)
+    dense = on_cpu(tensor)
     assert dense is not None
-    flat = dense.resolve_conj().contiguous().reshape(-1)
-    return hashlib.blake2b(flat.view(torch.uint8).numpy().tobytes(), digest_size=32).digest()
-
-
-def _copy(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None:
-        return None
-    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    return dense.to("cpu", copy=True)
+    return hashlib.blake2b(as_bytes(dense), digest_size=32).digest()
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

@@ -45,7 +45,7 @@ def with_units(spec: RunSpec, report: Report) -> RunSpec:
     """`spec` with all repeats recomputed where its policy names nothing."""
     if spec.policy.units:
         return spec
-    blocks = describe(spec.model, seed=spec.seed, report=report).repeats
+    blocks = describe(spec.model, seed=spec.seed, device=spec.device, report=report).repeats
     return replace(spec, policy=replace(spec.policy, units=Policy.recompute(blocks).units))
 
 

@@ -35,6 +35,8 @@ class AllocatorLog:
     """Since the Unix epoch, on the allocator's own clock."""
     pointer: Ints
     n_bytes: Ints
+    clock_grain_ns: int = 0
+    """How far an event may lie from the time it is given: this allocator's clock has no finer steps."""
     base_bytes: int | None = None
     """Requested bytes held before the first event; None: this allocator does not know."""
     allocated: Ints | None = None

@@ -46,23 +46,24 @@ class CpuClock:
 
 
 class WallClock:
-    """Time of day, the one clock that several processes share. `device` is waited for, where it has to be."""
-
-    def __init__(self, device: Ticks) -> None:
-        self.device = device
+    """Time of day, the one clock that several processes share."""
 
     def mark(self) -> int:
         return time.time_ns()
 
     def settle(self) -> None:
-        self.device.settle()
+        """Nothing is under way on a CPU when Python is back."""
 
     def between_ms(self, first: int, last: int) -> float:
         return (last - first) / 1e6
 
 
 class CudaClock:
-    """Events in the current stream: the time the GPU took, not the time Python took to ask."""
+    """Events in the current stream: the time from one to the other on the GPU.
+
+    Where the GPU is through before Python has asked for the next kernel, it waits, and that wait is in the time: of
+    small models these are the times of Python. A block's hooks are Python too.
+    """
 
     name: ClockName = "CUDA events"
 

@@ -29,6 +29,8 @@ from explorer.engine.device.allocator import AllocatorLog, Refusal
 from explorer.errors import NotOnThisDevice
 
 MAX_ENTRIES = 4_000_000
+CLOCK_GRAIN_NS = 1000
+"""The history tells time in whole microseconds, rounded down."""
 GRAIN_BYTES = 512
 EMPTY = np.zeros(0, dtype=np.int64)
 
@@ -105,7 +107,8 @@ class _Curves:
             self._event(entry, -size)
 
     def _event(self, entry: dict[str, Any], n_bytes: int) -> None:
-        self.events.append((int(entry["time_us"]) * 1000, entry["addr"], n_bytes, self.allocated, self.reserved))
+        middle_ns = int(entry["time_us"]) * CLOCK_GRAIN_NS + CLOCK_GRAIN_NS // 2
+        self.events.append((middle_ns, entry["addr"], n_bytes, self.allocated, self.reserved))
 
 
 def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]:
@@ -138,6 +141,7 @@ def read_trace(
         time_ns=np.maximum.accumulate(columns[:, 0]),
         pointer=columns[:, 1],
         n_bytes=n_bytes,
+        clock_grain_ns=CLOCK_GRAIN_NS,
         base_bytes=base_bytes,
         allocated=np.append(0, columns[:, 3]) + first_allocated,
         reserved=np.append(0, columns[:, 4]) + first_reserved,
@@ -154,7 +158,7 @@ def _require_history(stats: dict[str, int]) -> None:
     if backend != "native" or "requested_bytes.all.peak" not in stats:
         raise NotOnThisDevice(
             f"torch allocates through {backend} here, which keeps no history of requested bytes.",
-            hint="Unset PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
+            hint="Unset PYTORCH_ALLOC_CONF, PYTORCH_CUDA_ALLOC_CONF (backend) and PYTORCH_NO_CUDA_MEMORY_CACHING.",
         )
 
 

@@ -8,18 +8,24 @@ from __future__ import annotations
 import gc
 import os
 import platform
-from contextlib import AbstractContextManager
+import re
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import torch
 
 from explorer.engine.device.allocator import Recorder
-from explorer.engine.device.clocks import Clock, CpuClock, CudaClock
+from explorer.engine.device.clocks import Clock, CpuClock, CudaClock, Ticks, WallClock
 from explorer.engine.device.cpu_allocator import CpuRecorder
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.limits import limited_cuda, limited_process
+from explorer.engine.device.tf32 import tf32_kinds
 from explorer.record.measurement import Environment
+
+DRIVER = Path("/proc/driver/nvidia/version")
+ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_NO_CUDA_MEMORY_CACHING")
 
 
 class Device(Protocol):
@@ -30,6 +36,10 @@ class Device(Protocol):
     def recorder(self) -> Recorder: ...
 
     def clock(self) -> Clock: ...
+
+    def wall(self) -> Ticks:
+        """Time as it passes, waiting included: what a rank's actions are read by."""
+        ...
 
     def environment(self, n_threads: int) -> Environment: ...
 
@@ -50,6 +60,9 @@ class CpuDevice:
 
     def clock(self) -> Clock:
         return CpuClock()
+
+    def wall(self) -> Ticks:
+        return WallClock()
 
     def environment(self, n_threads: int) -> Environment:
         total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -72,13 +85,25 @@ class CudaDevice:
     def clock(self) -> Clock:
         return CudaClock(self.torch)
 
+    def wall(self) -> Ticks:
+        return CudaClock(self.torch)
+
     def environment(self, n_threads: int) -> Environment:
         properties = torch.cuda.get_device_properties(self.torch)
-        return _environment("cuda", properties.name, n_threads, properties.total_memory)
+        plain = _environment("cuda", properties.name, n_threads, properties.total_memory)
+        return msgspec.structs.replace(
+            plain,
+            cuda_version=torch.version.cuda or "",
+            cudnn_version=str(torch.backends.cudnn.version() or ""),
+            driver_version=_driver_version(),
+            tf32=tf32_kinds(),
+            allocator_settings=_allocator_settings(),
+        )
 
     def release(self) -> None:
         gc.collect()
-        torch.cuda.empty_cache()
+        with suppress(RuntimeError):  # a GPU on which an assertion has failed refuses this too: the next step says so
+            torch.cuda.empty_cache()
 
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return limited_cuda(limit_bytes, self.torch)
@@ -99,6 +124,21 @@ def _environment(device: str, name: str, n_threads: int, total_bytes: int) -> En
         n_threads=n_threads,
         total_memory_bytes=total_bytes,
     )
+
+
+def _driver_version() -> str:
+    """The empty string where the driver does not say."""
+    try:
+        said = DRIVER.read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", said)
+    return found[0] if found else ""
+
+
+def _allocator_settings() -> str:
+    """`PYTORCH_ALLOC_CONF=expandable_segments:True`: what the caching allocator was told."""
+    return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ)
 
 
 def _cpu_name() -> str:

@@ -38,7 +38,7 @@ from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
 
 UNATTRIBUTED = ROLES.index("unattributed")
 SLACK_NS = 1_000
-"""Two clocks of one machine agree to this, once their skew is known."""
+"""Two clocks of one machine agree to this, once their skew is known; the allocator's own grain comes on top."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     tracked = TrackedStep(tracker)
     lived = lifetimes(log)
     entries, tick_ns = _entries(log, lived, tracked, skew_ns)  # 2., 3. and 4.
-    operator = _operators(entries, tracked)  # 5.
+    operator = _operators(entries, tracked, log.clock_grain_ns)  # 5.
     known = entries.storage != NONE
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
     roles[known] = tracked.roles()[entries.storage[known]]
@@ -154,6 +154,7 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     candidates: dict[tuple[int, int], deque[int]] = defaultdict(deque)
     for i, place in enumerate(places):
         candidates[place].append(i)
+    slack_ns = SLACK_NS + log.clock_grain_ns
     ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)
     born_ns, died_ns = log.time_ns[lived.born].tolist(), ends_ns[lived.died].tolist()
     seen = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
@@ -163,10 +164,10 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
             continue
         # Blocks that were allocated before this storage was seen are past for all later storages too: they are popped.
         chosen = NONE
-        while waiting and born_ns[waiting[0]] <= seen_ns + SLACK_NS:
+        while waiting and born_ns[waiting[0]] <= seen_ns + slack_ns:
             chosen = waiting.popleft()
         # A block that was freed before the storage was seen held another one, of a kernel, say.
-        if chosen != NONE and died_ns[chosen] >= seen_ns - SLACK_NS:
+        if chosen != NONE and died_ns[chosen] >= seen_ns - slack_ns:
             storage_of_block[chosen] = number
     return storage_of_block
 
@@ -230,12 +231,20 @@ def _entries(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns:
     return entries, event_ns[in_time] - skew_ns
 
 
-def _operators(entries: _Entries, tracked: TrackedStep) -> Ints:
-    """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator."""
+def _operators(entries: _Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
+    """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator.
+
+    An allocator with a coarse clock may put what an operator takes a grain before its beginning or behind its end.
+    """
     if not tracked.n_ops:
         return np.full(len(entries.storage), NONE, dtype=np.int64)
     running = np.searchsorted(tracked.op_first_ns, entries.time_ns, side="right") - 1
-    inside = (running >= 0) & (entries.time_ns <= tracked.op_last_ns[np.maximum(running, 0)])
+    following = np.minimum(running + 1, tracked.n_ops - 1)
+    late_ns = np.where(running >= 0, entries.time_ns - tracked.op_last_ns[np.maximum(running, 0)], np.inf)
+    early_ns = np.where(following > running, tracked.op_first_ns[following] - entries.time_ns, np.inf)
+    early = (late_ns > 0) & (early_ns < late_ns) & (early_ns <= grain_ns)
+    running = np.where(early, following, running)
+    inside = early | (late_ns <= grain_ns)
     known = entries.storage != NONE
     operators = np.where(inside, running, NONE)
     operators[known] = tracked.made_by[entries.storage[known]]

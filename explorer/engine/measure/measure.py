@@ -72,7 +72,13 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
         recorded = [record(spec, loaded, device, meter.of(name)) for spec, name in zip(specs, names)]
         timed = [_Timed() for _ in specs]
         ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
-        _time(ready, loaded, device, meter)
+        try:
+            _time(ready, loaded, device, meter)
+        except RuntimeError as error:  # a GPU that a failed run has left unusable: what was recorded before is kept
+            if not any(run.failure is not None for run in recorded):
+                raise
+            for run in recorded:
+                run.warnings.append(f"Nothing was timed: the failure left the device unusable ({error}).")
         environment = device.environment(specs[0].n_threads)
     return tuple(_measurement(*parts, device, environment) for parts in zip(specs, recorded, timed))
 

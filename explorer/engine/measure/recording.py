@@ -19,6 +19,7 @@ from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_m
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors, storage_bytes
 from explorer.engine.model.loaded import Loaded, types_of
+from explorer.engine.policy.offload import HOST
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.storages import Existing
 from explorer.engine.watch.tracker import Tracker
@@ -40,6 +41,8 @@ class Recorded:
     attribution: Attribution | None = None
     log: AllocatorLog | None = None
     alone_peak_bytes: int | None = None
+    steady_reserved_bytes: int | None = None
+    offloaded_bytes: int | None = None
     dtype: str = ""
     loss: float | None = None
     """Loss of the first step, from the initial weights."""
@@ -56,6 +59,8 @@ class Recorded:
             requested_peak_bytes=self.log.requested_peak_bytes,
             allocated_peak_bytes=self.log.allocated_peak_bytes,
             reserved_peak_bytes=self.log.reserved_peak_bytes,
+            steady_reserved_peak_bytes=self.steady_reserved_bytes,
+            offloaded_peak_bytes=self.offloaded_bytes,
             allocated=self.attribution.allocated,
             reserved=self.attribution.reserved,
         )
@@ -64,8 +69,8 @@ class Recorded:
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
     """Warm-up, the step under both instruments, the step under the allocator alone."""
     run = Recorded()
-    device.release()
     with _heard(run), _failures_kept(run):
+        device.release()
         trainee = prepare(spec, loaded)
         run.dtype = types_of(trainee.model)
         # Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's doing.
@@ -98,6 +103,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
         trainee.model.zero_grad(set_to_none=True)
     recorder, tracker = device.recorder(), tracker_of(trainee)
     probes: list[Probe] = []
+    HOST.restart()
     with _failures_kept(run), recorder:
         probes.append(take_probe(device.torch))
         try:
@@ -110,6 +116,8 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
         finally:
             with suppress(Exception):  # a device without memory has none for a probe either
                 probes.append(take_probe(device.torch, number=1))
+    if any(unit.action == "offload" for unit in trainee.spec.policy.units):
+        run.offloaded_bytes = HOST.peak_bytes
     log = recorder.log
     if run.failure is not None and log.refusal is not None and run.failure.kind == "out of memory":
         run.failure = out_of_memory(_refusal(log.refusal, run.failure.free_bytes), run.failure.traceback)
@@ -158,6 +166,7 @@ def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
     log = recorder.log
     alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
     run.alone_peak_bytes = alone
+    run.steady_reserved_bytes = log.reserved_peak_bytes  # the cache is as the watched step left it
     assert run.attribution is not None
     watched = max(run.attribution.allocations.held_bytes)
     if abs(watched - alone) > CHANGES_THE_STEP * alone:

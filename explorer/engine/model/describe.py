@@ -13,11 +13,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.device.device import device_of
+from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.block_chain import cut_points, repeated_as, spine_of
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
@@ -30,11 +33,14 @@ from explorer.engine.world.rng import RngState
 from explorer.errors import ModelFailed
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import Device
 
 
-def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelGraph:
+def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Report = silent) -> ModelGraph:
     """The block graph of `ref` in train mode; bytes and FLOPs are those of one forward of its example batch.
 
+    It is watched on `device`, or on the CPU where there is no such device, or where not even a forward fits: `note`
+    says the latter.
     Raises ModelNotLoaded and ModelFailed. The generators stand afterwards where they stood before.
     """
     rng = RngState.capture()
@@ -42,7 +48,8 @@ def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelG
         report(Progress(what=f"loading {ref.target}", done=0, total=2))
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
-        return _described(loaded, lambda: load(ref, seed=seed))
+        where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
+        return _described(loaded, lambda: load(ref, seed=seed), where)
     finally:
         rng.restore()
 
@@ -50,21 +57,34 @@ def describe(ref: ModelRef, *, seed: int = 0, report: Report = silent) -> ModelG
 def describe_loaded(loaded: Loaded) -> ModelGraph:
     """The same for a model in hand, which is not touched: a copy of it is watched."""
     refuse_unopenable(loaded.model, loaded.ref.target)
-    return _described(replace(loaded, model=copied(loaded.model)), lambda: replace(loaded, model=copied(loaded.model)))
+    return _described(
+        replace(loaded, model=copied(loaded.model)), lambda: replace(loaded, model=copied(loaded.model)), "cpu"
+    )
 
 
-def _described(own: Loaded, another: Callable[[], Loaded]) -> ModelGraph:
-    """Graph of a model that nobody else has, and that is in another state afterwards.
+ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
-    Nothing is kept for backward, so that a model whose step does not fit can be described; of one that takes gradients
-    in its forward `another` is watched again, which keeps everything.
-    """
+
+def _described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+    """Graph of a model that nobody else has, and that is in another state afterwards."""
+    try:
+        return _watched(own, another, device)
+    except Exception as error:
+        if device == "cpu" or not is_out_of_memory(error):
+            raise
+    device_of(torch.device(device)).release()
+    return msgspec.structs.replace(_watched(another(), another, "cpu"), note=ON_CPU.format(device=device))
+
+
+def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+    """Nothing is kept for backward, so that a model whose step does not fit can be described; of one that takes
+    gradients in its forward `another` is watched again, which keeps everything."""
     for lets_go in (True, False):
         rng = RngState.capture(own.model)
-        if torch.cuda.is_available():
-            own = place(own, "cuda", None)
+        if device != "cpu":
+            own = place(own, device, None)
         try:
-            return _graph(own, _observe(own, lets_go=lets_go))
+            return msgspec.structs.replace(_graph(own, _observe(own, lets_go=lets_go)), device=device)
         except ModelFailed:
             if not lets_go:
                 raise

@@ -1,4 +1,4 @@
-"""What a unit can do besides plain recompute: keep the results of some operators, or keep saved tensors on the CPU."""
+"""What a unit can do besides plain recompute: keep the results of some operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, Self
 
 import torch
-from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 
@@ -63,26 +62,3 @@ class _Both:
 
     def __exit__(self, *exc: Any) -> None:
         self._open.pop().__exit__(*exc)
-
-
-def offload_saved(modules: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-    """Saved activations wait in pinned CPU memory until backward. Parameters stay; on the CPU nothing moves.
-
-    Source: torch.autograd.graph.save_on_cpu, which would copy parameters too.
-    """
-    own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
-
-    def pack(tensor: torch.Tensor) -> Any:
-        if tensor.device.type == "cpu" or tensor.untyped_storage()._cdata in own:
-            return tensor
-        kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
-        kept.copy_(tensor, non_blocking=False)
-        return tensor.device, kept
-
-    def unpack(packed: Any) -> torch.Tensor:
-        if isinstance(packed, torch.Tensor):
-            return packed
-        device, kept = packed
-        return kept.to(device, non_blocking=True)  # type: ignore[no-any-return]
-
-    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -21,9 +21,10 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.policy.actions import offload_saved, operators, selective_contexts
+from explorer.engine.policy.actions import operators, selective_contexts
 from explorer.engine.policy.check import checked, runs_its_children
 from explorer.engine.policy.in_turn import InTurn, called_in_turn
+from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng

@@ -58,7 +58,7 @@ def page() -> None:
     page_job.attach(state.job, work.ASKED)
     page_job.settle(state.job, partial(work.take, state))
     work.prepare(state)
-    if (graph := backend.graph_of(draft.spec.model)) is not None:
+    if (graph := backend.graph_of(draft.spec)) is not None:
         drafts.absorb(draft, graph)
         states.follow_selection(state, graph)
         work.recall(state)
@@ -106,7 +106,7 @@ def _trouble(state: ExploreState) -> None:
 def _choices(draft: Draft, samples: tuple[Any, ...]) -> None:
     """Model and options; a change takes effect at once, but runs nothing except the first look at a new model."""
     spec = draft.spec
-    graph = backend.graph_of(spec.model)
+    graph = backend.graph_of(spec)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="options_row"):
         model_panel(spec.model, samples, partial(drafts.choose_model, draft))
         arguments_panel(spec.model, samples, partial(drafts.choose_model, draft))
@@ -116,7 +116,7 @@ def _choices(draft: Draft, samples: tuple[Any, ...]) -> None:
 
 def _desk(state: ExploreState, places: Places) -> None:
     """Graph and headline strip: the part that answers a click."""
-    graph = backend.graph_of(state.draft.spec.model)
+    graph = backend.graph_of(state.draft.spec)
     if graph is not None:
         drafts.absorb(state.draft, graph)
         if work.recall(state) or state.draft.redraw:  # another block, or a result that is known: the charts show it
@@ -136,6 +136,8 @@ def _desk(state: ExploreState, places: Places) -> None:
     if graph is not None and drawn is not None:
         tools(state, graph)
         graph_panel(state, drawn)
+        if graph.note:
+            st.caption(graph.note)
     elif state.job.id is not None:
         st.skeleton(height=400)
     else:
@@ -166,7 +168,7 @@ def _danger(places: Places, hazards: tuple[Hazard, ...]) -> None:
 def _bar(state: ExploreState) -> Any:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warned = st.empty()
-    graph = backend.graph_of(state.draft.spec.model)
+    graph = backend.graph_of(state.draft.spec)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
         with st.container(width="stretch"):
             run_bar(

@@ -32,7 +32,7 @@ TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
 
 def results(state: ExploreState) -> None:
     """All that was measured, of the last comparison or else of the baseline alone."""
-    graph = backend.graph_of(state.draft.spec.model)
+    graph = backend.graph_of(state.draft.spec)
     comparison: Comparison | None = work.result(state, "shown")
     baseline = comparison.baseline if comparison is not None else shown(state).baseline
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")

@@ -22,8 +22,8 @@ def take(state: ExploreState, job: Job) -> None:
         state.warning = job.warning
     backend.records().keep(key, job.result)
     match job.request:
-        case Describe(model=model):
-            backend.records().keep(backend.graph_key(model), job.result)
+        case Describe(model=model, device=device):
+            backend.records().keep(backend.graph_key(model, device), job.result)
         case Measure():
             state.baseline = key
             known.note(key, job.result)
@@ -43,8 +43,8 @@ def prepare(state: ExploreState) -> None:
         state.baseline = run[0]
     if state.job.id is not None or state.job.failure is not None:
         return
-    if backend.graph_of(spec.model) is None:
-        page_job.start(state.job, Describe(model=spec.model, seed=spec.seed))
+    if backend.graph_of(spec) is None:
+        page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
     elif state.baseline is None and state.shown is None:
         page_job.start(state.job, Measure(spec=baseline, until_it_fits=True))
 

@@ -19,7 +19,7 @@ FOLDER = "pipeline-run"
 
 def files_panel(spec: RunSpec, plan: PipelinePlan) -> None:
     """Downloads; `spec` holds the plan."""
-    graph = backend.graph_of(spec.model)
+    graph = backend.graph_of(spec)
     st.download_button(
         "Policy file with the plan (YAML)",
         data=lambda: policy_file.dumps(

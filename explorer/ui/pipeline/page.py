@@ -46,7 +46,7 @@ def page() -> None:
     page_job.attach(split.job, pipeline_work.ASKED)
     page_job.settle(split.job, partial(pipeline_work.take, split))
     pipeline_work.prepare(split)
-    graph = backend.graph_of(split.draft.spec.model)
+    graph = backend.graph_of(split.draft.spec)
     if graph is not None:
         pipeline_state.absorb(split, graph)
 
@@ -86,7 +86,7 @@ def _figures(known: Results | None) -> tuple[Figure, ...]:
 def _choices(split: PipelineState) -> None:
     """Model and options, the same as on Explore; a change takes effect at once."""
     spec, samples = split.draft.spec, backend.samples()
-    graph = backend.graph_of(spec.model)
+    graph = backend.graph_of(spec)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_options"):
         model_panel(spec.model, samples, partial(_choose_model, split))
         arguments_panel(spec.model, samples, partial(_choose_model, split))

@@ -25,9 +25,9 @@ def prepare(split: PipelineState) -> None:
     if split.job.id is not None or split.job.failure is not None:
         return
     spec = split.draft.spec
-    graph = backend.graph_of(spec.model)
+    graph = backend.graph_of(spec)
     if graph is None:
-        page_job.start(split.job, Describe(model=spec.model, seed=spec.seed))
+        page_job.start(split.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
     elif profile_of(spec) is None:
         page_job.start(split.job, ProfileStages(spec=_unsplit(spec), groups=atoms(graph)))
 
@@ -41,8 +41,8 @@ def take(split: PipelineState, job: Job) -> None:
     """The result of a finished job."""
     records = backend.records()
     match job.request:
-        case Describe(model=model):
-            records.keep(backend.graph_key(model), job.result)
+        case Describe(model=model, device=device):
+            records.keep(backend.graph_key(model, device), job.result)
         case ProfileStages(spec=spec):
             records.keep(_profile_key(spec), job.result)
         case RunPipeline(spec=spec):

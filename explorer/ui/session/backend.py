@@ -18,6 +18,7 @@ from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue, own_samples
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.run import Device, RunSpec
 
 KEPT = 24
 """Records held in memory; the rest is read from the store again."""
@@ -123,12 +124,12 @@ def record(key: str | None) -> Any:
     return held
 
 
-def graph_key(model: ModelRef) -> str:
-    """Under which the graph of `model` is kept."""
-    return f"graph {to_json(model).decode()}"
+def graph_key(model: ModelRef, device: Device) -> str:
+    """Under which the graph of `model`, watched on `device`, is kept."""
+    return f"graph {device} {to_json(model).decode()}"
 
 
-def graph_of(model: ModelRef) -> ModelGraph | None:
-    """The graph of `model` if it was described lately."""
-    graph = records().get(graph_key(model))
+def graph_of(spec: RunSpec) -> ModelGraph | None:
+    """Graph of the model of `spec` on its device, if it was described lately."""
+    graph = records().get(graph_key(spec.model, spec.device))
     return graph if isinstance(graph, ModelGraph) else None

@@ -152,7 +152,7 @@ def test_synthetic_cuda_trace_is_read_to_the_byte() -> None:
     log = read_trace(synthetic_trace(), SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert log.is_complete and doubts(log, 1900) == []
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
-    assert log.time_ns.tolist() == [2000, 4000, 5000, 7000]
+    assert log.time_ns.tolist() == [2500, 4500, 5500, 7500]
     assert log.base_bytes is not None
     assert peak_bytes(log, log.base_bytes) == log.requested_peak_bytes == 1900
     assert log.allocated is not None and log.allocated.tolist() == [1024, 2048, 1024, 1024, 1536]
@@ -248,7 +248,7 @@ def test_a_clock_that_steps_back_does_not_reorder_the_history() -> None:
     trace[3]["time_us"] = 1
     log = read_trace(trace, SYNTHETIC_BASE, SYNTHETIC_STATS, {})
     assert log.n_bytes.tolist() == [900, -900, -600, 10]
-    assert log.time_ns.tolist() == [2000, 2000, 5000, 7000]
+    assert log.time_ns.tolist() == [2500, 2500, 5500, 7500]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import accumulate
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,11 @@ import pytest
 from explorer.engine.device.allocator import AllocatorLog, clock_skew_ns, lifetimes, take_probe
 from explorer.engine.device.cuda_allocator import read_trace
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.measure.attribution import attribute
+from explorer.engine.measure.attribution import _operators, attribute
 from explorer.engine.measure.recording import Recorded, record, tracker_of, watched_step
 from explorer.engine.model.load import load
 from explorer.engine.step import prepare, run_step
+from explorer.engine.watch.storages import NONE
 from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
@@ -300,3 +302,19 @@ def test_a_long_history_is_attributed() -> None:
     found = attribute(log, tracker, 0)
     assert found.allocations.n_ticks == 2 * n
     assert max(found.allocations.held_bytes) == 64 + found.allocations.held_bytes[0]
+
+
+def test_an_event_of_a_coarse_clock_belongs_to_the_operator_it_fell_into() -> None:
+    """Whole microseconds may put what an operator takes before its beginning or behind its end, and no further."""
+
+    def found(time_ns: int, grain_ns: int) -> int:
+        story = SimpleNamespace(
+            n_ops=2, op_first_ns=np.array([1000, 9000]), op_last_ns=np.array([5000, 9900]), made_by=np.array([0])
+        )
+        entries = SimpleNamespace(storage=np.array([NONE]), time_ns=np.array([time_ns]))
+        return int(_operators(entries, story, grain_ns)[0])  # type: ignore[arg-type]
+
+    assert [found(t, 0) for t in (999, 1000, 5000, 5001, 8999, 9000)] == [NONE, 0, 0, NONE, NONE, 1]
+    assert [found(t, 1000) for t in (500, 5500, 8500, 10_500)] == [0, 0, 1, 1]
+    assert [found(t, 1000) for t in (7000, -500, 11_000)] == [NONE, NONE, NONE]
+    assert found(20_000, 0) == NONE

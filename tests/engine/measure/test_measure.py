@@ -7,16 +7,17 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 
-from explorer.engine.device.allocator import Refusal
+from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.limits import failure_of, limited_cuda, limited_process, out_of_memory, refusal_of
 from explorer.engine.measure.measure import measure, measure_pair
 from explorer.engine.measure.recording import record
 from explorer.engine.measure.snapshot import save_snapshot
-from explorer.engine.model.load import load
+from explorer.engine.model.load import Loaded, load
 from explorer.engine.step import Trainee, prepare
 from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
@@ -284,3 +285,37 @@ def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: 
     assert share == [0.7]
     assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
     assert refusal_of(torch.OutOfMemoryError(said)).free_bytes == 100 * 2**30
+
+
+class Spoilt(CpuDevice):
+    """A GPU whose context an assertion has ended: everything that is asked of it afterwards raises."""
+
+    broken = False
+
+    def recorder(self) -> Recorder:
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().recorder()
+
+    def release(self) -> None:
+        if self.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_a_device_that_one_run_has_spoilt_is_that_runs_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Spoilt()
+
+    def spoilt_by_the_candidate(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
+        device.broken |= bool(spec.policy.units)
+        if device.broken:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return prepare(spec, loaded)
+
+    monkeypatch.setattr("explorer.engine.measure.measure.device_of", lambda where: device)
+    for place in ("measure", "recording"):
+        monkeypatch.setattr(f"explorer.engine.measure.{place}.prepare", spoilt_by_the_candidate)
+    plain = RunSpec(model=GPT, n_repeats=1)
+    baseline, candidate = measure_pair(plain, msgspec.structs.replace(plain, policy=Policy.recompute(BLOCKS)))
+    assert baseline.failure is None and baseline.step_peak_bytes and baseline.times is None
+    assert "left the device unusable" in baseline.warnings[-1]
+    assert candidate.failure is not None and "device-side assert" in candidate.failure.sentence

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 
+import msgspec
 import numpy
 import pytest
 import torch
@@ -13,7 +14,9 @@ from torch.nn import functional as F
 
 from explorer.engine.device.limits import limited_process
 from explorer.engine.measure.measure import measure
+from explorer.engine.model import describe as describing
 from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import Cancelled, ModelFailed
 from explorer.record.graph import ModelGraph, ModelRef
@@ -462,3 +465,32 @@ def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forwa
 def test_a_model_that_takes_gradients_in_its_forward_is_described() -> None:
     found = describe(tiny_nets.ref("penalised"))
     assert found.by_fqn["lin"].n_calls == 1 and found.by_fqn[""].saved_bytes
+
+
+def test_what_does_not_fit_on_the_device_is_watched_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+    real = describing._watched
+
+    def watched(own: Loaded, another: Callable[[], Loaded], device: str) -> ModelGraph:
+        tried.append(device)
+        if device == "cuda":
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return real(own, another, "cpu")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(describing, "_watched", watched)
+    found = describe(tiny_nets.ref("gpt"), device="cuda")
+    assert tried == ["cuda", "cpu"]
+    assert "does not fit on cuda" in found.note and found.device == "cpu"
+    assert msgspec.structs.replace(found, note="") == describe(tiny_nets.ref("gpt"))
+
+
+def test_a_graph_for_a_gpu_is_watched_on_the_cpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert describe(tiny_nets.ref("gpt"), device="cuda").device == "cpu"
+
+
+def test_on_a_visible_gpu_the_graph_of_a_cpu_run_is_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert describe(tiny_nets.ref("gpt")).device == "cpu"

@@ -244,9 +244,9 @@ def test_a_refresh_shows_what_was_measured(
     assert figures(say(at, on=list(ALL)))["Step peak"] == "104.5 → 34.5 MiB"
     n_jobs = len(worker.jobs)
     if restarted:
-        graph = backend.graph_of(SPEC.model)
+        graph = backend.graph_of(SPEC)
         streamlit.cache_resource.clear()
-        backend.records().keep(backend.graph_key(SPEC.model), graph)
+        backend.records().keep(backend.graph_key(SPEC.model, SPEC.device), graph)
     again = app(**link.to_query(SPEC))
     assert figures(again)["Step peak"] == "104.5 → 34.5 MiB"
     assert figures(again)["Gradients"] == "bitwise equal"

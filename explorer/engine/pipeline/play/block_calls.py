@@ -21,11 +21,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class CallCount:
-    """Calls by fqn. Time is that of the recomputing thread."""
+    """Calls by fqn, and when each run for backward began and ended, on the clock of the actions."""
 
     forward: Counter[str] = field(default_factory=Counter)
     recompute: Counter[str] = field(default_factory=Counter)
-    recompute_ms: float = 0.0
+    reruns: list[tuple[Any, Any]] = field(default_factory=list)
+
+    def recompute_ms(self, clock: Ticks, first: int, end: int) -> float:
+        """Of the runs number `first` to `end`, once the device has settled."""
+        return sum(clock.between_ms(begun, over) for begun, over in self.reruns[first:end])
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
         """One record a block of the stages, in order. A unit inside a block counts for the block when it runs again."""
@@ -53,7 +57,7 @@ def _called(count: CallCount, fqn: str, *_: Any) -> None:
 
 @contextmanager
 def counting_calls(pipeline: Pipeline, count: CallCount, clock: Ticks | None = None) -> Iterator[None]:
-    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; a GPU is waited for at their borders.
+    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; nobody waits for a GPU.
 
     `clock` is the one that the actions are read by (default: the device's).
     """
@@ -64,14 +68,11 @@ def counting_calls(pipeline: Pipeline, count: CallCount, clock: Ticks | None = N
         stack = opened.setdefault(threading.get_ident(), [])
         if entering:
             count.recompute[fqn] += 1
-            clock.settle()
             stack.append(clock.mark())
         elif stack:
             begun = stack.pop()
             if not stack:
-                end = clock.mark()
-                clock.settle()
-                count.recompute_ms += clock.between_ms(begun, end)
+                count.reruns.append((begun, clock.mark()))
 
     with ExitStack() as hooks:
         for part in pipeline.parts:

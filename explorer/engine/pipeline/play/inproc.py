@@ -103,7 +103,8 @@ class _Pass:
     device: Device
     mail: Mail | None
     keep_mail: bool
-    marks: list[tuple[Action, object, object, float]] = field(default_factory=list)
+    marks: list[tuple[Action, object, object, tuple[int, int]]] = field(default_factory=list)
+    """With the runs for backward that fell into the action, by their numbers."""
 
     def run(self, order: list[Action], report: Report) -> None:
         plan = self.pipeline.plan
@@ -119,9 +120,9 @@ class _Pass:
             runner = self.runners[action.stage]
             self._play_back(action, runner)
             with self._doing(self.pipeline.rank_of[action.stage], str(action)):
-                before, first = self.trace.calls.recompute_ms, clock.mark()
+                before, first = len(self.trace.calls.reruns), clock.mark()
                 sent = runner.do(action)
-                self.marks.append((action, first, clock.mark(), self.trace.calls.recompute_ms - before))
+                self.marks.append((action, first, clock.mark(), (before, len(self.trace.calls.reruns))))
             if self._deliver(action, sent):
                 held.after(action, sent)
             del sent
@@ -135,7 +136,7 @@ class _Pass:
                 microbatch=action.microbatch,
                 start_ms=clock.between_ms(start, first),
                 end_ms=clock.between_ms(start, last),
-                recompute_ms=again,
+                recompute_ms=self.trace.calls.recompute_ms(clock, *again),
             )
             for action, first, last, again in self.marks
         ]

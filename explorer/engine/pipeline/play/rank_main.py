@@ -10,7 +10,6 @@ Every rank builds the same stages from the run spec, keeps its own, and leaves `
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
-from explorer.engine.device.clocks import WallClock
+from explorer.engine.device.clocks import Ticks
 from explorer.engine.device.device import device_of
 from explorer.engine.device.limits import failure_of
 from explorer.engine.pipeline.cut.build import Pipeline, build, static_bytes
@@ -48,26 +47,33 @@ Announce = Callable[[str], None]
 
 @dataclass
 class Marks:
-    """Begin and end of each action, in Unix nanoseconds: one clock for all ranks of a machine."""
+    """Begin and end of each action on the rank's own clock, whose zero is where all ranks met.
+
+    Marks of a GPU stand in its stream: nobody waits, so a rank computes while NCCL brings what comes next. What NCCL
+    lets the GPU wait for lies before the first mark of an action, and is no part of it.
+    """
 
     rank: int
+    clock: Ticks
     announce: Announce
     watch: MemoryWatch | None
     group: dist.ProcessGroup | None = None
     """Process group of the ranks that have a stage: torch takes no others. None: all."""
-    spans: list[tuple[int, str, int, int, int, float]] = field(default_factory=list)
+    spans: list[tuple[int, str, int, Any, Any, tuple[int, int]]] = field(default_factory=list)
+    """(stage, kind, microbatch, first mark, last mark, numbers of the runs for backward inside)"""
     calls: CallCount = field(default_factory=CallCount)
 
-    def times(self, zero_ns: int) -> tuple[ActionTime, ...]:
+    def times(self, zero: Any) -> tuple[ActionTime, ...]:
+        """Once the device has settled."""
         return tuple(
             ActionTime(
                 rank=self.rank,
                 stage=stage,
                 kind=kind,  # type: ignore[arg-type]
                 microbatch=i,
-                start_ms=(start - zero_ns) / 1e6,
-                end_ms=(end - zero_ns) / 1e6,
-                recompute_ms=again,
+                start_ms=self.clock.between_ms(zero, start),
+                end_ms=self.clock.between_ms(zero, end),
+                recompute_ms=self.calls.recompute_ms(self.clock, *again),
             )
             for stage, kind, i, start, end, again in self.spans
         )
@@ -112,13 +118,11 @@ class MarkedStage(PipelineStage):
         marks, name = self.marks, f"{self.stage_index}{kind}{i}"
         self.submod.stage.microbatch = i
         marks.announce(name)
-        settle = device_of(self.device).clock().settle
-        settle()  # NCCL lets the GPU wait for what is received, not Python: that wait is no part of the action
-        before, start = marks.calls.recompute_ms, time.time_ns()
+        before, start = len(marks.calls.reruns), marks.clock.mark()
         with marks.watch.doing(marks.rank, name) if marks.watch else nullcontext():
             result = function(i, *args, **kwargs)
-            settle()
-        marks.spans.append((self.stage_index, kind, i, start, time.time_ns(), marks.calls.recompute_ms - before))
+        again = before, len(marks.calls.reruns)
+        marks.spans.append((self.stage_index, kind, i, start, marks.clock.mark(), again))
         marks.announce("")
         return result
 
@@ -130,13 +134,14 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     device = device_of(pipeline.trainee.device)
     group = _busy_ranks(pipeline)
     with device.limited(spec.memory_limit_bytes):
-        _one_pass(pipeline, rank, Marks(rank, announce, None, group))
-        timed = Marks(rank, announce, None, group)
-        zero_ns, losses = _one_pass(pipeline, rank, timed)
+        clock = device.wall()
+        _one_pass(pipeline, rank, Marks(rank, clock, announce, None, group))
+        timed = Marks(rank, clock, announce, None, group)
+        zero, losses = _one_pass(pipeline, rank, timed)
         _save_tensors(pipeline, rank, out)
-        watched = Marks(rank, announce, MemoryWatch(device), group)
+        watched = Marks(rank, clock, announce, MemoryWatch(device), group)
         _one_pass(pipeline, rank, watched)
-    times = timed.times(zero_ns)
+    times = timed.times(zero)
     report = RankReport(
         rank=rank,
         actions=times,
@@ -177,7 +182,7 @@ def write_report(report: RankReport, out: Path) -> None:
     report_file(out, report.rank).write_bytes(to_msgpack(report))
 
 
-def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[float, ...]]:
+def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[Any, tuple[float, ...]]:
     """One step of torch's schedule; returns its zero on the clock and the losses (of the rank with the last stage)."""
     own = _own(pipeline, rank)
     pipeline.reset(set(own))
@@ -190,18 +195,19 @@ def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[int, tuple[f
         if marks.watch:
             stack.enter_context(marks.watch.doing(rank, OUTSIDE))
         stack.enter_context(deferred_batch_norm(pipeline.trainee.model, enabled=pipeline.plan.deferred_batch_norm))
-        wall = WallClock(device_of(pipeline.trainee.device).clock())
-        stack.enter_context(counting_calls(pipeline, marks.calls, wall))
+        stack.enter_context(counting_calls(pipeline, marks.calls, marks.clock))
         stages = [_torch_stage(pipeline, pipeline.parts[stage], marks) for stage in own]
         own_rows = tuple(row for row in pipeline.rows if row) if pipeline.plan.actions else None
         name, loss = pipeline.plan.schedule, _loss(pipeline, marks)
         # A rank without a stage has nothing to drive, and waits where all wait.
         schedule = schedule_for(name, own_rows, stages, pipeline.n_microbatches, loss) if stages else None
         dist.barrier()
-        zero_ns = time.time_ns()
+        marks.clock.settle()
+        zero = marks.clock.mark()
         if schedule is not None:
             step_schedule(schedule, (numbers,) if 0 in own else (), numbers, losses)
-    return zero_ns, tuple(float(loss.detach()) for loss in losses)
+        marks.clock.settle()
+    return zero, tuple(float(loss.detach()) for loss in losses)
 
 
 def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedStage:
@@ -237,7 +243,7 @@ def _loss(pipeline: Pipeline, marks: Marks) -> Callable[[Any, Tensor], Tensor]:
         with pipeline.forward_of(i):
             value = pipeline.loss(output if isinstance(output, tuple) else (output,), pipeline.batches[i][1])
         stage, kind, at, start, _, again = marks.spans[-1]
-        marks.spans[-1] = (stage, kind, at, start, time.time_ns(), again)
+        marks.spans[-1] = (stage, kind, at, start, marks.clock.mark(), again)
         return value
 
     return loss

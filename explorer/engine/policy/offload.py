@@ -1,0 +1,130 @@
+"""Saved activations that wait on the host until backward: each tensor crosses once each way, however many save it.
+
+    compute   ── block 0 ──┬── block 1 ──┬── ...          ── backward 1 ── wait, bring back ── backward 0 ──
+    own stream             └─ copy out   └─ copy out
+
+1. The copy out runs in a stream of its own, into pinned memory; the tensor stays on the GPU until it is through.
+2. What is expanded crosses unexpanded. Parameters stay where they are; on the CPU nothing moves.
+3. The way back is in the stream that needs the tensor, which waits for it.
+Source: torch.autograd.graph.save_on_cpu, which copies parameters too, and what is saved thrice three times.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Back = Callable[[], Tensor]
+Out = Callable[[Tensor], Back | None]
+"""Starts to copy a tensor to the host and says how to get it back; None: it stays where it is."""
+
+
+class HostBytes:
+    """Bytes that offloaded tensors hold on the host now, and the most since `restart`."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def restart(self) -> None:
+        self.peak_bytes = self._now
+
+    def hold(self, owner: object, n_bytes: int) -> None:
+        """Until `owner` is gone."""
+        self._add(n_bytes)
+        weakref.finalize(owner, self._add, -n_bytes).atexit = False
+
+    def _add(self, n_bytes: int) -> None:
+        with self._lock:
+            self._now += n_bytes
+            self.peak_bytes = max(self.peak_bytes, self._now)
+
+
+HOST = HostBytes()
+
+
+class _OnHost:
+    """One tensor that has left. Backward may ask for it several times; while it is there it is not brought again."""
+
+    def __init__(self, back: Back, shape: torch.Size, n_bytes: int) -> None:
+        self._back, self._shape = back, shape
+        self._here: tuple[weakref.ref[Any], tuple[Any, ...]] | None = None
+        """The storage, which lives while anybody uses it, and how the tensor lies in it."""
+        HOST.hold(self, n_bytes)
+
+    def tensor(self) -> Tensor:
+        if self._here is not None and (storage := self._here[0]()) is not None:
+            dtype, *place = self._here[1]
+            return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, *place).expand(self._shape)
+        tensor = self._back()
+        place = [tensor.storage_offset(), tensor.size(), tensor.stride()]
+        self._here = weakref.ref(tensor.untyped_storage()), (tensor.dtype, *place)
+        return tensor.expand(self._shape)
+
+
+def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[Any]:
+    """What autograd saves inside waits on the host; `modules` own the parameters that stay."""
+    own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
+    gone: dict[Any, tuple[weakref.ref[Any], weakref.ref[_OnHost]]] = {}
+    copy_out = out or to_host
+
+    def pack(tensor: Tensor) -> Tensor | _OnHost:
+        storage = tensor.untyped_storage()
+        if storage._cdata in own:
+            return tensor
+        key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
+        of, known = gone.get(key, (None, None))
+        there = known() if known is not None and of is not None and of() is storage else None
+        if there is None:  # never seen, or an address that was handed out again
+            small = _unexpanded(tensor)
+            back = copy_out(small)
+            if back is None:
+                return tensor
+            there = _OnHost(back, tensor.shape, small.nbytes)
+            gone[key] = weakref.ref(storage), weakref.ref(there)
+        return there
+
+    def unpack(packed: Tensor | _OnHost) -> Tensor:
+        return packed.tensor() if isinstance(packed, _OnHost) else packed
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def to_host(tensor: Tensor) -> Back | None:
+    """From a GPU, behind all that its stream has been asked so far."""
+    if tensor.device.type != "cuda":
+        return None
+    device, lane = tensor.device, _lane(tensor.device)
+    kept = torch.empty(tensor.size(), dtype=tensor.dtype, layout=tensor.layout, pin_memory=True)
+    lane.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(lane):
+        kept.copy_(tensor, non_blocking=True)
+        through = lane.record_event()
+    tensor.record_stream(lane)
+
+    def back() -> Tensor:
+        torch.cuda.current_stream(device).wait_event(through)
+        return kept.to(device, non_blocking=True)
+
+    return back
+
+
+@functools.cache
+def _lane(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)
+
+
+def _unexpanded(tensor: Tensor) -> Tensor:
+    """One of the copies where a dimension is the same number over and over."""
+    for dim, (size, step) in enumerate(zip(tensor.shape, tensor.stride())):
+        if step == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
