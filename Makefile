@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests run side by side, one worker a core, at most four.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || echo $$n)
 
-.PHONY: app test quick check bench browser clean
+.PHONY: app test quick check bench gpu browser clean
 
 app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours
 	$(BIN)/streamlit run app.py $(if $(MODEL),-- --model $(MODEL))
@@ -19,6 +19,9 @@ check: .venv/.test       ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+gpu: .venv/.test        ## everything that only a GPU can show, below eight minutes; leaves gpu-report/report.md
+	$(BIN)/python -m tests.gpu
 
 bench: .venv/.test browser ## figures: ratios and medians, see benchmarks/README.md
 	$(BIN)/python -m benchmarks

@@ -309,7 +309,7 @@ def test_top_level_holds_what_was_agreed() -> None:
 
 def test_tests_stand_where_their_module_stands() -> None:
     """One room a room: a folder of tests has the name of a folder of the code."""
-    extra = {"tests/browser", "tests/golden", "tests/sample_models"}
+    extra = {"tests/browser", "tests/golden", "tests/gpu", "tests/sample_models"}
     lost = []
     for folder in sorted({path.parent for path in (ROOT / "tests").rglob("test_*.py")} - {ROOT / "tests"}):
         mirrored = PACKAGE / folder.relative_to(ROOT / "tests")

@@ -12,6 +12,8 @@ def peaks_in_words(run: Measurement) -> str:
     named = {
         "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
         "reserved": own.reserved_peak_bytes,
+        "reserved once the cache is warm": own.steady_reserved_peak_bytes,
+        "offloaded to the host": own.offloaded_peak_bytes or None,
     }  # fmt: skip
     peaks = ", ".join(f"{mib(n_bytes)} {name}" for name, n_bytes in named.items() if n_bytes is not None)
     return f"allocator's peaks: {peaks}" if peaks else ""

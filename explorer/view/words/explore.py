@@ -4,7 +4,8 @@ from __future__ import annotations
 
 STEP_PEAK = (
     "The most memory held at any moment of one training step: parameters, optimizer state, gradients and everything "
-    "between. This is what has to fit on the device."
+    "between, in bytes that tensors asked for. On a GPU the caching allocator rounds them up and keeps what is freed: "
+    "what has to be free there are the reserved bytes of a step with a warm cache, which stand beside it."
 )
 SAVED = (
     "Saved activations: results of the forward that autograd keeps until backward needs them. Recomputing a block "
@@ -63,7 +64,7 @@ SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few 
 OPTIONS = {
     "device": "Where the step runs. cuda needs an NVIDIA GPU.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
-    "autocast": "Runs matrix products in a 16-bit format while parameters stay as they are (mixed precision).",
+    "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",
     "optimizer": "AdamW keeps two more numbers per parameter, SGD none without momentum; none stops after backward.",
     "momentum": "Of SGD: keeps one more number per parameter when above zero.",
     "n_accumulation": "Microbatches whose gradients are added up before one optimizer step; the batch is split.",

@@ -1,0 +1,84 @@
+"""Equality: generators of every kind put back, bitwise with deterministic kernels, and the floor without."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor, nn
+
+from explorer import apply_policy
+from explorer.engine.compare.compare import compare
+from explorer.engine.model.describe import describe
+from explorer.plan.policy.presets import preset
+from explorer.record import Policy
+from tests.gpu.kit import SAMPLES, Bench
+
+
+class Drawing(nn.Module):
+    """Draws on the GPU, on the CPU, and from a generator of its own; takes its input by keyword."""
+
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.linear = nn.Linear(width, width)
+        self.own = torch.Generator(device).manual_seed(7)
+
+    def forward(self, *, x: Tensor) -> Tensor:
+        x = nn.functional.dropout(self.linear(x), 0.3)
+        x = x * (torch.rand(x.shape[-1]) > 0.2).to(x.device)
+        return x * torch.rand(x.shape, device=x.device, generator=self.own).round()
+
+
+class Chain(nn.Module):
+    def __init__(self, width: int, device: torch.device) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Drawing(width, device) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x=x) + x
+        return x
+
+
+def gradients(bench: Bench, *, policed: bool) -> list[Tensor]:
+    torch.manual_seed(3)
+    model = Chain(32, bench.torch).to(bench.torch)
+    x = torch.randn(16, 32, device=bench.torch)
+    if policed:
+        names = tuple(f"blocks.{i}.own" for i in range(4))
+        apply_policy(model, Policy.recompute([f"blocks.{i}" for i in range(4)], restore_rng=names))
+    torch.manual_seed(5)
+    model(x).square().mean().backward()
+    return [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+
+
+def check_generators_are_put_back(bench: Bench) -> None:
+    kept, again = gradients(bench, policed=False), gradients(bench, policed=True)
+    equal = [torch.equal(one, other) for one, other in zip(kept, again, strict=True)]
+    bench.figure("gradients equal bit by bit", sum(equal), f"of {len(equal)}")
+    bench.expect(all(equal), "dropout, CPU draws, keyword inputs or own generators were drawn anew")
+
+
+def check_verdicts_of_the_sample_models(bench: Bench) -> None:
+    for sample in SAMPLES:
+        spec = bench.spec(sample)
+        policy = preset("all", describe(spec.model, device=bench.device))
+        found = compare(spec, msgspec.structs.replace(spec, policy=policy))
+        bench.figure(sample, found.verdict)
+        bench.expect(found.failure is None, f"{sample}: {found.failure.sentence if found.failure else ''}")
+        bench.expect(found.verdict in ("bitwise equal", "rounding"), f"{sample}: {found.verdict}, {found.moved_twice}")
+        if found.no_reference_because:
+            bench.figure(f"{sample} without a reference", found.no_reference_because)
+
+
+def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
+    torch.manual_seed(0)
+    table = nn.Embedding(64, 32).to(bench.torch)
+    ids = torch.randint(0, 64, (4096,), device=bench.torch)
+    weight = torch.randn(4096, 32, device=bench.torch)
+    found = []
+    for _ in range(2):
+        table.zero_grad()
+        (table(ids) * weight).sum().backward()
+        assert table.weight.grad is not None
+        found.append(table.weight.grad.clone())
+    bench.figure("largest difference of two equal runs", float((found[0] - found[1]).abs().max()))

@@ -1,0 +1,124 @@
+"""What a check is given, and what it leaves: figures, faults that do not stop it, a reason to be skipped."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import torch
+
+from explorer.engine.measure.measure import measure
+from explorer.record import Measurement, ModelRef, Policy, RunSpec
+
+Outcome = Literal["passed", "failed", "skipped", "crashed"]
+SAMPLES = ("gpt", "mlp", "resnet", "unet", "recurrent", "tied_lm", "moe", "vit")
+TINY: dict[str, dict[str, int | float | str | bool]] = {
+    "gpt": {"n_layers": 2, "width": 16, "n_heads": 2, "length": 8, "batch": 2, "vocabulary": 32},
+    "mlp": {"n_layers": 4, "width": 8, "batch": 16},
+    "resnet": {"width": 4, "blocks_per_stage": 1, "n_stages": 2, "side": 8, "batch": 2, "n_classes": 4},
+    "unet": {"width": 4, "depth": 2, "side": 16, "batch": 2},
+    "recurrent": {"length": 4, "width": 8, "expansion": 2, "batch": 4, "vocabulary": 16},
+    "tied_lm": {"n_layers": 2, "width": 16, "length": 8, "batch": 2, "vocabulary": 32},
+    "moe": {"n_layers": 2, "width": 16, "n_experts": 2, "length": 8, "batch": 2, "vocabulary": 32},
+    "vit": {"n_layers": 2, "width": 16, "n_heads": 2, "side": 16, "patch": 4, "batch": 2, "n_classes": 4},
+}
+
+
+class Skipped(Exception):
+    """With the reason."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    name: str
+    value: float | int | str | None
+    unit: str = ""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """What one check left behind."""
+
+    check: str
+    outcome: Outcome
+    seconds: float = 0.0
+    figures: tuple[Figure, ...] = ()
+    said: str = ""
+    """The faults, the reason of a skip, or a traceback."""
+
+
+@dataclass
+class Bench:
+    """`tiny` runs the same lines on models of a few kilobytes: how the checks are tested without a GPU."""
+
+    device: Literal["cpu", "cuda"]
+    folder: Path
+    tiny: bool = False
+    figures: list[Figure] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.device, 0) if self.device == "cuda" else torch.device("cpu")
+
+    def figure(self, name: str, value: float | int | str | None, unit: str = "") -> None:
+        self.figures.append(Figure(name, value, unit))
+
+    def expect(self, ok: bool, fault: str) -> None:  # noqa: FBT001
+        """A fault is told, and the check goes on."""
+        if not ok:
+            self.faults.append(fault)
+
+    def needs_cuda(self) -> None:
+        if self.device != "cuda":
+            raise Skipped("needs a CUDA device")
+
+    def model(self, sample: str, size: str = "small") -> ModelRef:
+        target = f"sample_models/{sample}.py"
+        return ModelRef(target=target, arguments=TINY[sample]) if self.tiny else ModelRef(target=target, size=size)
+
+    def spec(self, sample: str, size: str = "small", **options: Any) -> RunSpec:
+        return RunSpec(model=self.model(sample, size), device=self.device, **{"n_repeats": 1, **options})
+
+    def measured(self, spec: RunSpec, policy: Policy | None = None) -> Measurement:
+        run = measure(msgspec.structs.replace(spec, policy=policy) if policy is not None else spec)
+        if run.failure is not None:
+            raise RuntimeError(f"{run.failure.sentence}\n{run.failure.traceback}")
+        return run
+
+    def settle(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+
+Check = Callable[[Bench], None]
+
+
+def attempt(name: str, check: Check, bench: Bench) -> Result:
+    """Whatever a check raises is its result."""
+    began = time.monotonic()
+    outcome: Outcome = "passed"
+    said = ""
+    try:
+        check(bench)
+    except Skipped as reason:
+        outcome, said = "skipped", str(reason)
+    except Exception:
+        outcome, said = "failed", traceback.format_exc()
+    if bench.faults:
+        outcome, said = "failed", "\n".join([*bench.faults, said]).strip()
+    return Result(name, outcome, time.monotonic() - began, tuple(bench.figures), said)
+
+
+@contextlib.contextmanager
+def timed(bench: Bench, name: str) -> Iterator[None]:
+    """Wall time, the device waited for, as a figure."""
+    bench.settle()
+    began = time.perf_counter()
+    yield
+    bench.settle()
+    bench.figure(name, (time.perf_counter() - began) * 1e3, "ms")

@@ -1,0 +1,107 @@
+"""Runs every check it finds, a process a file, and goes on whatever happens to one of them.
+
+    file of checks ─▶ a process ─▶ one line of results.jsonl a check, written when it ends
+                                   the process died: the check under way has crashed, a new one takes the rest
+
+A device-side assertion ends a CUDA context, a crash the process: neither may take the checks behind it along.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from tests.gpu.kit import Bench, Check, Result, attempt
+from tests.gpu.report import write_report
+
+ROOT = Path(__file__).resolve().parents[2]
+CHECKS = Path(__file__).parent / "checks"
+PACKAGE = "tests.gpu.checks"
+RESULTS = "results.jsonl"
+LIMIT_S = 480.0
+"""Of the whole suite: what has not begun by then is skipped, and said to be."""
+CHECK_LIMIT_S = 150.0
+
+
+def files(folder: Path = CHECKS) -> list[str]:
+    """The files of checks, in order of their names."""
+    return sorted(path.stem for path in folder.glob("*.py") if not path.stem.startswith("_"))
+
+
+def checks_of(file: str, package: str = PACKAGE) -> dict[str, Check]:
+    """The functions `check_...` of a file, in the order in which they stand there."""
+    module = importlib.import_module(f"{package}.{file}")
+    return {f"{file}.{name}": value for name, value in vars(module).items() if name.startswith("check_")}
+
+
+def variants(file: str, package: str = PACKAGE) -> tuple[dict[str, str], ...]:
+    """Environments in which a file runs, once each: what is read when CUDA starts cannot be changed later."""
+    return getattr(importlib.import_module(f"{package}.{file}"), "VARIANTS", ({},))
+
+
+def run_all(
+    out: Path, arguments: Sequence[str], *, wanted: Sequence[str] = (), folder: Path = CHECKS, package: str = PACKAGE
+) -> list[Result]:
+    """`arguments` are those of the child: device, tiny. Every result is in the report as soon as it is there."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / RESULTS).write_text("")
+    began = time.monotonic()
+    for file in [file for file in files(folder) if not wanted or file in wanted]:
+        for variant in variants(file, package):
+            _run_file(out, file, variant, arguments, package, began)
+    return results(out)
+
+
+def _run_file(
+    out: Path, file: str, variant: dict[str, str], arguments: Sequence[str], package: str, began: float
+) -> None:
+    mark = "".join(f" [{name}={value}]" for name, value in variant.items())
+    names = [name + mark for name in checks_of(file, package)]
+    while left := [name for name in names if name not in {result.check for result in results(out)}]:
+        rest_s = LIMIT_S - (time.monotonic() - began)
+        if rest_s <= 0:
+            for name in left:
+                add(out, Result(name, "skipped", said=f"the suite's {LIMIT_S:.0f} s were over"))
+            break
+        command = [sys.executable, "-m", "tests.gpu", "--child", f"{package}:{file}", "--out", str(out), *arguments]
+        command += ["--mark", mark, "--only", *left]
+        seconds = time.monotonic()
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env={**os.environ, **variant}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                timeout=min(CHECK_LIMIT_S, rest_s), check=False,
+            )  # fmt: skip
+            ended, words = f"its process ended with {done.returncode}", done.stderr
+        except subprocess.TimeoutExpired as error:
+            ended, words = f"no result after {error.timeout:.0f} s", error.stderr or b""
+        after = {result.check for result in results(out)}
+        if under_way := [name for name in left if name not in after][:1]:
+            tail = words.decode(errors="replace")[-4000:]
+            add(out, Result(under_way[0], "crashed", time.monotonic() - seconds, said=f"{ended}\n{tail}"))
+    write_report(out, results(out))
+
+
+def run_child(out: Path, place: str, mark: str, only: Sequence[str], bench: Bench) -> None:
+    """In the process of one file."""
+    package, _, file = place.partition(":")
+    for name, check in checks_of(file, package).items():
+        if name + mark in only:
+            fresh = Bench(bench.device, bench.folder, bench.tiny)
+            add(out, attempt(name + mark, check, fresh))
+
+
+def add(out: Path, result: Result) -> None:
+    with (out / RESULTS).open("ab") as file:
+        file.write(msgspec.json.encode(result) + b"\n")
+
+
+def results(out: Path) -> list[Result]:
+    lines = (out / RESULTS).read_bytes().splitlines()
+    return [msgspec.json.decode(line, type=Result) for line in lines]

@@ -1,0 +1,131 @@
+"""The suite for GPUs, on a CPU: its runner goes on after anything, and its checks run on tiny models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.gpu import runner
+from tests.gpu.__main__ import main
+from tests.gpu.kit import Bench, Figure, Result, Skipped, attempt
+from tests.gpu.report import report
+from tests.gpu.runner import checks_of, files, run_all
+
+UNSOUND = """
+import os
+from tests.gpu.kit import Skipped
+
+VARIANTS = ({}, {"SUITE_VARIANT": "on"})
+
+
+def check_passes(bench):
+    bench.figure("variant", os.environ.get("SUITE_VARIANT", "off"))
+
+
+def check_raises(bench):
+    bench.figure("before", 1)
+    raise ValueError("in the check")
+
+
+def check_dies(bench):
+    print("last words", file=__import__("sys").stderr, flush=True)
+    os._exit(7)
+
+
+def check_finds_faults(bench):
+    bench.expect(False, "one thing is wrong")
+    bench.expect(False, "another is, too")
+
+
+def check_is_skipped(bench):
+    raise Skipped("not here")
+"""
+
+
+@pytest.fixture
+def unsound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "unsound_checks"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "unsound.py").write_text(UNSOUND)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder
+
+
+def test_the_suite_goes_on_after_everything(unsound: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    found = run_all(out, ["--device", "cpu", "--tiny"], folder=unsound, package="unsound_checks")
+    outcomes = {result.check.removeprefix("unsound.check_"): result.outcome for result in found}
+    plain = {
+        "passes": "passed",
+        "raises": "failed",
+        "dies": "crashed",
+        "finds_faults": "failed",
+        "is_skipped": "skipped",
+    }
+    assert outcomes == plain | {f"{name} [SUITE_VARIANT=on]": outcome for name, outcome in plain.items()}
+    by_name = {result.check: result for result in found}
+    assert by_name["unsound.check_passes"].figures == (Figure("variant", "off"),)
+    assert by_name["unsound.check_passes [SUITE_VARIANT=on]"].figures == (Figure("variant", "on"),)
+    assert "ended with 7" in by_name["unsound.check_dies"].said and "last words" in by_name["unsound.check_dies"].said
+    assert by_name["unsound.check_finds_faults"].said == "one thing is wrong\nanother is, too"
+    assert by_name["unsound.check_raises"].figures == (Figure("before", 1),)
+    text = (out / "report.md").read_text()
+    assert "2 crashed, 4 failed, 2 passed, 2 skipped" in text and "No CUDA device" in text
+    assert "in the check" in (out / "unsound.check_raises.txt").read_text()
+
+
+def test_what_no_longer_fits_into_the_time_is_said(
+    unsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LIMIT_S", 0.0)
+    found = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks")
+    assert {result.outcome for result in found} == {"skipped"} and "were over" in found[0].said
+
+
+def test_without_cuda_it_is_skipped_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["tests.gpu"])
+    assert main() == 0
+    assert "finds no CUDA device" in capsys.readouterr().out
+
+
+def test_figures_say_their_units_and_unknown_is_not_zero() -> None:
+    figures = (Figure("a", 0.25, "GiB"), Figure("b", 1234567, "bytes"), Figure("c", None), Figure("d", "equal"))
+    text = report([Result("x.check_y", "passed", 1.0, figures)])
+    assert "a 0.25 GiB; b 1,234,567 bytes; c not measured; d equal" in text
+
+
+def test_every_file_of_checks_is_found() -> None:
+    assert set(files()) >= {"memory", "clocks", "verdicts", "formats", "streams", "kernels", "offload", "forecasts"}
+    assert all(checks_of(file) for file in files())
+
+
+LONG = {"page.check_a_run_from_the_page", "crash.check_an_assertion_is_a_result_and_the_worker_lives"}
+"""They start a worker; the browser's and the worker's own tests do so on the CPU."""
+CHECKS = [name for file in files() for name in checks_of(file) if name not in LONG]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CHECKS)
+def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
+    bench = Bench("cpu", tmp_path, tiny=True)
+    found = attempt(name, checks_of(name.partition(".")[0])[name], bench)
+    assert found.outcome in ("passed", "skipped"), found.said
+    if found.outcome == "skipped":
+        assert "CUDA" in found.said or "CPU" in found.said
+
+
+def test_a_skip_is_no_failure(tmp_path: Path) -> None:
+    def check(bench: Bench) -> None:
+        raise Skipped("no reason at all")
+
+    assert attempt("a", check, Bench("cpu", tmp_path)) == Result(
+        "a", "skipped", pytest.approx(0, abs=1), (), "no reason at all"
+    )  # type: ignore[arg-type]  # noqa: E501
