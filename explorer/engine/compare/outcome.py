@@ -239,7 +239,7 @@ def _remembered(trainee: Trainee) -> State:
 
 
 def _input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
-    """Of the leaves of the batch that got a gradient, by their place in it."""
+    """Gradients of the leaves of the batch that got one, by their place in it."""
     for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
         for path, leaf in tree_flatten_with_path(batch)[0]:
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:

@@ -84,7 +84,7 @@ class Observation(TorchDispatchMode):
             after = module.register_forward_hook(self._after(fqn), with_kwargs=True, always_call=True)
             self._open.callback(before.remove)
             self._open.callback(after.remove)
-        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, _kept))
+        self._open.enter_context(torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor))
         super().__enter__()
         return self
 
@@ -95,7 +95,7 @@ class Observation(TorchDispatchMode):
     @contextmanager
     def of_loss(self) -> Iterator[None]:
         """Watches what the loss saves of what the model made; nothing it does is any block's. Call it once, at last."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, _kept):
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             super().__enter__()
             try:
                 yield
@@ -217,13 +217,6 @@ class Observation(TorchDispatchMode):
                 seen.traits.add("nested_outputs")
 
         return hook
-
-
-def _kept(packed: Tensor | None) -> Tensor:
-    """For a model that calls autograd in its own forward."""
-    if packed is None:
-        raise RuntimeError("this forward needs what it saves, and memory has no room to keep it")
-    return packed
 
 
 def _is_flat(output: Any) -> bool:

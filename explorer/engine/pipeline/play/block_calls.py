@@ -28,7 +28,7 @@ class CallCount:
     reruns: list[tuple[Any, Any]] = field(default_factory=list)
 
     def recompute_ms(self, clock: Ticks, first: int, end: int) -> float:
-        """Of the runs number `first` to `end`, once the device has settled."""
+        """Milliseconds of the runs number `first` to `end`, once the device has settled."""
         return sum(clock.between_ms(begun, over) for begun, over in self.reruns[first:end])
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
