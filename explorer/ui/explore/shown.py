@@ -11,7 +11,7 @@ from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
@@ -79,7 +79,7 @@ def shown(state: ExploreState) -> Shown:
     fitted = baseline is not None and baseline.refused and baseline.complete
     if comparison is not None and comparison.baseline.spec == wanted and not fitted:
         baseline, key = comparison.baseline, state.shown
-    refused = did_not_fit(baseline, whole := _whole(baseline, key, spec.model)) if baseline is not None else ""
+    refused = did_not_fit(baseline, whole := _whole(baseline, key)) if baseline is not None else ""
     if whole is not None:
         baseline, key = whole, f"whole {key}"
     stale = comparison is not None and comparison.candidate.spec != spec
@@ -99,12 +99,12 @@ def shown(state: ExploreState) -> Shown:
     )
 
 
-def _whole(run: Measurement | None, key: str | None, model: ModelRef) -> Measurement | None:
+def _whole(run: Measurement | None, key: str | None) -> Measurement | None:
     """Everything kept, put together from a run that fitted where that did not; None: nothing was refused."""
     if run is None or not run.refused or not run.complete:
         return None
     whole: Measurement | None = backend.records().get(f"whole {key}")
-    if whole is None and (graph := backend.graph_of(model)) is not None:
+    if whole is None and (graph := backend.graph_of(run.spec)) is not None:
         whole = keep_all_from(run, graph)
         backend.records().keep(f"whole {key}", whole)
     return whole
