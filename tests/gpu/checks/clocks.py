@@ -11,7 +11,8 @@ from explorer.engine.device.allocator import clock_skew_ns, take_probe
 from explorer.engine.device.device import device_of
 from explorer.engine.measure.recording import tracker_of
 from explorer.engine.measure.stopwatch import step_ms
-from explorer.engine.step import Trainee, left_as_found, prepare, run_step
+from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.world.as_found import left_as_found
 from tests.gpu.kit import Bench
 
 N_STEPS = 10
