@@ -12,6 +12,7 @@ from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
+from explorer.plan.forecast.rerun_time import time_ratio
 from explorer.plan.forecast.saved_by_call import Stay, stays_of
 from explorer.plan.names import above, is_within
 from explorer.record.forecast import Forecast
@@ -54,6 +55,7 @@ class Forecaster:
             step_peak_bytes=None if self._holds_more(policy) else peak_with(replay, played, nest, stash_bytes=stash),
             saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
             flop_ratio=self._flop_ratio(baseline, policy),
+            time_ratio=time_ratio(baseline, self._graph, outermost(policy), policy),
             freed_bytes=self._freed(replay, units, played, policy),
         )
 

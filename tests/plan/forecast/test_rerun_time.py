@@ -1,0 +1,27 @@
+"""Time that units take to run again is their own forward's, on the scale of the whole steps."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.record import Policy
+from tests.view.builders import measured
+
+
+def test_each_unit_adds_its_own_forward_and_nested_ones_once() -> None:
+    run = measured()
+    ratios = [
+        Forecaster(run).forecast(Policy.recompute(blocks)).time_ratio
+        for blocks in (["layers.0"], ["layers.0", "layers.1"], ["layers.0", "layers.0.inner"])
+    ]
+    one, two, nested = ratios
+    assert one is not None and two is not None and nested is not None and one > 1
+    assert two - 1 == pytest.approx(2 * (one - 1)) and nested == one
+
+
+def test_a_baseline_without_times_foretells_none() -> None:
+    whole = keep_all_from(measured(recompute=(0, 2)))
+    assert whole is not None
+    assert Forecaster(whole).forecast(Policy.recompute(["layers.0"])).time_ratio is None
