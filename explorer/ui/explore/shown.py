@@ -79,7 +79,8 @@ def shown(state: ExploreState) -> Shown:
     fitted = baseline is not None and baseline.refused and baseline.complete
     if comparison is not None and comparison.baseline.spec == wanted and not fitted:
         baseline, key = comparison.baseline, state.shown
-    refused = did_not_fit(baseline, whole := _whole(baseline, key)) if baseline is not None else ""
+    whole = _whole(baseline, key)
+    refused = did_not_fit(baseline, whole) if baseline is not None else ""
     if whole is not None:
         baseline, key = whole, f"whole {key}"
     stale = comparison is not None and comparison.candidate.spec != spec
