@@ -34,7 +34,7 @@ def confirm_marks(page: Page, text: str) -> None:
 def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
     page = explore
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
-    confirm_marks(page, "4 blocks")
+    confirm_marks(page, "4 of 4 blocks")
     assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("button", name="Cancel").wait_for()

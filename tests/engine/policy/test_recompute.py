@@ -98,7 +98,8 @@ def test_the_answer_belongs_to_the_thread_that_recomputes() -> None:
 
 def test_a_backward_in_another_thread_is_seen_there() -> None:
     model = chain()
-    with apply_policy(model, Policy.recompute(["2"])):
+    told = observe_recompute(lambda fqn, begins: RUNNING.append(fqn) if begins else RUNNING.remove(fqn))
+    with apply_policy(model, Policy.recompute(["2"])), told:
         loss = model(torch.randn(3, 4)).sum()
         worker = threading.Thread(target=loss.backward)
         worker.start()
