@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import re
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -27,19 +28,19 @@ def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     return settled(page)
 
 
-def confirm_marks(page: Page, text: str) -> None:
+def confirm_marks(page: Page, text: str | re.Pattern[str]) -> None:
     page.get_by_test_id("stMetricValue").get_by_text(text, exact=True).wait_for()
 
 
 def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Path) -> None:
     page = explore
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
-    confirm_marks(page, "4 of 4 blocks")
+    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
     assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("button", name="Cancel").wait_for()
     page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
-    confirm_marks(page, "4 of 4 blocks")
+    confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Blocks", "Memory"):
         press(page, page.get_by_role("tab", name=tab))
