@@ -27,9 +27,8 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.failure import failure_panel
-from explorer.ui.shared.model import arguments_panel, changed_line, model_panel, options_panel
+from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
 from explorer.view.compare.safety import danger
@@ -54,7 +53,7 @@ class Places:
 def page() -> None:
     """The whole page, top to bottom."""
     state = states.current()
-    draft, samples = state.draft, backend.samples()
+    draft = state.draft
     page_job.attach(state.job, work.ASKED)
     page_job.settle(state.job, partial(work.take, state))
     work.prepare(state)
@@ -77,7 +76,7 @@ def page() -> None:
         places = replace(places, notice=st.empty())
         charts = st.container()
     with left:
-        _choices(draft, samples)
+        model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, places)
     with charts:
         _trouble(state)
@@ -101,17 +100,6 @@ def _trouble(state: ExploreState) -> None:
     if state.job.failure is not None and failure_panel(state.job.failure, key="last"):
         state.job.failure = None
         st.rerun()
-
-
-def _choices(draft: Draft, samples: tuple[Any, ...]) -> None:
-    """Model and options; a change takes effect at once, but runs nothing except the first look at a new model."""
-    spec = draft.spec
-    graph = backend.graph_of(spec)
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="options_row"):
-        model_panel(spec.model, samples, partial(drafts.choose_model, draft))
-        arguments_panel(spec.model, samples, partial(drafts.choose_model, draft))
-        options_panel(spec, graph, partial(drafts.set_option, draft, graph))
-    changed_line(spec)
 
 
 def _desk(state: ExploreState, places: Places) -> None:

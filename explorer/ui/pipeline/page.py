@@ -30,7 +30,7 @@ from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
-from explorer.ui.shared.model import arguments_panel, changed_line, model_panel, options_panel
+from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
 from explorer.view.drawing.units import count
@@ -58,7 +58,7 @@ def page() -> None:
         height = RIGHT_HEIGHT + window.extra_height()
     known = None
     with left:
-        _choices(split)
+        model_row(split.draft, partial(_choose_model, split), key="pipeline_options")
         if graph is not None:
             known = _plan(split, graph)
         elif split.job.id is not None:
@@ -81,17 +81,6 @@ def _figures(known: Results | None) -> tuple[Figure, ...]:
         return figures(None, None, None, before=None)
     run = known.own_run
     return figures(run, known.forecast, known.plan, before=None if run is not None else known.run)
-
-
-def _choices(split: PipelineState) -> None:
-    """Model and options, the same as on Explore; a change takes effect at once."""
-    spec, samples = split.draft.spec, backend.samples()
-    graph = backend.graph_of(spec)
-    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_options"):
-        model_panel(spec.model, samples, partial(_choose_model, split))
-        arguments_panel(spec.model, samples, partial(_choose_model, split))
-        options_panel(spec, graph, partial(drafts.set_option, split.draft, graph))
-    changed_line(spec)
 
 
 def _choose_model(split: PipelineState, model: ModelRef) -> None:

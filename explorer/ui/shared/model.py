@@ -1,4 +1,4 @@
-"""Which model, how large, and how it is run: shows a RunSpec, and hands on what a person chooses."""
+"""Which model, how large, and how it is run: the row of choices at the top of the pages that run something."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from explorer.plan.catalogue import Sample, default_size
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from explorer.ui.session import backend
 from explorer.ui.session.bound import Bound, bound
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import Draft
 from explorer.view.words import explore as glossary
 
 Argument = int | float | str | bool
@@ -33,7 +36,20 @@ CHOICES: dict[str, tuple[Any, ...]] = {
 NUMBERS = {"n_accumulation": (1, 64), "n_repeats": (1, 50), "n_threads": (1, 64), "seed": (0, 2**31 - 1)}
 
 
-def model_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
+    """Model, size, its numbers and the options of the step; a change takes effect at once, and runs nothing except
+    the first look at a new model. `choose` takes another model; `key` tells the row of one page from another's.
+    """
+    spec, samples = draft.spec, backend.samples()
+    graph = backend.graph_of(spec)
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
+        _model(spec.model, samples, choose)
+        _arguments(spec.model, samples, choose)
+        _options(spec, graph, partial(drafts.set_option, draft, graph))
+    _changed_line(spec)
+
+
+def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
     """Model and size. Another model starts with its first size and the factory's usual arguments."""
     by_target = {sample.target: sample for sample in samples}
     targets = list(by_target)
@@ -78,7 +94,7 @@ def _lesson(sample: Sample | None) -> str:
     return f"{sample.title}\n\n{sample.lesson}\n\n{glossary.MODEL}" if sample else glossary.MODEL
 
 
-def arguments_panel(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
+def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
     """The numbers that the factory takes, as the size sets them or as a person changed them."""
     sample = next((sample for sample in samples if sample.target == model.target), None)
     usual = dict(sample.sizes.get(model.size or default_size(sample.sizes) or "", {})) if sample else {}
@@ -114,7 +130,7 @@ def _argument(name: str, usual: Argument, field: Bound) -> None:
         st.text_input(name, field.value, key=field.key)
 
 
-def options_panel(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
+def _options(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
     """How the step is run and how blocks are recomputed."""
     with st.popover("Options", key="options", help="How the step is run"):
         run, recompute = st.columns(2, gap="medium")
@@ -134,7 +150,7 @@ def options_panel(spec: RunSpec, graph: ModelGraph | None, change: Change) -> No
             _frozen(spec, graph, change)
 
 
-def changed_options(spec: RunSpec) -> tuple[str, ...]:
+def _changed_options(spec: RunSpec) -> tuple[str, ...]:
     """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
     usual = RunSpec(model=spec.model)
     names = (*CHOICES, *NUMBERS, "momentum", "frozen")
@@ -150,9 +166,9 @@ def changed_options(spec: RunSpec) -> tuple[str, ...]:
     )
 
 
-def changed_line(spec: RunSpec) -> None:
+def _changed_line(spec: RunSpec) -> None:
     """Names the options that were changed, beside the closed popover that holds them."""
-    if said := changed_options(spec):
+    if said := _changed_options(spec):
         st.caption(f":orange-badge[:material/tune: changed options] {plain(', '.join(said))}")
 
 
