@@ -1,20 +1,17 @@
-"""Runs what may kill its process in a process of its own (forks.py), and reports how that process ended."""
+"""Runs what may kill its process in a process of its own (answering.py), and reports how that process ended."""
 
 from __future__ import annotations
 
 import importlib
 import os
-import signal
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
+from contextlib import ExitStack
 
 import torch
 
-from explorer.child_process.forks import at_hand, server_is_gone
+from explorer.child_process.answering import Answering
 from explorer.lab.kit.bench import LabBench
 from explorer.record.base import from_json, to_json
 from explorer.record.lab import LabRow
@@ -27,59 +24,33 @@ Trial = tuple[Callable[..., LabRow], tuple[str, ...]]
 
 def rows_apart(trials: Sequence[Trial], bench: LabBench) -> list[LabRow]:
     """One row a trial; the children run side by side. A cancel ends them."""
-    children: list[_Child] = []
-    deadline = time.monotonic() + TIME_LIMIT_S
-    try:
-        for function, arguments in trials:
-            children.append(_Child(function, arguments, bench.device))
-        while (n_done := sum(child.ended for child in children)) < len(children) and time.monotonic() < deadline:
+    deadline_s = time.monotonic() + TIME_LIMIT_S
+    with ExitStack() as stack:
+        children = [
+            stack.enter_context(
+                Answering(run_trial, bench.device.type, function.__module__, function.__name__, arguments)
+            )
+            for function, arguments in trials
+        ]
+
+        def alive() -> None:
+            n_done = sum(child.ended for child in children)
             bench.tell("waiting for a process of its own", n_done, len(children))
-            time.sleep(0.05)
-        return [child.row() for child in children]
-    finally:
-        for child in children:
-            child.end()
+
+        return [_row(child, label, deadline_s, alive) for child, (_, (label, *_)) in zip(children, trials)]
 
 
-class _Child:
-    def __init__(self, function: Callable[..., LabRow], arguments: tuple[str, ...], device: torch.device) -> None:
-        self._label = arguments[0]
-        self._answer: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in end()
-        with Path(os.devnull).open("wb") as nothing:
-            self._process = at_hand().start(
-                run_trial, device.type, function.__module__, function.__name__, arguments,
-                files=[self._answer.fileno()], errors=nothing.fileno(), needs=["torch._dynamo"],
-            )  # fmt: skip
-
-    @property
-    def ended(self) -> bool:
-        return self._process.ended
-
-    def row(self) -> LabRow:
-        """The child's row, or how it died."""
-        code = self._process.code
-        if not self.ended:
-            note = f"no answer within {TIME_LIMIT_S:g} s"
-        elif code is None:
-            note = server_is_gone().sentence
-        elif code == 0:
-            self._answer.seek(0)
-            return from_json(self._answer.read(), LabRow)
-        elif code < 0:
-            note = f"its process was ended by {signal.Signals(-code).name}"
-        else:
-            note = f"its process ended with exit code {code}"
-        return LabRow(label=self._label, outcome="crashed", note=note)
-
-    def end(self) -> None:
-        self._process.close()
-        self._answer.close()
+def _row(child: Answering, label: str, deadline_s: float, alive: Callable[[], None]) -> LabRow:
+    """The child's row, or how it died."""
+    for line in child.lines(deadline_s, alive):
+        return from_json(line, LabRow)
+    note = f"no answer within {TIME_LIMIT_S:g} s" if child.timed_out else child.ending()
+    return LabRow(label=label, outcome="crashed", note=note)
 
 
-def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], answer: int) -> None:
+def run_trial(device: str, module: str, name: str, arguments: tuple[str, ...], answers: int) -> None:
     """The child's side."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     row: LabRow = getattr(importlib.import_module(module), name)(LabBench(torch.device(device)), *arguments)
-    with os.fdopen(answer, "wb") as file:
-        file.write(to_json(row))
+    os.write(answers, to_json(row) + b"\n")

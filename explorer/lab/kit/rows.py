@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from explorer.engine.compare.diffs import Yardstick, differences
+from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.lab.kit.bench import Gradients, Raised
 from explorer.record.comparison import GradientDiff
 from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
@@ -47,45 +47,31 @@ class Gap:
         return sum(diff.presence in ("baseline only", "candidate only") for diff in self.diffs)
 
     @property
-    def distance(self) -> float:
-        """|candidate - baseline| / |baseline|, L2; an absent gradient counts as zero."""
-        return float((self._flat[1] - self._flat[0]).norm() / self._flat[0].norm())
-
-    @property
-    def cosine(self) -> float | None:
-        """None where one side is all zero and points nowhere."""
-        left, right = self._flat
-        length = float(left.norm() * right.norm())
-        return max(-1.0, min(1.0, float(left @ right) / length)) if length else None
-
-    @property
-    def norm_ratio(self) -> float:
-        return float(self._flat[1].norm() / self._flat[0].norm())
+    def distance(self) -> float | None:
+        """|candidate - baseline| / |baseline|, L2; an absent gradient counts as zero. None: all zero."""
+        return self._whole.relative_norm
 
     @cached_property
-    def _flat(self) -> tuple[Tensor, Tensor]:
-        """Both sides as one float64 vector; cached_property writes past the frozen dataclass on purpose."""
+    def _whole(self) -> GradientDiff:
+        """Both sides as one vector; cached_property writes past the frozen dataclass on purpose."""
         pairs = [(self.baseline.get(diff.name), self.candidate.get(diff.name)) for diff in self.diffs]
-        shaped = [(a, b, a if a is not None else b) for a, b in pairs]
-        left = [
-            (a if a is not None else torch.zeros_like(like)).double().flatten()
-            for a, _, like in shaped
-            if like is not None
-        ]
-        right = [
-            (b if b is not None else torch.zeros_like(like)).double().flatten()
-            for _, b, like in shaped
-            if like is not None
-        ]
-        return torch.cat(left), torch.cat(right)
+        left, right = torch.cat([_flat(a, b) for a, b in pairs]), torch.cat([_flat(b, a) for a, b in pairs])
+        return difference(GradientDiff, "all of them", left, right, Yardstick())
 
     def figures(self) -> tuple[LabFigure, ...]:
         return (
             counted(EQUAL_TENSORS, self.n_equal, f"of {len(self.diffs)}"),
             measured(DISTANCE, self.distance),
-            measured(COSINE, self.cosine),
-            measured(NORM_RATIO, self.norm_ratio),
+            measured(COSINE, self._whole.cosine),
+            measured(NORM_RATIO, self._whole.norm_ratio),
         )
+
+
+def _flat(tensor: Tensor | None, other: Tensor | None) -> Tensor:
+    """In float64; zeros as long as `other` where the tensor is absent."""
+    if tensor is None:
+        return torch.zeros(0 if other is None else other.numel(), dtype=torch.float64)
+    return tensor.double().flatten()
 
 
 def gap(baseline: Gradients, candidate: Gradients, reference: Gradients | None = None) -> Gap:

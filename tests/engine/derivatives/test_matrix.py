@@ -103,7 +103,7 @@ class TestInAProcessOfItsOwn:
         ("whom", "n_kills", "words"),
         [
             ("cell", 1, "no answer within 3 s"),
-            ("cell", 2, "SIGKILL, twice; the cell itself was not found out"),
+            ("cell", 2, "not found out in 2 tries: ended the process by SIGKILL"),
             ("server", 1, "no answer within 3 s"),
         ],
     )

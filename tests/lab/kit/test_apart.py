@@ -24,8 +24,11 @@ def dies(bench: LabBench, label: str) -> LabRow:
     raise AssertionError("unreachable")
 
 
+LEFT = "ended the process with exit code 7: it said nothing"
+
+
 def test_each_row_has_a_process_and_a_death_is_a_row() -> None:
     alive, left, dead = rows_apart([(lives, ("alive",)), (leaves, ("left",)), (dies, ("dead",))], LabBench())
     assert alive.outcome == "baseline" and alive.value("process") not in (None, os.getpid())
-    assert (left.label, left.outcome, left.note) == ("left", "crashed", "its process ended with exit code 7")
-    assert (dead.label, dead.outcome, dead.note) == ("dead", "crashed", "its process was ended by SIGKILL")
+    assert (left.label, left.outcome, left.note) == ("left", "crashed", LEFT)
+    assert (dead.label, dead.outcome, dead.note) == ("dead", "crashed", "ended the process by SIGKILL")

@@ -5,8 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from explorer.engine.compare.diffs import relative_distance
 from explorer.lab.kit.bench import Raised
-from explorer.lab.kit.rows import DISTANCE, EQUAL_TENSORS, compared_row, distance_bars, gap, size_of
+from explorer.lab.kit.rows import (
+    COSINE,
+    DISTANCE,
+    EQUAL_TENSORS,
+    NORM_RATIO,
+    Gap,
+    compared_row,
+    distance_bars,
+    gap,
+    size_of,
+)
+
+
+def value_of(far: Gap, name: str) -> object:
+    return next(figure.value for figure in far.figures() if figure.name == name)
 
 
 def test_a_doubled_gradient_is_seen() -> None:
@@ -18,10 +33,22 @@ def test_a_doubled_gradient_is_seen() -> None:
     assert (
         doubled.outcome == "different"
         and doubled.distance == pytest.approx(1.0)
-        and doubled.cosine == pytest.approx(1.0)
+        and value_of(doubled, COSINE) == pytest.approx(1.0)
     )
     assert gap(right, {**right, "bias": None}).outcome == "missing"
-    assert next(f.value for f in gap(right, right).figures() if f.name == EQUAL_TENSORS) == 2
+    assert value_of(gap(right, right), EQUAL_TENSORS) == 2
+
+
+def test_tensors_are_held_against_each_other_together_and_the_absent_as_zeros() -> None:
+    right = {"weight": torch.randn(4, 4), "bias": torch.randn(4), "never": None}
+    other = {"weight": torch.randn(4, 4), "bias": None, "never": None}
+    far = gap(right, other)
+    assert far.distance == pytest.approx(relative_distance(right, other), rel=1e-12)
+    assert value_of(far, NORM_RATIO) == pytest.approx(
+        float(other["weight"].norm() / torch.cat([right["weight"].flatten(), right["bias"]]).norm())  # type: ignore[union-attr,list-item]
+    )
+    nothing = gap({"weight": torch.zeros(2)}, {"weight": torch.ones(2)})
+    assert nothing.distance is None and value_of(nothing, COSINE) is None
 
 
 def test_bars_have_no_length_where_nothing_came_back() -> None:
