@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HERE = Path(__file__).resolve().parent
-TIMEOUT_MS = 60_000
-"""Of every wait: a loaded machine with one core takes that long."""
+TIMEOUT_MS = 180_000
+"""Of every wait: a loaded machine with one core takes that long; only a fault ever does."""
+LIMIT_S = 900
+"""Of a whole path, for the same reason."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if HERE in item.path.parents:
             item.add_marker(pytest.mark.browser)
             item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
 
 
 @pytest.fixture(scope="session")

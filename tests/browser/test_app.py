@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def explore(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     """The page once the baseline of the tiny model is measured."""
     page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
-    page.get_by_role("treeitem").first.wait_for(timeout=120_000)
-    page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
+    page.get_by_role("treeitem").first.wait_for()
+    page.get_by_text("Measured with everything kept.").wait_for()
     return settled(page)
 
 
@@ -39,7 +39,7 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
     page.get_by_role("button", name="Run", exact=True).click()
     page.get_by_role("button", name="Cancel").wait_for()
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
+    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
     confirm_marks(page, "bitwise equal")
     for tab in ("Cost", "Gradients", "Blocks", "Memory"):
@@ -81,7 +81,7 @@ def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
     page.wait_for_url("**job=**")
     page.reload()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
+    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
     assert "job=" not in page.url
 
 
@@ -103,7 +103,7 @@ def test_a_window_made_narrow_stacks_the_page(
 
     assert not below()
     page.set_viewport_size({"width": 800, "height": 900})
-    for _ in range(120):
+    for _ in range(480):
         if below():
             return
         page.wait_for_timeout(250)
@@ -114,7 +114,7 @@ def test_a_factory_that_raises_is_a_sentence_and_the_app_lives(
     page: Page, serve: Callable[..., object], tiny: str
 ) -> None:
     page.goto(serve(ROOT / "app.py", "--model", tiny.replace(":build", ":broken")).url)  # type: ignore[attr-defined]
-    page.get_by_text("the factory says no").first.wait_for(timeout=120_000)
+    page.get_by_text("the factory says no").first.wait_for()
     press(page, page.get_by_text("Traceback").first)
     assert page.get_by_test_id("stException").count() == 0
 

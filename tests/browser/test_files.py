@@ -22,11 +22,11 @@ MEASURED = "Baseline and the policy that is drawn."
 def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     """The page once a policy with one block was run."""
     page.goto(serve(ROOT / "app.py", "--model", tiny).url)  # type: ignore[attr-defined]
-    page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
+    page.get_by_text("Measured with everything kept.").wait_for()
     page.locator('[data-id="head"]').click()
     page.get_by_test_id("stMetricValue").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
     page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_text(MEASURED).wait_for(timeout=180_000)
+    page.get_by_text(MEASURED).wait_for()
     return settled(page)
 
 
@@ -77,7 +77,7 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
 
 def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]) -> None:
     page.goto(serve(ROOT / "app.py").url + "/lab")  # type: ignore[attr-defined]  # an app whose worker is still cold
-    page.get_by_role("button", name="Cancel").click(timeout=120_000)
+    page.get_by_role("button", name="Cancel").click()
     page.get_by_text("The run was cancelled").wait_for()
     page.get_by_role("button", name="Run", exact=True).click()
-    page.get_by_text("What to take away").wait_for(timeout=120_000)
+    page.get_by_text("What to take away").wait_for()

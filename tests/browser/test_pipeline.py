@@ -21,8 +21,8 @@ N_GRADIENTS = 4 * 4 + 2
 def pipeline(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     """The page once the blocks of the tiny model are priced."""
     page.goto(serve(ROOT / "app.py", "--model", tiny).url + "/pipeline")  # type: ignore[attr-defined]
-    page.get_by_role("treeitem").first.wait_for(timeout=120_000)
-    page.get_by_text("Drawn from the price of each block.").wait_for(timeout=120_000)
+    page.get_by_role("treeitem").first.wait_for()
+    page.get_by_text("Drawn from the price of each block.").wait_for()
     return settled(page)
 
 

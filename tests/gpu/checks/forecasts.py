@@ -1,4 +1,4 @@
-"""What is foretold against what is measured: random policies, and policies chosen to fit budgets of this GPU."""
+"""What is foretold against what is measured: random policies, step times, and plans under budgets of this GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import statistics
 
 from explorer.engine.model.describe import describe
 from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.policy.presets import preset
 from explorer.record import Policy
-from tests.gpu.kit import SAMPLES, Bench
+from tests.gpu.kit import SAMPLES, Bench, Skipped
 
 GOAL_MEDIAN, GOAL_MOST = 0.001, 0.02
 
@@ -34,6 +35,50 @@ def check_random_policies(bench: Bench) -> None:
     if bench.device == "cuda":
         bench.expect(statistics.median(errors) <= GOAL_MEDIAN, "the median is above 0.1 %")
         bench.expect(max(errors) <= GOAL_MOST, "the largest is above 2 %")
+
+
+def check_time_ratios(bench: Bench) -> None:
+    """Baseline and policy take turns, so that a GPU that grows warm slows both."""
+    errors = []
+    for sample in ("gpt", "resnet", "unet", "vit"):
+        spec = bench.spec(sample, "gpu", n_repeats=3 if bench.tiny else 10)
+        graph = describe(spec.model, device=bench.device)
+        policy = preset("all", graph)
+        said, seen = [], []
+        for _ in range(1 if bench.tiny else 3):
+            kept, again = bench.measured(spec), bench.measured(spec, policy)
+            assert kept.times is not None and again.times is not None
+            if (ratio := Forecaster(kept, graph).forecast(policy).time_ratio) is not None:
+                said.append(ratio)
+            seen.append((again.times.step.median_ms or 0) / (kept.times.step.median_ms or 1))
+        bench.expect(bool(said), f"{sample}: no time was foretold")
+        if said:
+            errors.append(abs(statistics.median(said) / statistics.median(seen) - 1))
+            bench.figure(f"{sample} foretold", statistics.median(said), "of the step")
+            bench.figure(f"{sample} measured", statistics.median(seen), "of the step")
+    bench.figure("most it was off", 100 * max(errors, default=0.0), "%")
+
+
+def check_plans_under_budgets(bench: Bench) -> None:
+    try:
+        import scipy  # noqa: F401
+    except ImportError:
+        raise Skipped("needs scipy, whose solver plans; it is too large to travel") from None
+    from explorer.plan.planners.budget import Planner
+
+    for sample in ("gpt", "resnet", "unet", "moe"):
+        spec = bench.spec(sample, "gpu")
+        planner = Planner(bench.measured(spec), describe(spec.model, device=bench.device))
+        for share in (0.9, 0.6, 0.4):
+            budget = int(share * planner.keep_all_bytes)
+            if planner.floor().step_peak_bytes > budget:
+                bench.figure(f"{sample} in {budget / 2**30:.3f} GiB", "below what can be reached")
+                continue
+            plan = planner.within(budget)
+            peak = bench.measured(spec, plan.policy).step_peak_bytes or 0
+            bench.figure(f"{sample} in {budget / 2**30:.3f} GiB", peak / 2**30, "GiB")
+            off = abs(peak - plan.step_peak_bytes) / plan.step_peak_bytes
+            bench.expect(off <= GOAL_MOST, f"{sample} at {share:.0%}: foretold {plan.step_peak_bytes}, measured {peak}")
 
 
 def check_policies_under_budgets(bench: Bench) -> None:

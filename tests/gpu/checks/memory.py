@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from explorer.engine.device import cuda_allocator
@@ -12,6 +14,15 @@ from tests.gpu.kit import SAMPLES, Bench
 
 VARIANTS: tuple[dict[str, str], ...] = ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 POLICIES = ("keep-all", "all", "every-2")
+STEPS: dict[str, dict[str, Any]] = {
+    "SGD": {"optimizer": "sgd"},
+    "SGD with momentum": {"optimizer": "sgd", "momentum": 0.9},
+    "two microbatches": {"n_accumulation": 2},
+    "bf16 autocast": {"autocast": "bfloat16"},
+    "part frozen": {"frozen": ("embedding",)},
+    "evaluation": {"mode": "eval"},
+}
+"""What a step may be besides AdamW on a whole batch."""
 
 
 def check_drawn_peak_is_the_allocators_own(bench: Bench) -> None:
@@ -24,6 +35,15 @@ def check_drawn_peak_is_the_allocators_own(bench: Bench) -> None:
                 bench.figure(f"{sample} {name}", (run.step_peak_bytes or 0) - (own or 0), "bytes from requested peak")
                 bench.expect(own == run.step_peak_bytes, f"{sample} {name}: drawn {run.step_peak_bytes}, own {own}")
             bench.expect(not [w for w in run.warnings if "history was full" in w], f"{sample} {name}: events were lost")
+
+
+def check_drawn_peak_of_other_steps(bench: Bench) -> None:
+    for words, options in STEPS.items():
+        run = bench.measured(bench.spec("gpt", **options))
+        bench.figure(f"gpt, {words}", (run.step_peak_bytes or 0) / 2**20, "MiB")
+        if bench.device == "cuda":
+            own = run.peaks.requested_peak_bytes
+            bench.expect(own == run.step_peak_bytes, f"gpt, {words}: drawn {run.step_peak_bytes}, own {own}")
 
 
 def check_large_models(bench: Bench) -> None:

@@ -32,6 +32,9 @@ def check_two_ranks(bench: Bench) -> None:
         return
     bench.figure("actions timed", len(run.actions))
     bench.expect(all(action.end_ms >= action.start_ms for action in run.actions), "an action ends before it begins")
+    if run.wall is not None and run.composed is not None and run.composed.makespan_ms:
+        longer = run.wall.makespan_ms / run.composed.makespan_ms
+        bench.figure("step over the same actions with links that cost nothing", longer)  # near 1: NCCL is overlapped
 
 
 def check_one_process(bench: Bench) -> None:
