@@ -14,7 +14,7 @@ from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
 from explorer.plan.forecast.rerun_time import time_ratio
 from explorer.plan.forecast.saved_by_call import Stay, stays_of
-from explorer.plan.names import above, is_within
+from explorer.plan.names import is_within
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, Trait
 from explorer.record.measurement import Measurement
@@ -55,7 +55,7 @@ class Forecaster:
             step_peak_bytes=None if self._holds_more(policy) else peak_with(replay, played, nest, stash_bytes=stash),
             saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
             flop_ratio=self._flop_ratio(baseline, policy),
-            time_ratio=time_ratio(baseline, self._graph, outermost(policy), policy),
+            time_ratio=time_ratio(baseline, self._graph, inside(policy), policy),
             freed_bytes=self._freed(replay, units, played, policy),
         )
 
@@ -98,16 +98,17 @@ class Forecaster:
         return self._stays[unit, stops_early]
 
     def _flop_ratio(self, baseline: Measurement, policy: Policy) -> float | None:
-        total, outer = baseline.total_flops, enclosing(policy)
-        inside: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
-        for unit, holder in outer.items():
-            inside[holder].append(unit)
-        again = (nested_rerun_flops(baseline, self._graph, unit, inside[unit], policy) for unit in policy.units)
+        total = baseline.total_flops
+        again = (
+            nested_rerun_flops(baseline, self._graph, unit, children, policy)
+            for unit, children in inside(policy).items()
+        )
         return 1 + sum(again) / total if total else None
 
 
-def outermost(policy: Policy) -> tuple[tuple[str, ...], ...]:
-    """The blocks of each unit that the policy names, without those inside another unit's."""
-    named = set(policy.blocks)
-    found = (tuple(fqn for fqn in unit.blocks if named.isdisjoint(above(fqn))) for unit in policy.units)
-    return tuple(unit for unit in dict.fromkeys(found) if unit)
+def inside(policy: Policy) -> dict[Unit, list[Unit]]:
+    """Every unit, and the units whose innermost holder it is."""
+    found: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
+    for unit, holder in enclosing(policy).items():
+        found[holder].append(unit)
+    return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import streamlit as st
 
 from explorer.errors import ExplorerError
@@ -23,9 +25,11 @@ HEIGHT = 400
 ACTIONS = {"save_ops": "save ops", "offload": "offload"}
 
 
-def tools(state: ExploreState, graph: ModelGraph) -> None:
-    """Presets, undo, redo, search."""
-    titles = preset_titles()
+def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -> None:
+    """Presets, undo, redo, search. `expected`: what each preset should do, in words."""
+    titles = {
+        name: f"{title}: {words}" if (words := expected.get(name)) else title for name, title in preset_titles().items()
+    }
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
         st.menu_button(
             "Presets",

@@ -20,6 +20,7 @@ from explorer.view.words import explore as glossary
 
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
+PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 NOWHERE: tuple[Origin, ...] = ()
@@ -101,13 +102,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
             of_base,
         ),
         _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
-        _headline(
-            "time_ratio",
-            "Step time",
-            _time(base),
-            of_base,
-            origin=MEASURED if base is not None and base.times is not None else NOWHERE,
-        ),
+        _time(base, None if plain else forecast.time_ratio, of_base),
         _gradients(drawn.hazards),
         _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
     )
@@ -130,7 +125,7 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_bas
         value=f"{before} → ≈ {after}",
         delta=percent(moved, signed=True) if moved else "no change",
         tone="neutral" if not moved else "good" if moved < 0 else "bad",
-        origin=("predicted",),
+        origin=PREDICTED,
         tooltip=glossary.HEADLINES[key],
     )
 
@@ -145,7 +140,7 @@ def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
         value=f"≈ {percent(ratio - 1, signed=True)}",
         delta="recomputed",
         tone="neutral",
-        origin=("predicted",),
+        origin=PREDICTED,
         tooltip=glossary.HEADLINES["flop_ratio"],
     )
 
@@ -159,9 +154,18 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     return replace(said, tone="bad", tooltip=plain(danger(hazards)))
 
 
-def _time(base: Measurement | None) -> str:
+def _time(base: Measurement | None, ratio: float | None, of_base: str) -> Headline:
     median = base.times.step.median_ms if base and base.times else None
-    return NOT_MEASURED if median is None else f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
+    if median is None:
+        return _headline("time_ratio", "Step time", NOT_MEASURED, of_base)
+    if ratio is None:
+        return _headline("time_ratio", "Step time", _ms(median), of_base, origin=MEASURED)
+    predicted = _headline("time_ratio", "Step time", f"≈ ×{ratio:.2f}", f"≈ {_ms(ratio * median)}", origin=PREDICTED)
+    return replace(predicted, tooltip=f"{predicted.tooltip} {glossary.TIME_PREDICTED}")
+
+
+def _ms(median: float) -> str:
+    return f"{median:,.0f} ms" if median >= 10 else f"{median:.2f} ms"
 
 
 def _headline(key: str, label: str, value: str, delta: str, *, origin: tuple[Origin, ...] = NOWHERE) -> Headline:

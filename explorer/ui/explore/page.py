@@ -22,7 +22,7 @@ from explorer.ui.explore.files import policy_menu, run_menu
 from explorer.ui.explore.forecast import worth_recomputing
 from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.shown import Shown, facts, predicted, shown
+from explorer.ui.explore.shown import Shown, facts, predicted, presets_foreseen, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
@@ -34,7 +34,7 @@ from explorer.ui.shared.strip import strip
 from explorer.view.compare.safety import danger
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
-from explorer.view.words.policy import in_words
+from explorer.view.words.policy import expected, in_words
 
 RIGHT_HEIGHT = 520
 FILES_WIDTH = 310
@@ -122,7 +122,9 @@ def _desk(state: ExploreState, places: Places) -> None:
         st.caption(_freshness(known))
     _danger(places, hazards)
     if graph is not None and drawn is not None:
-        tools(state, graph)
+        peak = known.baseline.step_peak_bytes if known.baseline else None
+        foretold = presets_foreseen(known, graph, policy)
+        tools(state, graph, {name: expected(one, peak) for name, (chosen, one) in foretold.items() if chosen.units})
         graph_panel(state, drawn)
         if graph.note:
             st.caption(graph.note)

@@ -6,9 +6,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from explorer.errors import InvalidPolicy
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.policy.presets import preset, preset_titles
+from explorer.record.base import to_json
 from explorer.record.comparison import Comparison
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
@@ -21,6 +24,7 @@ from explorer.ui.explore.forecast import forecast, price_tags
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, pins
 from explorer.ui.session import known as known_runs
+from explorer.ui.shared.draft import with_units
 from explorer.view.graph.labels import Facts
 from explorer.view.words.cut_short import did_not_fit
 
@@ -121,11 +125,39 @@ def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measure
 def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
     """From the run that kept everything; its ratio against the baseline that the page compares with."""
     expected = forecast(known.kept, graph, policy, key=known.kept_key)
-    if known.kept is None or known.baseline is None or expected.flop_ratio is None:
+    if known.kept is None or known.baseline is None or known.kept is known.baseline:
         return expected
-    whole, base = known.kept.total_flops, known.baseline.total_flops
-    ratio = expected.flop_ratio * whole / base if whole and base else None
-    return msgspec.structs.replace(expected, flop_ratio=ratio)
+    return msgspec.structs.replace(
+        expected,
+        flop_ratio=_against(expected.flop_ratio, known.kept.total_flops, known.baseline.total_flops),
+        time_ratio=_against(expected.time_ratio, _step_ms(known.kept), _step_ms(known.baseline)),
+    )
+
+
+def _against(ratio: float | None, whole: float | None, base: float | None) -> float | None:
+    """A ratio to everything kept, as one to the baseline."""
+    return ratio * whole / base if ratio is not None and whole and base else None
+
+
+def _step_ms(run: Measurement) -> float | None:
+    return run.times.step.median_ms if run.times else None
+
+
+def presets_foreseen(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
+    """Every preset that the menu offers, with the options of the drawn `policy`, and what it should do."""
+    key = f"presets {known.kept_key} {known.baseline_key} {graph.fingerprint} {to_json(with_units(policy, ()))!r}"
+    found: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
+    if found is None:
+        found = {}
+        for name in preset_titles():
+            try:
+                units = preset(name, graph).units
+            except InvalidPolicy:  # nothing to choose from: whoever takes it is told
+                continue
+            chosen = with_units(policy, units)
+            found[name] = chosen, predicted(known, graph, chosen)
+        backend.records().keep(key, found)
+    return found
 
 
 def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:

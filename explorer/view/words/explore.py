@@ -47,6 +47,11 @@ HEADLINES = {
 }
 """The figures of the strip, one sentence each, the same before and after a run."""
 
+TIME_PREDICTED = (
+    "Foretold from the measured forward of each block: of 18 runs of six sample models half came within 3 %, all "
+    "within 10 %."
+)
+
 ORIGIN = {
     "measured": "A clock or an allocator said so during a real step.",
     "counted": "Counted exactly: operations, calls, bytes.",

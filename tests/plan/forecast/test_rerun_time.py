@@ -10,7 +10,7 @@ from explorer.record import Policy
 from tests.view.builders import measured
 
 
-def test_each_unit_adds_its_own_forward_and_nested_ones_once() -> None:
+def test_each_unit_adds_its_own_forward_and_one_inside_runs_twice() -> None:
     run = measured()
     ratios = [
         Forecaster(run).forecast(Policy.recompute(blocks)).time_ratio
@@ -18,7 +18,9 @@ def test_each_unit_adds_its_own_forward_and_nested_ones_once() -> None:
     ]
     one, two, nested = ratios
     assert one is not None and two is not None and nested is not None and one > 1
-    assert two - 1 == pytest.approx(2 * (one - 1)) and nested == one
+    assert two - 1 == pytest.approx(2 * (one - 1))
+    own, inner = (run.by_fqn[fqn].forward.median_ms for fqn in ("layers.0", "layers.0.inner"))
+    assert own and inner and nested - 1 == pytest.approx((one - 1) * (1 + inner / own))
 
 
 def test_a_baseline_without_times_foretells_none() -> None:

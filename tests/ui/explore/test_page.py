@@ -61,6 +61,18 @@ def test_a_toggle_predicts_at_once_and_runs_nothing(app: App, worker: FakeWorker
     assert not worker.of(Compare)
 
 
+def test_a_toggle_and_every_preset_say_what_they_would_take_in_time(app: App) -> None:
+    at = app()
+    assert figures(at)["Step time"] == "102 ms"
+    offered = at.get("menu_button")[0].proto.options
+    assert "Keep all" in offered
+    assert [title for title in offered if title.startswith("Recompute all: ≈ −67 % peak, ×1.")], offered
+    at = say(at, on=ALL)
+    assert figures(at)["Step time"].startswith("≈ ×1.")
+    at = press(at, "run")
+    assert figures(at)["Step time"].startswith("×1.") and "±" in figures(at)["Step time"]
+
+
 def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
     at = press(say(app(), on=ALL), "run")
     assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
-from explorer.plan.forecast.forecast import Forecaster, outermost
+from explorer.plan.forecast.forecast import Forecaster, inside
 from explorer.plan.policy.presets import PRESETS, is_preset, preset_titles
 from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
 from explorer.record.forecast import Forecast
@@ -80,8 +80,10 @@ def test_the_forecast_follows_the_replayed_baseline() -> None:
     assert nothing.flop_ratio == 1.0
 
 
-def test_a_block_inside_a_recomputed_one_counts_once() -> None:
-    assert outermost(Policy.recompute(["blocks.0", "blocks.0.mlp", "blocks.01"])) == (("blocks.0",), ("blocks.01",))
+def test_a_block_inside_a_recomputed_one_belongs_to_it() -> None:
+    policy = Policy.recompute(["blocks.0", "blocks.0.mlp", "blocks.01"])
+    outer, inner, other = policy.units
+    assert inside(policy) == {outer: [inner], inner: [], other: []}
 
 
 def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
