@@ -13,7 +13,7 @@ import zlib
 from explorer.errors import UnreadableFile
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelRef
+from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
@@ -77,6 +77,8 @@ def name_of(record: Record) -> str:
     spec = spec_of(record)
     if spec is None:
         return model_of(record) or kind_of(record)
+    if spec.model.is_recorded:
+        return f"{spec.model.target.removeprefix(RECORDED)} {spec.device}, recorded"
     stem = spec.model.target.rpartition("/")[2].replace(".py", "")
     what = " ".join(filter(None, (stem, spec.model.size, spec.device)))
     return f"{what}, {_in_words(spec.policy)}"

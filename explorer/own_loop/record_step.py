@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from html import escape
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -15,8 +16,14 @@ from typing import TYPE_CHECKING, Any, Self
 from explorer.engine.measure.live import LiveStep
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
+from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.planners.budget import Planner, parse_budget
+from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Plan
+from explorer.record.policy import Policy
+from explorer.view.memory.sketch import sketch
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +87,24 @@ class RecordedStep:
             part.unlink(missing_ok=True)
             raise NotSaved(f"{target} could not be written: {error.strerror}.", hint="Give another path.") from error
         return target
+
+    def forecast(self, policy: Policy) -> Forecast:
+        """What `policy` should do to this step; nothing runs. Origin: predicted."""
+        return Forecaster(self.measurement, self.measurement.graph).forecast(policy)
+
+    def plan(self, budget: str) -> Plan:
+        """The cheapest policy whose step stays below `budget`: `8GiB`, or `60%` of the peak with everything kept.
+
+        Its `policy` goes to explorer.apply_policy. Raises BadInput below what can be reached, with what that is.
+        """
+        graph = self.measurement.graph
+        assert graph is not None, "every recorded step has its graph"
+        planner = Planner(self.measurement, graph)
+        return planner.within(parse_budget(budget, planner.keep_all_bytes))
+
+    def _repr_html_(self) -> str:
+        """For a notebook's cell."""
+        return escape(repr(self)) if self._measurement is None else sketch(self._measurement, repr(self).splitlines())
 
     def __repr__(self) -> str:
         if self._measurement is None:

@@ -32,6 +32,9 @@ Trait = Literal[
 ]
 
 
+RECORDED = "recorded:"
+
+
 class ModelRef(Record):
     """A model somebody can load: `sample_models/gpt.py`, `path/file.py:factory`, `pkg.mod:factory` or `hf:CONFIG`."""
 
@@ -40,6 +43,11 @@ class ModelRef(Record):
     """Name in the file's SIZES (`small`, `gpu`); None takes `small` where the file has sizes."""
     arguments: dict[str, int | float | str | bool] = {}
     """Keyword arguments of the factory, over those of the size."""
+
+    @property
+    def is_recorded(self) -> bool:
+        """`recorded:train.py:42`: the model of a step in somebody's own script. It cannot be loaded."""
+        return self.target.startswith(RECORDED)
 
 
 class Block(Record):

@@ -12,6 +12,7 @@ from msgspec import field
 
 from explorer.record.base import Column, Origin, Record, column
 from explorer.record.failure import Failure
+from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 
@@ -239,6 +240,8 @@ class Measurement(Record):
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
     recorded_in: str = ""
     """Where the step of origin `recorded` stands: `train.py:42`."""
+    graph: ModelGraph | None = None
+    """Of a recorded step: nobody can describe its model again."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None

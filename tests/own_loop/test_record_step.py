@@ -19,7 +19,6 @@ from explorer.engine.model.load import load
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import read
 from explorer.own_loop.record_step import RecordedStep
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.record import Measurement, ModelRef, Policy, RunSpec
 from explorer.record.base import from_msgpack
 
@@ -152,7 +151,7 @@ def columns(run: Measurement) -> tuple[list[int], list[int], list[int]]:
 def test_any_policy_is_forecast_from_a_recorded_step() -> None:
     _, run = gpt_step()
     policy = Policy.recompute(["blocks.0", "blocks.2"])
-    foreseen = Forecaster(run.measurement).forecast(policy)
+    foreseen = run.forecast(policy)
     measured, _ = gpt_step(policy)
     plain, _ = gpt_step()
     assert foreseen.step_peak_bytes is not None and measured.step_peak_bytes is not None
@@ -177,6 +176,9 @@ def test_the_file_opens_with_the_figures_of_the_run(tmp_path: Path) -> None:
     again = from_msgpack(read(path.read_bytes()).record, Measurement)
     assert again.step_peak_bytes == run.peak_bytes and again.origin == "recorded"
     assert not list(tmp_path.glob("*.part"))
+    assert "<svg" in run._repr_html_() and "Recorded step" in run._repr_html_()
+    plan = run.plan("99%")
+    assert plan.step_peak_bytes <= 0.99 * run.peak_bytes and plan.policy.units
     assert "peak" in repr(run) and run.why()[0].startswith("The peak of")
     with pytest.raises(NotSaved, match="could not be written"):
         run.save(tmp_path / "nowhere" / "step.explorer")

@@ -28,14 +28,15 @@ from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors
 from explorer.engine.measure.block_costs import bills, uncounted
+from explorer.engine.measure.live_graph import recorded_graph
 from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
+from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.tracker import BACKWARD, Tracker
 from explorer.errors import BadInput
-from explorer.record.graph import ModelRef
+from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement, Phase
-from explorer.record.policy import KEEP_ALL
-from explorer.record.run import Optimizer, RunSpec
+from explorer.record.run import Autocast, Optimizer, RunSpec
 
 BETWEEN = PHASES.index("between")
 
@@ -46,7 +47,11 @@ class _LoopTracker(Tracker):
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         if self._phase == BETWEEN and not frame.reruns:
             self.on_phase("forward")
+            self.autocast = _autocast()
         super().entered(block, frame, inputs)
+
+    autocast: Autocast = "none"
+    """As it was when the model was called."""
 
     @property
     def in_backward(self) -> bool:
@@ -68,7 +73,9 @@ class LiveStep:
         """Raises BadInput where another instrument is on: each would record the other."""
         _refuse_other_instruments()
         self._recorder = self._device.recorder()
-        self._tracker = _LoopTracker(self._model, self._device.torch, self._existing())
+        self._policy = policy_of(self._model)
+        segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
+        self._tracker = _LoopTracker(self._model, self._device.torch, self._existing(), segments=segments)
         with ExitStack() as opened:
             self._said = opened.enter_context(_heard())
             opened.enter_context(self._recorder)
@@ -84,9 +91,11 @@ class LiveStep:
         self._open.__exit__(None, None, None)
         log = self._recorder.log
         found = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
+        spec = self._spec(found)
+        billed = bills(self._tracker, found.allocations, found.phases, spec.policy, {})
         told = [*self._said, *doubts(log, max(found.allocations.held_bytes))]
         self.measurement = Measurement(
-            spec=self._spec(found),
+            spec=spec,
             environment=self._device.environment(torch.get_num_threads()),
             origin="recorded",
             recorded_in=self._where,
@@ -100,7 +109,8 @@ class LiveStep:
                 allocated=found.allocated,
                 reserved=found.reserved,
             ),
-            blocks=bills(self._tracker, found.allocations, found.phases, KEEP_ALL, {}),
+            blocks=billed,
+            graph=recorded_graph(self._model, self._tracker, billed, spec.model),
             uncounted_ops=uncounted(self._tracker),
             dtype=types_of(self._model),
             warnings=tuple(dict.fromkeys(told)),
@@ -122,7 +132,9 @@ class LiveStep:
         kind = type(self._optimizer).__name__.lower()
         optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
         return RunSpec(
-            model=ModelRef(target=self._where),
+            model=ModelRef(target=f"{RECORDED}{self._where}"),
+            policy=self._policy,
+            autocast=self._tracker.autocast,
             device="cuda" if self._device.torch.type == "cuda" else "cpu",
             optimizer=optimizer,
             mode="train" if self._model.training else "eval",
@@ -190,6 +202,13 @@ def _refuse_other_instruments() -> None:
             f"A step cannot be recorded here: {' and '.join(found)}.",
             hint="Record outside of it; both would record each other.",
         )
+
+
+def _autocast() -> Autocast:
+    kind = next((kind for kind in ("cuda", "cpu") if torch.is_autocast_enabled(kind)), None)
+    if kind is None:
+        return "none"
+    return "float16" if torch.get_autocast_dtype(kind) is torch.float16 else "bfloat16"
 
 
 def _device_of(model: nn.Module) -> torch.device:

@@ -82,6 +82,11 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
         from explorer.engine.model.transformers import factory as hf_factory
 
         return hf_factory(ref.target.removeprefix("hf:")), dict(ref.arguments)
+    if ref.is_recorded:
+        raise ModelNotLoaded(
+            f"{ref.target} is a step that was recorded in a script: its model is not here to run.",
+            hint="Record again there; to run it here, name a factory such as path/to/file.py:factory.",
+        )
     where, _, name = ref.target.partition(":")
     if where.endswith(".py"):
         module, name = _from_file(where), name or "build"

@@ -28,7 +28,7 @@ from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 _MISSING = object()
 
@@ -104,6 +104,11 @@ def apply_policy(
         if len(wrap.unit.blocks) == 1:
             _replace(handle, modules[wrap.fqn], _as_unit, wrap)
     return handle
+
+
+def policy_of(model: nn.Module) -> Policy:
+    """The policy that is in force on `model`; keeps everything where there is none."""
+    return next((wrap.policy for wrap in _carried(model)), KEEP_ALL)
 
 
 def is_wrapped(module: nn.Module) -> bool:

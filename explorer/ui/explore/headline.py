@@ -108,7 +108,15 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
     )
     if base is None or base.origin == "measured":
         return found
-    return tuple(replace(one, origin=(base.origin,)) if one.origin == MEASURED else one for one in found)
+    elsewhere = {"press Run": "record again"} if base.origin == "recorded" else {}
+    return tuple(
+        replace(
+            one,
+            origin=(base.origin,) if one.origin == MEASURED else one.origin,
+            delta=elsewhere.get(one.delta, one.delta),
+        )
+        for one in found
+    )
 
 
 def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_base: str) -> Headline:

@@ -137,6 +137,8 @@ def _desk(state: ExploreState, places: Places) -> None:
 def _freshness(known: Shown) -> str:
     """What the figures are about, and where a run was cut short."""
     line = glossary.FRESHNESS[known.freshness]
+    if known.baseline is not None and known.freshness == "recorded":
+        return f"{line} {plain(known.baseline.recorded_in)}. {glossary.NO_MODEL}"
     if known.pinned is not None and known.freshness != "nothing":
         line = f"{glossary.PINNED} {plain(in_words(known.pinned))}. " + ("" if known.freshness == "pinned" else line)
     if known.freshness == "failed" and known.comparison is not None:
@@ -166,7 +168,7 @@ def _bar(state: ExploreState) -> Any:
                 RunBar(
                     key="",
                     help=glossary.RUN,
-                    ready=graph is not None,
+                    ready=graph is not None and not graph.model.is_recorded,
                     start=lambda: _start(state, graph),
                     take=partial(work.take, state),
                     idle=lambda: st.caption(plain(_next_step(state))),
@@ -189,6 +191,8 @@ def _next_step(state: ExploreState) -> str:
     """What stands beside Run while nothing runs."""
     if state.job.failure is not None:
         return "The last run has no result; the reason is shown above."
+    if state.draft.spec.model.is_recorded:
+        return glossary.NO_MODEL
     known = shown(state)
     if known.freshness == "failed" and known.comparison is not None:
         return f"The {what_failed(known.comparison)}; nothing was measured whole."

@@ -41,13 +41,14 @@ def results(state: ExploreState) -> None:
             _waiting(state)
         return
     block = drafts.marks_of(state.draft, graph)["selected"].removeprefix(RUN) if graph is not None else ""
+    recorded = state.draft.spec.model.is_recorded
     memory, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
             _memory(state, baseline, comparison, graph, block)
     if cost.open:
         with cost:
-            _cost(comparison)
+            _cost(comparison, recorded=recorded)
     if gradients.open:
         with gradients:
             _gradients(state, graph, comparison)
@@ -56,6 +57,9 @@ def results(state: ExploreState) -> None:
             table_panel(comparison if comparison is not None and comparison.comparable else baseline)
     if autograd.open and graph is not None:
         with autograd:
+            if recorded:
+                st.caption(glossary.NO_MODEL)
+                return
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
             if asked is not None:
                 page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=asked))
@@ -79,9 +83,9 @@ def _memory(
     memory_panel(state, baseline, comparison, graph, block=block)
 
 
-def _cost(comparison: Comparison | None) -> None:
+def _cost(comparison: Comparison | None, *, recorded: bool) -> None:
     if comparison is None:
-        st.caption(glossary.EMPTY)
+        st.caption(glossary.NO_MODEL if recorded else glossary.EMPTY)
     elif comparison.comparable:
         cost_panel(comparison)
     else:
@@ -100,7 +104,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         ):
             hazards_panel(known)
     if comparison is None:
-        st.caption(glossary.EMPTY)
+        st.caption(glossary.NO_MODEL if spec.model.is_recorded else glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:
         st.caption(glossary.FRESHNESS["stale"])

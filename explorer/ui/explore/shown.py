@@ -66,6 +66,8 @@ class Shown:
         if self.comparison is None:
             if self.baseline is None:
                 return "nothing"
+            if self.baseline.spec.model.is_recorded:
+                return "recorded"
             if self.other_options:
                 return "other options"
             return "pinned" if self.baseline.spec.policy.units else "baseline"
@@ -84,12 +86,14 @@ def shown(state: ExploreState) -> Shown:
     if comparison is not None and comparison.baseline.spec == wanted and not fitted:
         baseline, key = comparison.baseline, state.shown
     whole = _whole(baseline, key)
-    refused = did_not_fit(baseline, whole) if baseline is not None else ""
+    refused = did_not_fit(baseline, whole) if baseline is not None and baseline.refused else ""
+    kept = (key, baseline) if baseline is not None else None
     if whole is not None:
+        kept = (f"whole {key}", whole)
+    if whole is not None and baseline is not None and baseline.refused:
         baseline, key = whole, f"whole {key}"
     stale = comparison is not None and comparison.candidate.spec != spec
-    kept = (key, baseline) if baseline is not None else None
-    if wanted.policy.units:
+    if wanted.policy.units and whole is None:
         kept = known_runs.measured(msgspec.structs.replace(wanted, policy=KEEP_ALL))
     bare = msgspec.structs.replace(spec, policy=baseline.spec.policy) if baseline else None
     return Shown(
@@ -105,8 +109,9 @@ def shown(state: ExploreState) -> Shown:
 
 
 def _whole(run: Measurement | None, key: str | None) -> Measurement | None:
-    """Everything kept, put together from a run that fitted where that did not; None: nothing was refused."""
-    if run is None or not run.refused or not run.complete:
+    """Everything kept, put together from a run that fitted where that did not, or that was recorded with a policy;
+    None: nothing was refused."""
+    if run is None or not run.complete or not (run.refused or (run.origin == "recorded" and run.spec.policy.units)):
         return None
     whole: Measurement | None = backend.records().get(f"whole {key}")
     if whole is None and (graph := backend.graph_of(run.spec)) is not None:

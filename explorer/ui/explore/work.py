@@ -39,6 +39,9 @@ def take(state: ExploreState, job: Job) -> None:
 def prepare(state: ExploreState) -> None:
     """First visit: the model is described and its baseline measured without being asked. One attempt each."""
     spec, baseline = state.draft.spec, pins.baseline_of(state.draft.spec)
+    if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
+        state.baseline = state.baseline or backend.recorded_run(spec.model)
+        return
     if (run := known.measured(baseline)) is not None:
         state.baseline = run[0]
     if state.job.id is not None or state.job.failure is not None:

@@ -54,7 +54,7 @@ def page() -> None:
 def _take_file() -> None:
     """Opens a run file; a corrupt or foreign one is one sentence."""
     with st.expander("Open a run file", icon=":material/upload_file:", key="import_run"):
-        given = st.file_uploader("Run file", type=["run"], key="upload_run", label_visibility="collapsed")
+        given = st.file_uploader("Run file", type=["run", "explorer"], key="upload_run", label_visibility="collapsed")
     if given is None or st.session_state.get("taken_run") == given.file_id:
         return
     st.session_state["taken_run"] = given.file_id

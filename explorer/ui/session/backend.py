@@ -12,12 +12,13 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.errors import BadInput
+from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue, own_samples
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.measurement import Measurement
 from explorer.record.run import Device, RunSpec
 
 KEPT = 24
@@ -92,6 +93,11 @@ def samples() -> tuple[Sample, ...]:
 
 def check_offered(model: ModelRef) -> None:
     """Raises BadInput unless `model` is on the list: links and run files must not make this machine load others."""
+    if model.is_recorded:
+        raise BadInput(
+            f"{model.target} is a step that was recorded in a script: its model is not here to run.",
+            hint="Policies are forecast from the record; apply the policy file in that script and record again.",
+        )
     sample = next((sample for sample in samples() if sample.target == model.target), None)
     if sample is None:
         raise BadInput(
@@ -124,12 +130,28 @@ def record(key: str | None) -> Any:
     return held
 
 
+def recorded_run(model: ModelRef) -> str | None:
+    """Id of the recorded run that `model` stands for: the one that was opened last, else the newest of the store."""
+    run_id: str | None = known().get(f"recorded {model.target}")
+    if run_id is None:
+        stored = [run for run in store().list() if run.model == model.target and run.kind == "measurement"]
+        run_id = max(stored, key=lambda run: run.created).run_id if stored else None
+        known().keep(f"recorded {model.target}", run_id)
+    return run_id
+
+
 def graph_key(model: ModelRef, device: Device) -> str:
     """Under which the graph of `model`, watched on `device`, is kept."""
     return f"graph {device} {to_json(model).decode()}"
 
 
 def graph_of(spec: RunSpec) -> ModelGraph | None:
-    """Graph of the model of `spec` on its device, if it was described lately."""
+    """Graph of the model of `spec` on its device, if it was described lately; a recorded step brings its own."""
+    if spec.model.is_recorded:
+        try:
+            run = record(recorded_run(spec.model))
+        except ExplorerError:  # deleted by another window, or damaged
+            return None
+        return run.graph if isinstance(run, Measurement) else None
     graph = records().get(graph_key(spec.model, spec.device))
     return graph if isinstance(graph, ModelGraph) else None

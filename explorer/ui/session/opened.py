@@ -35,7 +35,10 @@ class Opened(NamedTuple):
 
 def hand_over(run: StoredRun) -> str:
     """Remembers `run` for its page; returns that page's name. Raises as `Store.load` does."""
-    known.note(run.run_id, backend.record(run.run_id))
+    record = backend.record(run.run_id)
+    known.note(run.run_id, record)
+    if isinstance(record, Measurement) and record.spec.model.is_recorded:
+        backend.known().keep(f"recorded {record.spec.model.target}", run.run_id)
     st.session_state[KEY] = [PAGES[run.kind], run.run_id]
     return PAGES[run.kind]
 

@@ -63,7 +63,7 @@ def _first() -> Draft:
     usual = RunSpec(model=ModelRef(target=first.target, size=next(iter(first.sizes), None)))
     try:
         spec = address.from_query(st.query_params.to_dict())
-        if spec is not None:
+        if spec is not None and not (spec.model.is_recorded and backend.recorded_run(spec.model)):
             backend.check_offered(spec.model)
     except ExplorerError as error:
         return Draft(spec=usual, message=str(error))

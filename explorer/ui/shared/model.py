@@ -45,8 +45,10 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
         _model(spec.model, samples, choose)
         _arguments(spec.model, samples, choose)
-        _options(spec, graph, partial(drafts.set_option, draft, graph))
-    _changed_line(spec)
+        if not spec.model.is_recorded:
+            _options(spec, graph, partial(drafts.set_option, draft, graph))
+    if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
+        _changed_line(spec)
 
 
 def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:

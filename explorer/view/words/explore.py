@@ -57,6 +57,7 @@ ORIGIN = {
     "counted": "Counted exactly: operations, calls, bytes.",
     "predicted": "Computed from the measured baseline; nothing was run. Press Run to measure it.",
     "simulated": "Played through by a model of the machine.",
+    "recorded": "Recorded by the same instruments in one step of a script.",
 }
 
 RUN = "Runs real training steps of baseline and candidate from the same start, in turns, and compares every gradient."
@@ -99,12 +100,17 @@ SEGMENT = (
     "recomputed at once."
 )
 EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
+NO_MODEL = (
+    "Its model is not here, so nothing can be run: policies are forecast from the record. Apply the policy file in "
+    "that script and record again to measure one."
+)
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
     "baseline": (
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
     ),
+    "recorded": ":blue-badge[:material/sensors: recorded] One step of",
     "other options": (
         ":orange-badge[:material/history: for other options] The baseline ran before the options were changed. "
         "Press **Run** to measure both runs with these."

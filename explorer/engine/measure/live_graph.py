@@ -1,0 +1,158 @@
+"""The block graph of a step that was recorded in somebody's own loop: no forward runs again, nothing is loaded.
+
+What was recorded anyway tells names, kinds, calls, bytes and FLOPs. Which operation read which tensor does not stand in
+it, so an arrow goes from the block that returned a tensor, or else from the one that ran last, to the block it went
+into. Where early stop ends a recompute is not known either: a rerun counts whole.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from explorer.engine.measure.tracked import as_ints
+from explorer.engine.model.block_chain import repeated_as, spine_of
+from explorer.engine.model.loaded import types_of
+from explorer.engine.watch.observe import Seen
+from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
+from explorer.record.measurement import BlockBill
+
+NOTE = "Arrows follow the tensors from call to call of a recorded step; additions and other joins are not drawn."
+
+
+def recorded_graph(model: nn.Module, tracker: Tracker, bills: Sequence[BlockBill], ref: ModelRef) -> ModelGraph:
+    """The graph of `model` as the tracked step showed it. Bytes and FLOPs are those of one of its forwards."""
+    modules = dict(model.named_modules())
+    billed = {bill.fqn: bill for bill in bills}
+    n_forwards = max(1, billed[""].n_forward)
+    calls = _calls_by_block(tracker)
+    seen = _seen(modules, tracker, billed, calls)
+    repeats = repeated_as(modules, seen)
+    traits = _traits(modules, tracker)
+    n_bytes = tracker.storages.n_bytes
+    blocks = tuple(
+        Block(
+            fqn=fqn,
+            kind=type(module).__name__,
+            n_calls=-(-billed[fqn].n_forward // n_forwards),
+            parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
+            buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+            output_bytes=sum(n_bytes[one] for one in _returned(tracker, calls[fqn])) // n_forwards,
+            saved_bytes=billed[fqn].saved_after_forward_bytes,
+            forward_flops=billed[fqn].forward_flops // n_forwards,
+            rerun_flops=billed[fqn].forward_flops // n_forwards,
+            traits=tuple(sorted(traits[fqn])),
+            repeat_of=repeats.get(fqn),
+            own_parameters=tuple(
+                f"{fqn}.{name}".lstrip(".") for name, own in module._parameters.items() if own is not None
+            ),
+        )
+        for fqn, module in modules.items()
+    )
+    return ModelGraph(
+        model=ref,
+        blocks=blocks,
+        edges=_edges(tracker, n_forwards),
+        spine=spine_of(modules, seen),
+        dtype=types_of(model).partition(",")[0] or "float32",
+        n_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        note=NOTE,
+    )
+
+
+def _calls_by_block(tracker: Tracker) -> dict[str, list[int]]:
+    """Numbers in the call log of each block's forward calls."""
+    found: dict[str, list[int]] = {fqn: [] for fqn in tracker.fqns}
+    for number, block in enumerate(tracker.calls.block):
+        found[tracker.fqns[block]].append(number)
+    return found
+
+
+def _returned(tracker: Tracker, calls: Sequence[int]) -> set[int]:
+    return {storage for call in calls for storage in tracker.calls.outputs[call]}
+
+
+def _seen(
+    modules: Mapping[str, nn.Module],
+    tracker: Tracker,
+    billed: Mapping[str, BlockBill],
+    calls: Mapping[str, Sequence[int]],
+) -> dict[str, Seen]:
+    """What the spine and the search for repeated blocks read."""
+    own: dict[int, list[int]] = defaultdict(list)
+    ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
+    for name, block, phase, *_ in ops.tolist():
+        if phase == FORWARD:
+            own[block].append(name)
+    seen: dict[str, Seen] = {}
+    for block, fqn in reversed(list(enumerate(modules))):
+        below = [seen[f"{fqn}.{name}".lstrip(".")] for name, _ in _unique_children(fqn, modules)]
+        signature = hash((tuple(own[block]), *(child.signature for child in below)))
+        first = calls[fqn][0] if calls[fqn] else 0
+        seen[fqn] = Seen(n_calls=billed[fqn].n_forward, first_call=first, signature=signature)
+    return seen
+
+
+def _unique_children(fqn: str, modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Children that go by this name: a module under several goes by its first."""
+    children = modules[fqn].named_children()
+    return [(name, child) for name, child in children if f"{fqn}.{name}".lstrip(".") in modules]
+
+
+def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
+    """From call to call of the blocks without called blocks inside, in the first of the step's forwards."""
+    log = tracker.calls
+    inner = {fqn.rpartition(".")[0] for fqn, n in zip(tracker.fqns, tracker.n_forward) if n and fqn}
+    holders = {above for fqn in inner for above in _above(fqn)}
+    made_by: dict[int, str] = {}
+    found: dict[tuple[str, str], Edge] = {}
+    last = ""
+    for number in range(len(log.block) // n_forwards):
+        fqn = tracker.fqns[log.block[number]]
+        if fqn in holders:
+            continue
+        for storage in log.inputs[number]:
+            source = made_by.get(storage, last if storage >= tracker.storages.n_existing else "")
+            if source and source != fqn and (source, fqn) not in found:
+                found[source, fqn] = Edge(
+                    source=source, target=fqn, n_bytes=tracker.storages.n_bytes[storage], data=storage
+                )
+        made_by.update(dict.fromkeys(log.outputs[number], fqn))
+        last = fqn
+    return tuple(found.values())
+
+
+def _above(fqn: str) -> list[str]:
+    parts = fqn.split(".") if fqn else []
+    return [".".join(parts[:n]) for n in range(len(parts) + 1)]
+
+
+def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set[Trait]]:
+    """What the modules are and which operators drew random numbers; ancestors inherit both."""
+    traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
+    dice = {number for number, name in enumerate(tracker.op_names) if name and _draws(name)}
+    ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
+    drawn = {tracker.fqns[block] for name, block, *_ in ops.tolist() if name in dice}
+    for fqn, module in modules.items():
+        own: set[Trait] = {"uses_rng"} if fqn in drawn else set()
+        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
+            own.add("running_statistics")
+        for above in _above(fqn):
+            if above in traits:
+                called = tracker.n_forward[tracker.scopes.index[above]]
+                traits[above] |= own if called else own - {"uses_rng"}
+    return traits
+
+
+def _draws(name: str) -> bool:
+    """Whether the operator of this name draws; fused attention names itself random with dropout and without."""
+    namespace, packet, overload = (*name.split("."), "default")[:3]
+    if "scaled_dot_product" in name or not hasattr(torch.ops, namespace):
+        return False
+    operator = getattr(getattr(getattr(torch.ops, namespace), packet, None), overload, None)
+    return operator is not None and torch.Tag.nondeterministic_seeded in operator.tags

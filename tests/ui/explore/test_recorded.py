@@ -1,0 +1,113 @@
+"""A step that was recorded in a script opens on the page without its model, and every policy is forecast from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from streamlit.testing.v1 import AppTest
+from torch import nn
+
+import explorer
+from explorer.jobs.store import Store
+from explorer.own_loop.record_step import RecordedStep
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.record import Policy
+from explorer.ui.session import opened
+from explorer.ui.session.address import to_query
+from explorer.ui.session.plain import plain
+from explorer.view.drawing.units import mib
+from tests.ui.fake_worker import FakeWorker
+from tests.ui.page_driver import figures, graph_data, say, settle, texts
+
+
+def recorded(policy: Policy | None = None) -> RecordedStep:
+    block = [nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64)) for _ in range(4)]
+    model = nn.Sequential(*block)
+    explorer.apply_policy(model, policy or Policy())
+    with explorer.record_step(model) as run:
+        model(torch.randn(512, 64)).square().mean().backward()
+    return run
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+def opened_on(at: AppTest, run: RecordedStep, store: Store, tmp_path: Path) -> str:
+    run_id = store.import_file(run.save(tmp_path / "step.explorer").read_bytes())
+    at.session_state[opened.KEY] = ["explore", run_id]
+    settle(at.run())
+    return run_id
+
+
+def test_the_step_is_drawn_and_forecast_and_nothing_runs(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path
+) -> None:
+    at = app()
+    n_jobs, run = len(worker.jobs), recorded()
+    opened_on(at, run, store, tmp_path)
+    assert len(worker.jobs) == n_jobs
+    assert at.button(key="run").disabled and not [one for one in at.selectbox if one.label == "dtype"]
+    assert plain(run.measurement.recorded_in) in texts(at) and "model is not here" in texts(at)
+    assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["0", "1", "2", "3"]
+    assert figures(at)["Step peak"] == mib(run.peak_bytes)
+    assert "recorded" in texts(at)
+    say(at, on=["0", "1"])
+    foreseen = Forecaster(run.measurement, run.measurement.graph).forecast(Policy.recompute(["0", "1"]))
+    assert figures(at)["Step peak"].endswith(f"≈ {mib(foreseen.step_peak_bytes)}")
+    assert foreseen.step_peak_bytes is not None and foreseen.step_peak_bytes < run.peak_bytes
+
+
+def test_a_step_that_ran_with_a_policy_is_drawn_with_it(
+    app: Callable[..., AppTest], store: Store, tmp_path: Path
+) -> None:
+    at, run = app(), recorded(Policy.recompute(["0", "1", "2"]))
+    opened_on(at, run, store, tmp_path)
+    assert at.session_state["draft"].spec.policy == Policy.recompute(["0", "1", "2"])
+    assert figures(at)["Step peak"].startswith(mib(run.peak_bytes).split()[0])
+    say(at, on=[])
+    whole = Forecaster(run.measurement, run.measurement.graph).baseline
+    assert whole is not None and whole.step_peak_bytes is not None and whole.step_peak_bytes > run.peak_bytes
+
+
+@pytest.mark.parametrize("tab", ["Cost", "Gradients", "Blocks", "Autograd"])
+def test_every_tab_says_what_a_record_cannot(
+    app: Callable[..., AppTest], store: Store, tmp_path: Path, tab: str
+) -> None:
+    at = app()
+    opened_on(at, recorded(), store, tmp_path)
+    at.session_state["tabs"] = tab
+    at.run()
+    assert not at.exception
+    assert tab == "Blocks" or "model is not here" in texts(at)
+
+
+def test_a_link_restores_it_where_the_run_is_stored(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path
+) -> None:
+    run = recorded()
+    store.import_file(run.save(tmp_path / "step.explorer").read_bytes())
+    at = app(**to_query(run.measurement.spec))
+    assert figures(at)["Step peak"] == mib(run.peak_bytes) and not worker.jobs
+
+
+def test_a_link_to_a_run_that_is_not_here_is_one_sentence(app: Callable[..., AppTest]) -> None:
+    assert "recorded in a script" in texts(app(**to_query(recorded().measurement.spec)))
+
+
+def test_the_pipeline_page_says_that_the_model_is_not_here(
+    app: Callable[..., AppTest], store: Store, tmp_path: Path
+) -> None:
+    at = app()
+    opened_on(at, recorded(), store, tmp_path)
+    split = AppTest.from_string(
+        "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n", default_timeout=60
+    )
+    split.session_state["draft"] = at.session_state["draft"]
+    split.run()
+    assert not split.exception
+    assert "model is not here" in texts(split)
