@@ -76,7 +76,7 @@ def line(n_blocks: int) -> tuple[ModelGraph, Measurement]:
     blocks += [
         Block(fqn=name, kind="B", repeat_of=None if i == 0 else names[0], **figures) for i, name in enumerate(names)
     ]
-    graph = ModelGraph(model=ModelRef(target="benchmark"), blocks=tuple(blocks), edges=(), spine=tuple(names))
+    graph = ModelGraph(model=ModelRef(target="benchmark"), blocks=tuple(blocks), edges=(), chain=tuple(names))
     return graph, measured(Chain(n_blocks=n_blocks, parameters=2**20))
 
 

@@ -19,7 +19,7 @@ from explorer.plan.memory.series import array_of, held
 from explorer.record import (
     ROLES,
     Allocations,
-    BlockBill,
+    BlockCost,
     Calls,
     Environment,
     Measurement,
@@ -103,8 +103,8 @@ def step(n_allocations: int) -> Measurement:
         ),
     )
     assert int(array_of(log.died).min()) > n_allocations
-    bills = tuple(
-        BlockBill(
+    costs = tuple(
+        BlockCost(
             fqn=fqn, n_forward=1, n_recompute=0, saved_after_forward_bytes=1, at_peak_bytes=1, forward_flops=1,
             recompute_flops=0, backward_flops=2,
         )
@@ -120,7 +120,7 @@ def step(n_allocations: int) -> Measurement:
             PhaseSpan(phase="forward", block="", first_tick=1, end_tick=n_allocations + 1),
             PhaseSpan(phase="backward", block="", first_tick=n_allocations + 1, end_tick=n_ticks + 1),
         ),
-        blocks=bills,
+        blocks=costs,
     )
 
 

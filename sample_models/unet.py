@@ -1,7 +1,7 @@
 """U-Net: skips that live long. What goes down on the left is needed again on the right, last in, first out.
 
 The tensors at the top of the U are the largest and wait longest. Recomputing a block frees what is inside it, never the
-skip that another block still needs: so the saving is smaller than the block's bill promises. A pipeline cut through
+skip that another block still needs: so the saving is smaller than what the block keeps promises. A pipeline cut through
 the middle has to carry every open skip along, which is why the best cut is not in the middle.
 """
 

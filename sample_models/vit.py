@@ -1,9 +1,9 @@
 """Vision transformer: fused attention. The kernel already recomputes, so there is less left to win.
 
 `scaled_dot_product_attention` never stores the matrix of weights; its backward computes it again inside the kernel.
-That is checkpointing one level below the one you toggle here, and it changes the bill: compare what a block saves with
-the GPT's, whose attention is written out. Memory taken inside a kernel is invisible to a tracker of tensors: watch the
-band "unattributed".
+That is checkpointing one level below the one you toggle here, and it changes what there is to gain: compare what a
+block saves with the GPT's, whose attention is written out. Memory taken inside a kernel is invisible to a tracker of
+tensors: watch the band "unattributed".
 """
 
 from __future__ import annotations

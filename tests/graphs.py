@@ -11,7 +11,7 @@ from explorer.record import (
     ROLES,
     Allocations,
     Block,
-    BlockBill,
+    BlockCost,
     Calls,
     Comparison,
     CutPoint,
@@ -78,15 +78,15 @@ def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> Model
         last = two.id
     blocks += [block("norm", "LayerNorm", 0.5), block("head", "Linear", 1.5)]
     edges += [Edge(source=last, target="norm", n_bytes=MIB // 2), Edge(source="norm", target="head", n_bytes=MIB // 2)]
-    spine = ("embedding", "dropout", *(f"{names}.{i}" for i in range(n_layers)), "norm", "head")
-    cuts = tuple(CutPoint(after=a, before=b, n_bytes=MIB // 2, n_tensors=1) for a, b in zip(spine, spine[1:]))
+    chain = ("embedding", "dropout", *(f"{names}.{i}" for i in range(n_layers)), "norm", "head")
+    cuts = tuple(CutPoint(after=a, before=b, n_bytes=MIB // 2, n_tensors=1) for a, b in zip(chain, chain[1:]))
     return ModelGraph(
         model=ModelRef(target="sample_models/gpt.py"),
         blocks=tuple(blocks),
         edges=tuple(edges),
         joins=tuple(joins),
         cuts=cuts,
-        spine=spine,
+        chain=chain,
     )
 
 
@@ -107,7 +107,7 @@ def unet(n_levels: int = 4) -> ModelGraph:
         blocks=tuple(blocks),
         edges=tuple(edges),
         cuts=cuts,
-        spine=tuple(order),
+        chain=tuple(order),
     )
 
 
@@ -121,7 +121,7 @@ def hostile() -> ModelGraph:
         block("tail", "Linear", 1.0),
     )
     edges = (Edge(source=bad, target="tail", n_bytes=MIB),)
-    return ModelGraph(model=ModelRef(target="sample_models/<b>.py"), blocks=blocks, edges=edges, spine=(bad, "tail"))
+    return ModelGraph(model=ModelRef(target="sample_models/<b>.py"), blocks=blocks, edges=edges, chain=(bad, "tail"))
 
 
 def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
@@ -130,7 +130,7 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
     Recomputed blocks save nothing in forward and run again in backward. The numbers are made up; the record is whole.
     """
     on = set(spec.policy.blocks)
-    leaves = [block for block in graph.blocks if block.fqn in graph.spine] or list(graph.blocks[1:])
+    leaves = [block for block in graph.blocks if block.fqn in graph.chain] or list(graph.blocks[1:])
     names = tuple(block.fqn for block in graph.blocks)
     tick = 0
     rows: list[list[int]] = []
@@ -193,8 +193,8 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
             entries=column(output for *_, output in calls),
         ),
     )
-    bills = [
-        BlockBill(
+    costs = [
+        BlockCost(
             fqn=block.fqn,
             n_forward=block.n_calls,
             n_recompute=int(block.fqn in on),
@@ -220,7 +220,7 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
         ),
         allocations=log,
         phases=tuple(phases),
-        blocks=tuple(bills),
+        blocks=tuple(costs),
         times=Times(clock="process CPU time", step=step, forward=step, backward=step, optimizer=step),
         loss=1.0,
     )
@@ -235,12 +235,12 @@ def compared(graph: ModelGraph, spec: RunSpec, *, equal: bool = True) -> Compari
             shape=(4, 4),
             dtype="float32",
             presence="both",
-            bitwise=equal or block.fqn != graph.spine[-1],
+            bitwise=equal or block.fqn != graph.chain[-1],
             max_abs=0.0 if equal else 0.1,
             relative_norm=0.0 if equal else 0.01,
         )
         for block in graph.blocks
-        if block.fqn in graph.spine
+        if block.fqn in graph.chain
     )
     return Comparison(
         baseline=baseline, candidate=measured(graph, spec), gradients=gradients, reproducible=True, loss_equal=True

@@ -52,11 +52,11 @@ def test_a_preset_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
         name="first-only",
         title="Only the first",
         help="Recompute the first block.",
-        choose=lambda graph: Policy.recompute(graph.spine[:1]),
+        choose=lambda graph: Policy.recompute(graph.chain[:1]),
     )
     monkeypatch.setitem(PRESETS, row.name, row)
     graph = gpt(3)
-    assert is_preset("first-only") and preset("first-only", graph).blocks == graph.spine[:1]
+    assert is_preset("first-only") and preset("first-only", graph).blocks == graph.chain[:1]
     assert preset_titles()["first-only"] == "Only the first"
 
 

@@ -18,7 +18,7 @@ from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import moved_sentence, unjudged_sentence
 from explorer.view.compare.headline import headlines
-from explorer.view.drawing.bills import chart_rows, row_sum
+from explorer.view.drawing.block_rows import chart_rows, row_sum
 from explorer.view.drawing.rows import Row
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib
 from explorer.view.words.cut_short import what_failed

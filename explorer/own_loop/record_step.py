@@ -114,7 +114,7 @@ class RecordedStep:
         head = f"Recorded step of {run.recorded_in}: at least {_mib(self.peak_bytes)}{cut}" if cut else (
             f"Recorded step of {run.recorded_in}: peak {_mib(self.peak_bytes)}"
         )  # fmt: skip
-        again = sum(bill.n_recompute > 0 for bill in run.blocks)
+        again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{again} blocks ran again for backward." if again else "No block ran again for backward."
         return "\n  ".join([head, *self.why(), ran])
 

@@ -66,7 +66,7 @@ class Block(Record):
     """Bytes of the tensors one step's calls return, each storage once."""
     saved_bytes: int
     """Bytes made at or below that autograd keeps for backward, whoever saves them, each storage once: what recomputing
-    the block can free, and what a measurement bills to it."""
+    the block can free, and what a measurement charges to it."""
     forward_flops: int
     rerun_flops: int
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
@@ -141,7 +141,7 @@ class CutPoint(Record):
     """Why this cut cannot be made (a shared module, a skip of unknown form); None: it can."""
 
 
-class ModelGraph(Record):
+class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     """The block graph of one observed run. Blocks come in module order, the model itself first."""
 
     model: ModelRef
@@ -149,7 +149,7 @@ class ModelGraph(Record):
     edges: tuple[Edge, ...]
     joins: tuple[Join, ...] = ()
     cuts: tuple[CutPoint, ...] = ()
-    spine: tuple[str, ...] = ()
+    chain: tuple[str, ...] = ()
     """The consecutive blocks that together are the model, in execution order: what presets and stages count."""
     input_shapes: tuple[tuple[int, ...], ...] = ()
     dtype: str = "float32"
@@ -175,26 +175,26 @@ class ModelGraph(Record):
     @cached_property
     def next_in_turn(self) -> dict[str, str]:
         """Of each block the sibling behind it that it can be recomputed together with, as one segment."""
-        found = {
+        followers = {
             block.follows: block.fqn for block in self.blocks if block.follows and not self._is_chain(block.parent)
         }
         for fqn, children in self.children.items():
             if self._is_chain(fqn) and self.by_fqn[fqn].n_calls:
-                found.update((before.fqn, after.fqn) for before, after in zip(children, children[1:]))
-        return found
+                followers.update((before.fqn, after.fqn) for before, after in zip(children, children[1:]))
+        return followers
 
     def _is_chain(self, fqn: str | None) -> bool:
         return fqn in self.by_fqn and self.by_fqn[fqn].kind == "Sequential"
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:
-        """The blocks that presets count: numbered units of the spine with a sibling of their kind; where there are
-        none those that one step calls several times; else the whole spine."""
-        numbered = [self.by_fqn[fqn] for fqn in self.spine if self.by_fqn[fqn].name.isdigit()]
+        """The blocks that presets count: numbered units of the chain with a sibling of their kind; where there are
+        none those that one step calls several times; else the whole chain."""
+        numbered = [self.by_fqn[fqn] for fqn in self.chain if self.by_fqn[fqn].name.isdigit()]
         kinds = Counter((block.parent, block.kind) for block in numbered)
         kin = tuple(block.fqn for block in numbered if kinds[block.parent, block.kind] > 1)
-        called_often = tuple(fqn for fqn in self.spine if self.by_fqn[fqn].n_calls > 1)
-        return kin or called_often or self.spine
+        called_often = tuple(fqn for fqn in self.chain if self.by_fqn[fqn].n_calls > 1)
+        return kin or called_often or self.chain
 
     @cached_property
     def fingerprint(self) -> str:

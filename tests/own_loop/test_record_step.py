@@ -138,7 +138,7 @@ def test_peak_and_flops_are_those_of_a_measured_step(policy: Policy | None) -> N
     own = sum(size for size, born, role in zip(*columns(measured)) if born == 0 and role == 3)
     assert run.peak_bytes - (stray - own) == pytest.approx(measured.step_peak_bytes, rel=1e-3)
     assert recorded.total_flops == measured.total_flops
-    again = {bill.fqn for bill in recorded.blocks if bill.n_recompute and bill.fqn.count(".") == 1}
+    again = {cost.fqn for cost in recorded.blocks if cost.n_recompute and cost.fqn.count(".") == 1}
     assert {fqn for fqn in again if fqn.startswith("blocks.")} == set(policy.blocks if policy else ())
 
 

@@ -67,7 +67,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 @samples
 def test_recompute_of_every_spine_block_is_bitwise_equal(name: str) -> None:
     graph = describe_loaded(tiny(name))
-    bare, recomputed = step(tiny(name), Policy()), step(tiny(name), Policy.recompute(graph.spine))
+    bare, recomputed = step(tiny(name), Policy()), step(tiny(name), Policy.recompute(graph.chain))
     assert bare.keys() == recomputed.keys()
     assert [key for key in bare if not torch.equal(bare[key], recomputed[key])] == []
 
@@ -75,9 +75,9 @@ def test_recompute_of_every_spine_block_is_bitwise_equal(name: str) -> None:
 @samples
 def test_the_forward_is_a_walk_that_can_be_cut_between_all_blocks(name: str) -> None:
     graph = describe_loaded(tiny(name))
-    assert len(graph.spine) >= 3
-    assert [cut.refusal for cut in graph.cuts] == [None] * (len(graph.spine) - 1)
-    assert set(graph.repeats) <= set(graph.spine)
+    assert len(graph.chain) >= 3
+    assert [cut.refusal for cut in graph.cuts] == [None] * (len(graph.chain) - 1)
+    assert set(graph.repeats) <= set(graph.chain)
 
 
 @samples

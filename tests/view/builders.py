@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from explorer.record import (
     ROLES,
     Allocations,
-    BlockBill,
+    BlockCost,
     Calls,
     Comparison,
     Environment,
@@ -261,10 +261,10 @@ def _finish(book: Book, chain: Chain, names: list[str], recompute: Collection[in
     again = {names[i] for i in recompute}
     kept = [name for name in names if name not in again]
 
-    def bill(fqn: str, members: list[str]) -> BlockBill:
+    def cost(fqn: str, members: list[str]) -> BlockCost:
         n_again = sum(name in again for name in members)
         saved = sum(chain.output + chain.saved * (name not in again) for name in members)
-        return BlockBill(
+        return BlockCost(
             fqn=fqn,
             n_forward=1,
             n_recompute=int(n_again > 0),
@@ -278,10 +278,10 @@ def _finish(book: Book, chain: Chain, names: list[str], recompute: Collection[in
             recompute=_samples(1.5 * n_again) if n_again else Samples(),
         )
 
-    inner = [bill(f"{name}.inner", [name]) for name in names]
-    blocks = [bill(name, [name]) for name in names]
+    inner = [cost(f"{name}.inner", [name]) for name in names]
+    blocks = [cost(name, [name]) for name in names]
     leaves = [entry for pair in zip(blocks, inner) for entry in pair]
-    nothing = BlockBill(
+    nothing = BlockCost(
         fqn="head", n_forward=1, n_recompute=0, saved_after_forward_bytes=chain.output, at_peak_bytes=0,
         forward_flops=0, recompute_flops=0, backward_flops=0, forward=_samples(0.1),
     )  # fmt: skip
@@ -292,7 +292,7 @@ def _finish(book: Book, chain: Chain, names: list[str], recompute: Collection[in
         environment=HOST,
         allocations=book.close(),
         phases=tuple(book.spans),
-        blocks=(bill("", names), bill("layers", names), *leaves, nothing),
+        blocks=(cost("", names), cost("layers", names), *leaves, nothing),
         times=Times(clock="process CPU time", step=_samples(30.0 * time_scale), forward=_samples(10.0)),
         loss=1.0,
     )

@@ -52,29 +52,29 @@ def batch(
                 f"Not even a {argument} of 1 fits in {mib(limit)}: it needs {mib(least)} (predicted).",
                 hint="Recompute more (`--policy all`), or raise the budget.",
             )
-        found = at_size(runs, size, spec)
+        foreseen = at_size(runs, size, spec)
         confirmed = _run(engine, spec, argument, size)
     if output.json:
-        print_json(_document(argument, limit, found, confirmed))
+        print_json(_document(argument, limit, foreseen, confirmed))
     else:
         answer_console().print(
             f"The largest {argument} that fits in {mib(limit)} is [bold]{size}[/]: "
-            f"{mib(found.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} measured."
+            f"{mib(foreseen.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} measured."
         )
-    if not found.event_by_event:
+    if not foreseen.event_by_event:
         say("[yellow]The small runs differ in their allocations: this is a line through their peaks, and rougher.[/]")
     if (confirmed.step_peak_bytes or 0) > limit:
         say(f"[yellow]The run that should confirm it needs more than {mib(limit)}: take a smaller {argument}.[/]")
 
 
-def _document(argument: str, limit: int, found: Sized, confirmed: Measurement) -> dict[str, str | int | bool | None]:
+def _document(argument: str, limit: int, foreseen: Sized, confirmed: Measurement) -> dict[str, str | int | bool | None]:
     return {
         "argument": argument,
-        "largest": found.size,
+        "largest": foreseen.size,
         "budget_bytes": limit,
-        "predicted_peak_bytes": found.step_peak_bytes,
+        "predicted_peak_bytes": foreseen.step_peak_bytes,
         "step_peak_bytes": confirmed.step_peak_bytes,
-        "event_by_event": found.event_by_event,
+        "event_by_event": foreseen.event_by_event,
     }
 
 

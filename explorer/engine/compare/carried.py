@@ -31,18 +31,20 @@ def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
 
 
 def carried(
-    baseline: Outcome, candidate: Outcome, sticks: Yardsticks, unjudged: Iterable[StateKey]
+    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, unjudged: Iterable[StateKey]
 ) -> tuple[StateDiff, ...]:
     """One entry for each attribute, buffer or moved parameter that is not equal after a step."""
     skipped = set(unjudged)
-    differences = list(_moved(baseline, candidate, sticks))
+    differences = list(_moved(baseline, candidate, yardsticks))
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
-        runs = [outcome.states[i] if outcome else {} for outcome in (sticks.rerun, sticks.exact)]
+        runs = [outcome.states[i] if outcome else {} for outcome in (yardsticks.rerun, yardsticks.exact)]
         for key in [*left, *(key for key in right if key not in left)]:
             if key in skipped or (i == 0 and key[2] == "buffer"):  # those of the first step have a family of their own
                 continue
             if not same_state(left.get(key), right.get(key)):
-                differences.append(_furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], sticks))
+                differences.append(
+                    _furthest(key, i + 1, [state.get(key) for state in (left, right, *runs)], yardsticks)
+                )
     return tuple(differences)
 
 
@@ -56,20 +58,20 @@ def names(keys: Iterable[StateKey]) -> tuple[str, ...]:
     return tuple(sorted(_name(key) for key in keys))
 
 
-def _moved(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -> Iterator[StateDiff]:
+def _moved(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> Iterator[StateDiff]:
     """Parameters that forward or backward moved: momentum encoders, averages, an optimizer inside backward."""
-    for diff in differences(TensorDiff, baseline.moved, candidate.moved, sticks.of("moved")):
+    for diff in differences(TensorDiff, baseline.moved, candidate.moved, yardsticks.of("moved")):
         if not diff.bitwise:
             block = diff.name.rpartition(".")[0]
             kind: Kind = "parameter" if diff.name in baseline.trained else "frozen parameter"
             yield _state_diff(diff, block=block, kind=kind, step=1)
 
 
-def _furthest(key: StateKey, step: int, values: list[Any], sticks: Yardsticks) -> StateDiff:
+def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardsticks) -> StateDiff:
     """`values`: those of baseline, candidate, rerun and reference."""
     left, right, rerun, exact = (dict(leaves(value)) if value is not None else {} for value in values)
-    stick = sticks.stick(_tensors(rerun), _tensors(exact))
-    parts = [_part(path, left, right, stick) for path in {**left, **right}]
+    yardstick = yardsticks.yardstick(_tensors(rerun), _tensors(exact))
+    parts = [_part(path, left, right, yardstick) for path in {**left, **right}]
     wrong = [diff for diff in parts if not diff.bitwise]
     worst = max(wrong, key=lambda diff: (diff.verdict == "different", diff.relative_norm or 0.0))
     gradient = worst.verdict == "different" and worst.name.endswith(".grad")
@@ -78,10 +80,10 @@ def _furthest(key: StateKey, step: int, values: list[Any], sticks: Yardsticks) -
     return replace(furthest, baseline_value=short(values[0]), candidate_value=short(values[1]))
 
 
-def _part(path: str, left: dict[str, Any], right: dict[str, Any], stick: Yardstick) -> TensorDiff:
+def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yardstick) -> TensorDiff:
     one, other = (_tensors({path: side[path]}).get(path) if path in side else None for side in (left, right))
     if one is not None and other is not None:
-        return difference(TensorDiff, path, one, other, stick)
+        return difference(TensorDiff, path, one, other, yardstick)
     presence: Presence = "baseline only" if path not in right else "both" if path in left else "candidate only"
     equal = path in left and path in right and same_state(left[path], right[path])
     kind = type(left[path] if path in left else right[path]).__name__

@@ -130,27 +130,27 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
         return {**fields, "failure": failure_of(error)}
-    sticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
-    fields |= {"carried": carried(base, cand, sticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
-    return fields | side_by_side(base, cand, sticks)
+    yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
+    fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
+    return fields | side_by_side(base, cand, yardsticks)
 
 
-def side_by_side(base: Outcome, cand: Outcome, sticks: Yardsticks) -> dict[str, Any]:
+def side_by_side(base: Outcome, cand: Outcome, yardsticks: Yardsticks) -> dict[str, Any]:
     """Every difference between two outcomes, tensor by tensor, as fields of a Comparison."""
     gradients, of_inputs, later = (
-        differences(GradientDiff, getattr(base, family), getattr(cand, family), sticks.of(family))
+        differences(GradientDiff, getattr(base, family), getattr(cand, family), yardsticks.of(family))
         for family in ("gradients", "input_gradients", "later_gradients")
     )
     return {
         "gradients": gradients,
         "input_gradients": of_inputs,
         "later_gradients": later,
-        "buffers": differences(BufferDiff, base.buffers, cand.buffers, sticks.of("buffers")),
-        "parameters": parameter_differences(base, cand, sticks, (*gradients, *later)),
+        "buffers": differences(BufferDiff, base.buffers, cand.buffers, yardsticks.of("buffers")),
+        "parameters": parameter_differences(base, cand, yardsticks, (*gradients, *later)),
         "n_steps": base.n_steps,
         "trains_in_backward": bool(base.trained & base.moved.keys()),
         "rng": rng_differences(base, cand),
-        "eval_output": eval_difference(base, cand, sticks),
+        "eval_output": eval_difference(base, cand, yardsticks),
         "loss_equal": base.loss == cand.loss,
     }
 

@@ -158,9 +158,9 @@ class Yardsticks:
 
     def of(self, family: str) -> Yardstick:
         """For a field of Outcome: each family has a scale of its own."""
-        return self.stick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
+        return self.yardstick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
 
-    def stick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
+    def yardstick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
         """The same for any tensors of both."""
         return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
 
@@ -195,23 +195,23 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
     return f"Two runs of the baseline from the same state and seed differ in {', '.join(differing)}."
 
 
-def eval_difference(baseline: Outcome, candidate: Outcome, sticks: Yardsticks) -> TensorDiff | None:
+def eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:
     """None where neither run has an output in eval mode."""
     if baseline.eval_output is None and candidate.eval_output is None:
         return None
-    runs = (baseline, candidate, sticks.rerun, sticks.exact)
+    runs = (baseline, candidate, yardsticks.rerun, yardsticks.exact)
     sides = [{EVAL_OUTPUT: outcome.eval_output} if outcome else {} for outcome in runs]
-    return differences(TensorDiff, sides[0], sides[1], sticks.stick(sides[2], sides[3]))[0]
+    return differences(TensorDiff, sides[0], sides[1], yardsticks.yardstick(sides[2], sides[3]))[0]
 
 
 def parameter_differences(
-    baseline: Outcome, candidate: Outcome, sticks: Yardsticks, gradients: Iterable[GradientDiff]
+    baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Iterable[GradientDiff]
 ) -> tuple[ParameterDiff, ...]:
     """Differences of all parameters after the last step. `gradients` of every step say what rounding is."""
     rounding = {name: True for name in baseline.trained}
     for diff in gradients:
         rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
-    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, sticks.of("parameters"))
+    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, yardsticks.of("parameters"))
     return tuple(
         msgspec.structs.replace(
             diff,

@@ -129,11 +129,11 @@ def _environment(device: str, name: str, n_threads: int, total_bytes: int) -> En
 def _driver_version() -> str:
     """The empty string where the driver does not say."""
     try:
-        said = DRIVER.read_text()
+        text = DRIVER.read_text()
     except OSError:
         return ""
-    found = re.search(r"\b\d+\.\d+(\.\d+)?\b", said)
-    return found[0] if found else ""
+    version = re.search(r"\b\d+\.\d+(\.\d+)?\b", text)
+    return version[0] if version else ""
 
 
 def _allocator_settings() -> str:

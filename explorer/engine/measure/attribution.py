@@ -160,7 +160,7 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
     seen = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
     for number, (pointer, n_bytes, seen_ns) in enumerate(seen):
         waiting = candidates.get((pointer, n_bytes))
-        if number < tracked.n_existing or not waiting:
+        if number < tracked.n_before_step or not waiting:
             continue
         # Blocks that were allocated before this storage was seen are past for all later storages too: they are popped.
         chosen = NONE
@@ -177,10 +177,10 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
 
     CUDA reports their frees; the CPU's profiler does not, there the tracker saw the storages die.
     """
-    known = slice(0, tracked.n_existing)
+    known = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
-    n_bytes, died = tracked.n_bytes[known].tolist(), [end] * tracked.n_existing
-    storage = list(range(tracked.n_existing))
+    n_bytes, died = tracked.n_bytes[known].tolist(), [end] * tracked.n_before_step
+    storage = list(range(tracked.n_before_step))
     if log.base_bytes is None:
         gone = np.flatnonzero(tracked.died_ns[known] != NONE)
         for i, number in enumerate(gone.tolist()):

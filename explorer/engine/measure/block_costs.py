@@ -1,4 +1,4 @@
-"""One bill a block, everything below included: bytes from the timeline, FLOPs and calls from the tracker."""
+"""What each block costs, everything below included: bytes from the timeline, FLOPs and calls from the tracker."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from explorer.engine.measure.stopwatch import BlockSamples
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
-from explorer.record.measurement import ROLES, Allocations, BlockBill, PhaseSpan
+from explorer.record.measurement import ROLES, Allocations, BlockCost, PhaseSpan
 from explorer.record.policy import Policy
 
 SAVED = ROLES.index("saved activation")
 
 
-def bills(
+def block_costs(
     tracker: Tracker, log: Allocations, phases: Sequence[PhaseSpan], policy: Policy, samples: Mapping[str, BlockSamples]
-) -> tuple[BlockBill, ...]:
+) -> tuple[BlockCost, ...]:
     """In module order, the model itself first. FLOPs are counted, bytes measured."""
     tree = _Tree(tracker.fqns)
     size, born, died = (np.asarray(values) for values in (log.n_bytes, log.born, log.died))
@@ -40,7 +40,7 @@ def bills(
     flops = [tree.inclusive(own) for own in (forward, recompute, counted(BACKWARD))]
     nothing = BlockSamples()
     return tuple(
-        BlockBill(
+        BlockCost(
             fqn=fqn,
             n_forward=tracker.n_forward[i],
             n_recompute=tracker.n_recompute[i],

@@ -26,8 +26,8 @@ from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.attribution import Attribution, attribute
-from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors
-from explorer.engine.measure.block_costs import bills, uncounted
+from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
+from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.live_graph import recorded_graph
 from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
@@ -92,7 +92,7 @@ class LiveStep:
         log = self._recorder.log
         found = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
         spec = self._spec(found)
-        billed = bills(self._tracker, found.allocations, found.phases, spec.policy, {})
+        costs = block_costs(self._tracker, found.allocations, found.phases, spec.policy, {})
         told = [*self._said, *doubts(log, max(found.allocations.held_bytes))]
         self.measurement = Measurement(
             spec=spec,
@@ -109,8 +109,8 @@ class LiveStep:
                 allocated=found.allocated,
                 reserved=found.reserved,
             ),
-            blocks=billed,
-            graph=recorded_graph(self._model, self._tracker, billed, spec.model),
+            blocks=costs,
+            graph=recorded_graph(self._model, self._tracker, costs, spec.model),
             uncounted_ops=uncounted(self._tracker),
             dtype=types_of(self._model),
             warnings=tuple(dict.fromkeys(told)),
@@ -121,7 +121,7 @@ class LiveStep:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
         held = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
         here = (tensor for tensor in held if tensor.device.type == self._device.torch.type and _has_storage(tensor))
-        return existing_tensors(self._model, self._optimizer, here)
+        return tensors_before_step(self._model, self._optimizer, here)
 
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either

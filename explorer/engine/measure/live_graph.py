@@ -20,18 +20,18 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
-from explorer.record.measurement import BlockBill
+from explorer.record.measurement import BlockCost
 
 NOTE = "Arrows follow the tensors from call to call of a recorded step; additions and other joins are not drawn."
 
 
-def recorded_graph(model: nn.Module, tracker: Tracker, bills: Sequence[BlockBill], ref: ModelRef) -> ModelGraph:
+def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[BlockCost], ref: ModelRef) -> ModelGraph:
     """The graph of `model` as the tracked step showed it. Bytes and FLOPs are those of one of its forwards."""
     modules = dict(model.named_modules())
-    billed = {bill.fqn: bill for bill in bills}
-    n_forwards = max(1, billed[""].n_forward)
+    cost_of = {cost.fqn: cost for cost in costs}
+    n_forwards = max(1, cost_of[""].n_forward)
     calls = _calls_by_block(tracker)
-    seen = _seen(modules, tracker, billed, calls)
+    seen = _seen(modules, tracker, cost_of, calls)
     repeats = repeated_as(modules, seen)
     traits = _traits(modules, tracker)
     n_bytes = tracker.storages.n_bytes
@@ -39,13 +39,13 @@ def recorded_graph(model: nn.Module, tracker: Tracker, bills: Sequence[BlockBill
         Block(
             fqn=fqn,
             kind=type(module).__name__,
-            n_calls=-(-billed[fqn].n_forward // n_forwards),
+            n_calls=-(-cost_of[fqn].n_forward // n_forwards),
             parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
             buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
             output_bytes=sum(n_bytes[one] for one in _returned(tracker, calls[fqn])) // n_forwards,
-            saved_bytes=billed[fqn].saved_after_forward_bytes,
-            forward_flops=billed[fqn].forward_flops // n_forwards,
-            rerun_flops=billed[fqn].forward_flops // n_forwards,
+            saved_bytes=cost_of[fqn].saved_after_forward_bytes,
+            forward_flops=cost_of[fqn].forward_flops // n_forwards,
+            rerun_flops=cost_of[fqn].forward_flops // n_forwards,
             traits=tuple(sorted(traits[fqn])),
             repeat_of=repeats.get(fqn),
             own_parameters=tuple(
@@ -58,7 +58,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, bills: Sequence[BlockBill
         model=ref,
         blocks=blocks,
         edges=_edges(tracker, n_forwards),
-        spine=spine_of(modules, seen),
+        chain=spine_of(modules, seen),
         dtype=types_of(model).partition(",")[0] or "float32",
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         note=NOTE,
@@ -80,7 +80,7 @@ def _returned(tracker: Tracker, calls: Sequence[int]) -> set[int]:
 def _seen(
     modules: Mapping[str, nn.Module],
     tracker: Tracker,
-    billed: Mapping[str, BlockBill],
+    costs: Mapping[str, BlockCost],
     calls: Mapping[str, Sequence[int]],
 ) -> dict[str, Seen]:
     """What the spine and the search for repeated blocks read."""
@@ -94,7 +94,7 @@ def _seen(
         below = [seen[f"{fqn}.{name}".lstrip(".")] for name, _ in _unique_children(fqn, modules)]
         signature = hash((tuple(own[block]), *(child.signature for child in below)))
         first = calls[fqn][0] if calls[fqn] else 0
-        seen[fqn] = Seen(n_calls=billed[fqn].n_forward, first_call=first, signature=signature)
+        seen[fqn] = Seen(n_calls=costs[fqn].n_forward, first_call=first, signature=signature)
     return seen
 
 
@@ -117,7 +117,7 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
         if fqn in holders:
             continue
         for storage in log.inputs[number]:
-            source = made_by.get(storage, last if storage >= tracker.storages.n_existing else "")
+            source = made_by.get(storage, last if storage >= tracker.storages.n_before_step else "")
             if source and source != fqn and (source, fqn) not in found:
                 found[source, fqn] = Edge(
                     source=source, target=fqn, n_bytes=tracker.storages.n_bytes[storage], data=storage

@@ -1,7 +1,7 @@
 """One measured step, from two instruments and a clock that never run at the same time.
 
 warm up        a checkpoint (its first call imports torch._dynamo), then two steps, one of them under the tracker
-record         one step, allocator and tracker together      timeline, phases, FLOPs, bill per block
+record         one step, allocator and tracker together      timeline, phases, FLOPs, cost per block
 record alone   one step, allocator only                      does watching change the step?
 time           n steps with nothing attached                 by phase, in turns where two runs are compared
 time blocks    n steps with light hooks                      by block
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from explorer.engine.device.clocks import ClockName
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_of, is_out_of_memory
-from explorer.engine.measure.block_costs import bills, uncounted
+from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.recording import Recorded, record
 from explorer.engine.measure.stopwatch import BlockSamples, block_ms, step_ms
 from explorer.engine.model.load import load_for
@@ -30,7 +30,7 @@ from explorer.engine.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError
 from explorer.record.failure import Failure
-from explorer.record.measurement import BlockBill, Environment, Measurement, Samples, Times
+from explorer.record.measurement import BlockCost, Environment, Measurement, Samples, Times
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -160,16 +160,16 @@ def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> It
 
 def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
     attributed, tracker = run.attribution, run.tracker
-    bill: tuple[BlockBill, ...] = ()
+    costs: tuple[BlockCost, ...] = ()
     if attributed is not None and tracker is not None:
-        bill = bills(tracker, attributed.allocations, attributed.phases, spec.policy, timed.block_samples())
+        costs = block_costs(tracker, attributed.allocations, attributed.phases, spec.policy, timed.block_samples())
     return Measurement(
         spec=spec,
         environment=environment,
         allocations=attributed.allocations if attributed else None,
         phases=attributed.phases if attributed else (),
         peaks=run.peaks,
-        blocks=bill,
+        blocks=costs,
         times=timed.times(device.clock().name),
         uncounted_ops=uncounted(tracker) if tracker is not None else {},
         dtype=run.dtype,

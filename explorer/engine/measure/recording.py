@@ -17,11 +17,11 @@ from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock
 from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_memory
 from explorer.engine.measure.attribution import Attribution, attribute
-from explorer.engine.measure.before_step import existing_tensors, optimizer_tensors, storage_bytes
+from explorer.engine.measure.before_step import optimizer_tensors, storage_bytes, tensors_before_step
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.step import Trainee, prepare, run_step
-from explorer.engine.watch.storages import Existing
+from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
@@ -150,16 +150,16 @@ def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
 def tracker_of(trainee: Trainee) -> Tracker:
     """A tracker that knows what lies in memory before the step."""
     segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
-    return Tracker(trainee.model, trainee.device, _existing(trainee), segments=segments)
+    return Tracker(trainee.model, trainee.device, _before_step(trainee), segments=segments)
 
 
-def _existing(trainee: Trainee) -> list[Existing]:
-    return existing_tensors(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
+def _before_step(trainee: Trainee) -> list[KnownTensor]:
+    return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
 
 
 def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
     trainee.model.zero_grad(set_to_none=True)
-    base_bytes = storage_bytes(_existing(trainee), trainee.device)
+    base_bytes = storage_bytes(_before_step(trainee), trainee.device)
     recorder = device.recorder()
     with recorder, device.limited(trainee.spec.memory_limit_bytes):
         run_step(trainee)

@@ -32,9 +32,9 @@ class TrackedStep:
         self.scene_phase, self.scene_rerun = as_ints(tracker.scene_phase), as_ints(tracker.scene_rerun)
         self.borders = tracker.borders
         self.fqns = tracker.fqns
-        self.n_existing = seen.n_existing
+        self.n_before_step = seen.n_before_step
         self.n_ops = len(ops)
-        self.existed = np.arange(len(self.n_bytes)) < self.n_existing
+        self.existed = np.arange(len(self.n_bytes)) < self.n_before_step
 
     def turn(self, *, of_death: bool) -> Ints:
         """Position of each storage's birth or death among all turns; the number of turns where it has none."""

@@ -45,7 +45,7 @@ def _parameters(module: nn.Module) -> list[tuple[str, tuple[int, ...], object]]:
     return [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters()]
 
 
-def spine_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tuple[str, ...]:
+def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tuple[str, ...]:
     """Blocks in order of their first call. A block is opened where a container inside it holds several of one kind,
     and those are not opened again; containers that are never called are always opened."""
     members = {fqn for container in modules for fqn in _kin(container, modules, seen)}
@@ -57,17 +57,17 @@ def spine_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
             opened.update(prefixes)
 
     def walk(fqn: str) -> list[str]:
-        spine: list[str] = []
+        chain: list[str] = []
         for name, child in modules[fqn].named_children():
             this = f"{fqn}.{name}".lstrip(".")
             if this not in seen:
                 continue
             never_called = not seen[this].n_calls
             if this in opened or (never_called and isinstance(child, CONTAINERS)):
-                spine.extend(walk(this))
+                chain.extend(walk(this))
             elif not never_called:
-                spine.append(this)
-        return spine
+                chain.append(this)
+        return chain
 
     units = walk("")
     return tuple(sorted(units, key=lambda fqn: (seen[fqn].first_call, units.index(fqn)))) or ("",)
@@ -83,13 +83,13 @@ def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Se
     return [fqn for fqn, kind in kinds.items() if count[kind] > 1]
 
 
-def cut_points(spine: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
+def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
     """One between each two consecutive units, with what crosses it; a refusal where a unit runs on both sides."""
     cuts = []
-    for place, (after, before) in enumerate(zip(spine, spine[1:], strict=False)):
+    for place, (after, before) in enumerate(zip(chain, chain[1:], strict=False)):
         border = seen[before].first_call
         crossing = [d for d in data if d.writer != INPUT and d.born < border <= d.last_read]
-        both = [fqn for fqn in spine[: place + 1] if seen[fqn].last_exit > border]
+        both = [fqn for fqn in chain[: place + 1] if seen[fqn].last_exit > border]
         refusal = f"{', '.join(both)} is called again behind this cut" if both else None
         cuts.append(
             CutPoint(

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.limits import is_out_of_memory
-from explorer.engine.model.block_chain import cut_points, repeated_as, spine_of
+from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.openable import copied, refuse_unopenable
@@ -131,7 +131,7 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     repeats = repeated_as(ops.modules, ops.seen)
     shared = _sharing(ops.modules)
     blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
-    spine = spine_of(ops.modules, ops.seen)
+    chain = chain_of(ops.modules, ops.seen)
     edges, joins = edges_and_joins(ops.flow)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
     return ModelGraph(
@@ -139,8 +139,8 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
         blocks=blocks,
         edges=edges,
         joins=joins,
-        cuts=cut_points(spine, ops.seen, ops.flow.data),
-        spine=spine,
+        cuts=cut_points(chain, ops.seen, ops.flow.data),
+        chain=chain,
         input_shapes=shapes,
         dtype=str(_dtype(model)).removeprefix("torch."),
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),

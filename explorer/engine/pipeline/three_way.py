@@ -67,7 +67,7 @@ def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Pol
         msgspec.structs.replace(spec, policy=policy, plan=None, optimizer="none", n_accumulation=1), loaded
     )
     batches = microbatches(trainee, n_microbatches)
-    rng = KeyedRng(spec.seed, pipeline.rng.spine, pipeline.plan.keyed_rng)
+    rng = KeyedRng(spec.seed, pipeline.rng.chain, pipeline.plan.keyed_rng)
     model = trainee.model
     model.zero_grad(set_to_none=True)
     seed_everything(spec.seed)

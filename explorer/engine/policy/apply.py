@@ -118,13 +118,13 @@ def is_wrapped(module: nn.Module) -> bool:
 
 def _hows(module: nn.Module) -> list[Any]:
     """What policies do on this very module."""
-    found = []
+    hows = []
     forward, call = module.__dict__.get("forward"), module.__dict__.get("_call_impl")
     if isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments):
-        found.append(forward.args[2])
+        hows.append(forward.args[2])
     if isinstance(call, functools.partial) and call.func is called_in_turn:
-        found.append(call.args[0].how)
-    return found
+        hows.append(call.args[0].how)
+    return hows
 
 
 def _carried(model: nn.Module) -> frozenset[Wrap]:
@@ -148,12 +148,12 @@ def _outside(model: nn.Module, policy: Policy, generators: Sequence[torch.Genera
 
 
 def _segments_by_parent(wraps: Sequence[Wrap]) -> Mapping[str, tuple[Wrap, ...]]:
-    found: dict[str, tuple[Wrap, ...]] = {}
+    by_parent: dict[str, tuple[Wrap, ...]] = {}
     for wrap in wraps:
         if len(wrap.unit.blocks) > 1:
             parent = wrap.fqn.rpartition(".")[0]
-            found[parent] = (*found.get(parent, ()), wrap)
-    return found
+            by_parent[parent] = (*by_parent.get(parent, ()), wrap)
+    return by_parent
 
 
 def _replace(handle: PolicyHandle, module: nn.Module, function: Callable[..., Any], how: Any) -> None:

@@ -122,12 +122,14 @@ def called_in_turn(segment: InTurn, place: int, *args: Any, **kwargs: Any) -> An
             _refuse(f"{segment.fqns[place]} was called without what {segment.fqns[place - 1]} returns", segment)
         return _begun(segment, args, kwargs)
     if ahead.segment.members != segment.members or ahead.place != place:
-        said, awaited = segment.fqns[place], ahead.segment.fqns[ahead.place]
-        _refuse(f"{said} was called where {awaited} was to follow", ahead.segment)
+        called, awaited = segment.fqns[place], ahead.segment.fqns[ahead.place]
+        _refuse(f"{called} was called where {awaited} was to follow", ahead.segment)
     for name, expected in ahead.given.items():
         if not _same(expected, arguments_of(args, kwargs).get(name), ahead):
-            said = f"its argument {name + 1}" if isinstance(name, int) else f"its {name}"
-            _refuse(f"{segment.fqns[place]} was called with another value for {said} than the block before", segment)
+            argument = f"its argument {name + 1}" if isinstance(name, int) else f"its {name}"
+            _refuse(
+                f"{segment.fqns[place]} was called with another value for {argument} than the block before", segment
+            )
     if len(ahead.given) < len(args) + len(kwargs):
         _refuse(f"{segment.fqns[place]} was called with more arguments than the block before it", segment)
     return _next(ahead)
@@ -140,8 +142,8 @@ def call_of(module: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 
 def arguments_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Arguments:
     """By place and by keyword, in the order of the call."""
-    found: dict[int | str, Any] = dict(enumerate(args))
-    return found | dict(kwargs)
+    by_place: dict[int | str, Any] = dict(enumerate(args))
+    return by_place | dict(kwargs)
 
 
 def handed_on(output: Any, given: Arguments) -> Arguments:
@@ -163,9 +165,9 @@ def handed_on(output: Any, given: Arguments) -> Arguments:
     return following
 
 
-def same_arguments(expected: Arguments, found: Arguments) -> bool:
+def same_arguments(expected: Arguments, actual: Arguments) -> bool:
     """Whether a call was given the very same objects."""
-    return expected.keys() == found.keys() and all(_same(expected[name], found[name]) for name in expected)
+    return expected.keys() == actual.keys() and all(_same(expected[name], actual[name]) for name in expected)
 
 
 def _begun(segment: InTurn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -211,18 +213,20 @@ def _alike(one: Any, other: Any) -> bool:
     return isinstance(one, kinds) and isinstance(other, kinds) and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def _same(expected: Any, found: Any, ahead: _Ahead | None = None) -> bool:
+def _same(expected: Any, actual: Any, ahead: _Ahead | None = None) -> bool:
     """The same objects in the same places of tuples, lists and dictionaries; of shapes the stand-ins made of them."""
-    if expected is found:
+    if expected is actual:
         return True
-    (leaves, form), (found_leaves, found_form) = tree_flatten(expected), tree_flatten(found)
-    return form == found_form and all(_is(one, other, ahead) for one, other in zip(leaves, found_leaves))
+    (leaves, form), (actual_leaves, actual_form) = tree_flatten(expected), tree_flatten(actual)
+    return form == actual_form and all(_is(one, other, ahead) for one, other in zip(leaves, actual_leaves))
 
 
-def _is(expected: Any, found: Any, ahead: _Ahead | None) -> bool:
+def _is(expected: Any, actual: Any, ahead: _Ahead | None) -> bool:
     if isinstance(expected, _Shape):
-        return isinstance(found, StandIn) and found._ahead is ahead and found._index == expected.index
-    return expected is found or (type(expected) is type(found) and isinstance(found, _CONSTANTS) and expected == found)
+        return isinstance(actual, StandIn) and actual._ahead is ahead and actual._index == expected.index
+    return expected is actual or (
+        type(expected) is type(actual) and isinstance(actual, _CONSTANTS) and expected == actual
+    )
 
 
 def _read(by: str, args: Any, kwargs: Any) -> NoReturn:

@@ -24,7 +24,7 @@ NONE = -1
 
 
 @dataclass
-class Existing:
+class KnownTensor:
     """A tensor that is there before the step."""
 
     tensor: torch.Tensor
@@ -54,7 +54,7 @@ class Storages:
         self.role, self.owner = array("q"), array("q")
         self.seen_ns, self.died_ns = array("q"), array("q")
         """When each storage was surely alive, and when it died."""
-        self.n_existing = 0
+        self.n_before_step = 0
         """How many of them were there before the step."""
         self.turns = array("q")
         self._owners = owners
@@ -65,7 +65,7 @@ class Storages:
         """Stops watching; the columns stay."""
         self._live.clear()
 
-    def tag(self, things: Iterable[Existing]) -> None:
+    def tag(self, things: Iterable[KnownTensor]) -> None:
         """Gives a role to storages that were born during the step and have none yet."""
         for thing in things:
             self._tag(thing)
@@ -124,7 +124,7 @@ class Storages:
             self.turns.append(-watched.index - 1)
             self.died_ns[watched.index] = time.time_ns()
 
-    def _tag(self, thing: Existing) -> None:
+    def _tag(self, thing: KnownTensor) -> None:
         index = self._see(thing.tensor, NONE)
         if index != NONE and self.role[index] == NONE:
             self.role[index] = ROLES.index(thing.role)

@@ -38,7 +38,7 @@ from explorer.engine.watch.calls import CallLog
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.storages import NONE, Existing, Storages, parts
+from explorer.engine.watch.storages import NONE, KnownTensor, Storages, parts
 from explorer.engine.watch.uncounted import is_uncounted
 from explorer.record.measurement import PHASES, Phase
 
@@ -79,7 +79,7 @@ class Tracker(TorchDispatchMode):
         self,
         model: nn.Module,
         device: torch.device,
-        existing: Iterable[Existing] = (),
+        before_step: Iterable[KnownTensor] = (),
         *,
         segments: Collection[str] = (),
     ) -> None:
@@ -106,16 +106,16 @@ class Tracker(TorchDispatchMode):
         self._phase = FORWARD
         self._known_ops: dict[Any, tuple[int, Any]] = {}
         self._model = model
-        self._existing = list(existing)
+        self._before_step = list(before_step)
         self._hooks: list[Any] = []
         self._main: Any = None
         self._outer_task: int | None = None
 
     def __enter__(self) -> Self:
         references_of_the_last_holder()
-        self.storages.tag(self._existing)
-        self.storages.n_existing = len(self.storages.n_bytes)
-        self._existing.clear()  # or nothing that was there could ever die
+        self.storages.tag(self._before_step)
+        self.storages.n_before_step = len(self.storages.n_bytes)
+        self._before_step.clear()  # or nothing that was there could ever die
         for name, parameter in self._model.named_parameters():
             if parameter.requires_grad:
                 self._hooks.append(
@@ -226,7 +226,7 @@ class Tracker(TorchDispatchMode):
     def _gradient(self, owner: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
-                self.storages.tag(Existing(part, "gradient", owner) for part in parts(parameter.grad))
+                self.storages.tag(KnownTensor(part, "gradient", owner) for part in parts(parameter.grad))
 
         return hook
 

@@ -53,9 +53,9 @@ class Turns:
 
     def ends(self, fqn: str, stack: Sequence[str], output: Any, storages: Iterable[Hashable]) -> None:
         """`stack`: the blocks around it; `storages` those that it returns."""
-        found = tuple(storages)
-        self.read(found, (*stack, fqn))
-        self._owner.update(dict.fromkeys(found, fqn))
+        returned = tuple(storages)
+        self.read(returned, (*stack, fqn))
+        self._owner.update(dict.fromkeys(returned, fqn))
         self._last[_parent(fqn)] = _Ended(fqn, self._given.pop(), output, random.getstate())
 
     def ran(self, func: Any, storages: Iterable[Hashable], stack: Sequence[str]) -> None:

@@ -19,10 +19,10 @@ import msgspec
 import numpy as np
 
 from explorer.errors import BadInput
-from explorer.plan.forecast.bills import with_bytes
+from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.memory.series import Bytes, array_of
 from explorer.record.base import Column
-from explorer.record.measurement import Allocations, AllocatorPeaks, BlockBill, Measurement, Samples
+from explorer.record.measurement import Allocations, AllocatorPeaks, BlockCost, Measurement, Samples
 from explorer.record.run import RunSpec
 
 _SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "calls", "weight_casts")
@@ -101,12 +101,12 @@ def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
     rows = np.stack([array_of(log.n_bytes) for log in logs])
     kinds, which = np.unique(rows, axis=1, return_inverse=True)
     there = np.array([_at(weights, kind.tolist()) for kind in kinds.T], dtype=np.int64)
-    found: Bytes = there[which.reshape(-1)]
-    return Column("q", found.tobytes())
+    sizes: Bytes = there[which.reshape(-1)]
+    return Column("q", sizes.tobytes())
 
 
 def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:
-    def counted(rows: tuple[BlockBill, ...]) -> BlockBill:
+    def counted(rows: tuple[BlockCost, ...]) -> BlockCost:
         flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
         return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 
@@ -120,5 +120,5 @@ def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, sp
         loss=None,
         warnings=(),
     )
-    bills = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
-    return msgspec.structs.replace(told, blocks=with_bytes(told, bills))
+    costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
+    return msgspec.structs.replace(told, blocks=with_bytes(told, costs))

@@ -64,7 +64,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     touched = np.concatenate((own.entry, others))
     measured = np.column_stack((replay.born[touched], replay.died[touched], -replay.size[touched]))
     played = np.column_stack((lives[1], lives[2], replay.size[lives[0]]))
-    stashed = np.array([(stay.first, stay.ends, stash_bytes) for stay in nest.stays], dtype=np.int64).reshape(-1, 3)
+    stashed = np.array([(call.first, call.ends, stash_bytes) for call in nest.calls], dtype=np.int64).reshape(-1, 3)
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
         kept = np.zeros(len(replay.size), dtype=bool)
@@ -73,7 +73,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
         away &= ~kept
         longer = int(replay.size[kept & (replay.died <= border)].sum())
-        stashes = stash_bytes * sum(stay.first <= border < stay.ends for stay in nest.stays)
+        stashes = stash_bytes * sum(call.first <= border < call.ends for call in nest.calls)
         saved = longer + stashes - int(replay.size[away].sum())
     changes = np.concatenate((measured, played, stashed))
     return Played(changes=changes, saved_bytes=saved, away=away, lives=lives, owner=own.owner)
@@ -91,14 +91,14 @@ class _Gap:
 
 def _of_calls(replay: Replay, nest: Nest) -> _Gap:
     """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
-    stays = nest.stays
-    entries, leaves = joined([stay.entries for stay in stays]), joined([stay.leaves for stay in stays])
+    calls = nest.calls
+    entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
     owner = np.full(len(replay.size), -1, dtype=np.int64)
-    owner[entries] = np.repeat(np.arange(len(stays)), [len(stay.entries) for stay in stays])  # inner calls come last
+    owner[entries] = np.repeat(np.arange(len(calls)), [len(call.entries) for call in calls])  # inner calls come last
     leave = np.full(len(replay.size), np.iinfo(np.int64).max)
     np.minimum.at(leave, entries, leaves)
     mine = np.flatnonzero(owner >= 0)
-    begins = np.array([stay.begins for stay in stays], dtype=np.int64)
+    begins = np.array([call.begins for call in calls], dtype=np.int64)
     return _Gap(entry=mine, leave=leave[mine], back=begins[owner[mine]], owner=owner)
 
 
@@ -110,10 +110,10 @@ def _given(replay: Replay, nest: Nest) -> _Gap:
     inputs: list[int] = []
     since: list[int] = []
     until: list[int] = []
-    for stay, parent in zip(nest.stays, nest.parent):
-        inputs += stay.inputs
-        since += [nest.stays[parent].begins if parent >= 0 else 0] * len(stay.inputs)
-        until += [stay.begins if parent >= 0 else stay.ends] * len(stay.inputs)
+    for call, parent in zip(nest.calls, nest.parent):
+        inputs += call.inputs
+        since += [nest.calls[parent].begins if parent >= 0 else 0] * len(call.inputs)
+        until += [call.begins if parent >= 0 else call.ends] * len(call.inputs)
     entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
     return _Gap(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]), owner=entry)
 
@@ -150,10 +150,10 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
     """The peak once `played` has changed the line, and each call comes back by running forward again."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
-    before = [max(stay.begins - 1, 0) for stay in nest.stays]
+    before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
-    for i, (stay, tick, place) in enumerate(zip(nest.stays, before, places)):
-        late = int(replay.size[stay.entries[stay.leaves >= stay.begins]].sum())  # gone and back at the same moment
+    for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
+        late = int(replay.size[call.entries[call.leaves >= call.begins]].sum())  # gone and back at the same moment
         base = int(replay.line[tick] + offsets[place]) - late
         if nest.parent[i] >= 0:
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)

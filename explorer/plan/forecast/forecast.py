@@ -13,7 +13,7 @@ from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
 from explorer.plan.forecast.rerun_time import time_ratio
-from explorer.plan.forecast.saved_by_call import Stay, stays_of
+from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import is_within
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, Trait
@@ -32,7 +32,7 @@ class Forecaster:
         """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
-        self._stays: dict[tuple[tuple[str, ...], bool], list[Stay]] = {}
+        self._saved: dict[tuple[tuple[str, ...], bool], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
         """What `policy` should do to the baseline.
@@ -71,14 +71,14 @@ class Forecaster:
         return {trait for fqn in fqns if fqn in known for trait in known[fqn].traits}
 
     def _freed(
-        self, replay: Replay, units: Mapping[Unit, Sequence[Stay]], played: Played, policy: Policy
+        self, replay: Replay, units: Mapping[Unit, Sequence[SavedByCall]], played: Played, policy: Policy
     ) -> dict[str, int]:
         """What leaves each block, less what its checkpoints keep of the generators by the end of forward."""
         outer, freed = enclosing(policy), {}
         assert self.baseline is not None, "it was replayed"
         stash, border = stash_bytes(self.baseline, policy), self.baseline.forward_end_tick or 0
         keeps = {
-            unit.blocks[0]: stash * sum(stay.first <= border < stay.ends for stay in own)
+            unit.blocks[0]: stash * sum(call.first <= border < call.ends for call in own)
             for unit, own in units.items()
             if len(unit.blocks) == 1  # a segment is run by the container around it
         }
@@ -86,16 +86,16 @@ class Forecaster:
             top = unit
             while top in outer:
                 top = outer[top]
-            entries = joined([stay.entries for stay in units[top]])
+            entries = joined([call.entries for call in units[top]])
             for fqn in unit.blocks:
                 kept = sum(keeps[one] for one in (keeps if outer else (fqn,)) if one in keeps and is_within(one, fqn))
                 freed[fqn] = replay.born_in(fqn, entries[played.away[entries]]) - kept
         return freed
 
-    def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[Stay]:
-        if (unit, stops_early) not in self._stays:
-            self._stays[unit, stops_early] = stays_of(replay, unit, stops_early=stops_early)
-        return self._stays[unit, stops_early]
+    def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[SavedByCall]:
+        if (unit, stops_early) not in self._saved:
+            self._saved[unit, stops_early] = saved_by_calls(replay, unit, stops_early=stops_early)
+        return self._saved[unit, stops_early]
 
     def _flop_ratio(self, baseline: Measurement, policy: Policy) -> float | None:
         total = baseline.total_flops
@@ -108,7 +108,7 @@ class Forecaster:
 
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:
     """Every unit, and the units whose innermost holder it is."""
-    found: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
+    children: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
     for unit, holder in enclosing(policy).items():
-        found[holder].append(unit)
-    return found
+        children[holder].append(unit)
+    return children

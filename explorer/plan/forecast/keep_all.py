@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.bills import with_bytes
+from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.replay import BACKWARD, Replay
 from explorer.plan.memory.series import Bytes, Mask, array_of
@@ -82,15 +82,15 @@ def _repeats(run: Measurement, replay: Replay) -> list[tuple[PhaseSpan, tuple[in
     for unit in run.spec.policy.units:
         members = [replay.calls.get(fqn, []) for fqn in unit.blocks]
         calls[unit.blocks[0]] = [(together[0].first, together[-1].end) for together in zip(*members)]
-    found = []
+    repeats = []
     for span in run.phases:
         if span.phase == "recompute":
             windows = calls.get(span.block, [])
             latest = max((i for i, (_, end) in enumerate(windows) if end < span.first_tick), default=None)
             if latest is None:
                 return None
-            found.append((span, windows.pop(latest)))
-    return found
+            repeats.append((span, windows.pop(latest)))
+    return repeats
 
 
 class _Lives:
@@ -164,26 +164,26 @@ def _pairs(size: Bytes, made: NDArray[np.intp], again: NDArray[np.intp]) -> Iter
 
 def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
     """The timeline that is left, its ticks counted anew: one for each event."""
-    stays = ~lives.gone
-    born, died = array_of(log.born)[stays], lives.died[stays]
+    left = ~lives.gone
+    born, died = array_of(log.born)[left], lives.died[left]
     happens = np.zeros(log.n_ticks + 2, dtype=np.bool_)
     happens[born] = happens[died] = True
     happens[[0, -1]] = True
     tick = np.cumsum(happens) - 1  # of an old tick, the last event until then
-    entry = np.where(stays, np.cumsum(stays) - 1, -1)
+    entry = np.where(left, np.cumsum(left) - 1, -1)
     casts = array_of(log.weight_casts)
     allocations = msgspec.structs.replace(
         log,
         n_ticks=int(tick[-1]) - 1,
-        n_bytes=_column(array_of(log.n_bytes)[stays]),
+        n_bytes=_column(array_of(log.n_bytes)[left]),
         born=_column(tick[born]),
         died=_column(tick[died]),
-        role=_column(lives.role[stays]),
-        block=_column(array_of(log.block)[stays]),
-        op=_column(array_of(log.op)[stays]),
+        role=_column(lives.role[left]),
+        block=_column(array_of(log.block)[left]),
+        op=_column(array_of(log.op)[left]),
         time_ns=column(),
         calls=_calls(log.calls, tick, entry),
-        weight_casts=_column(entry[casts[stays[casts]]]),
+        weight_casts=_column(entry[casts[left[casts]]]),
     )
     kept = msgspec.structs.replace(
         run,
@@ -196,8 +196,8 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
         warnings=(),
     )
     once = [
-        msgspec.structs.replace(bill, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
-        for bill in run.blocks
+        msgspec.structs.replace(cost, n_recompute=0, recompute_flops=0, skipped_flops=0, recompute=Samples())
+        for cost in run.blocks
     ]
     return msgspec.structs.replace(kept, blocks=with_bytes(kept, once))
 
@@ -228,16 +228,16 @@ def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
 
 def _phases(spans: Sequence[PhaseSpan], tick: Bytes) -> tuple[PhaseSpan, ...]:
     """Without recomputes: what is left of one belongs to the backward around it."""
-    found: list[PhaseSpan] = []
+    phases: list[PhaseSpan] = []
     for span in spans:
         phase: Phase = "backward" if span.phase == "recompute" else span.phase
         first = int(tick[span.first_tick - 1]) + 1 if span.first_tick else 0
         end = int(tick[span.end_tick - 1]) + 1
-        if found and found[-1].phase == phase:
-            first = found.pop().first_tick
+        if phases and phases[-1].phase == phase:
+            first = phases.pop().first_tick
         if first < end:
-            found.append(PhaseSpan(phase=phase, block="", first_tick=first, end_tick=end))
-    return tuple(found)
+            phases.append(PhaseSpan(phase=phase, block="", first_tick=first, end_tick=end))
+    return tuple(phases)
 
 
 def _column(values: Bytes) -> Column:

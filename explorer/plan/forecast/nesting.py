@@ -18,7 +18,7 @@ import numpy as np
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside
-from explorer.plan.forecast.saved_by_call import Stay, most_at_once
+from explorer.plan.forecast.saved_by_call import SavedByCall, most_at_once
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import above
 from explorer.record.graph import ModelGraph
@@ -32,9 +32,9 @@ NO_PARENT = -1
 class Nest:
     """Calls of units, outer ones first, and for each the call it lies in."""
 
-    stays: tuple[Stay, ...]
+    calls: tuple[SavedByCall, ...]
     parent: tuple[int, ...]
-    """Place in `stays`, or NO_PARENT."""
+    """Place in `calls`, or NO_PARENT."""
     stops_inside: tuple[bool, ...]
     """Whether running again ends where the last unit inside is entered."""
 
@@ -47,63 +47,63 @@ class Nest:
 
     def above(self, i: int) -> list[int]:
         """The calls that call number `i` lies in, innermost first."""
-        found = []
+        outer = []
         while (i := self.parent[i]) != NO_PARENT:
-            found.append(i)
-        return found
+            outer.append(i)
+        return outer
 
 
-def flat(stays: Sequence[Stay]) -> Nest:
+def flat(calls: Sequence[SavedByCall]) -> Nest:
     """No call lies in another."""
-    n = len(stays)
-    return Nest(stays=tuple(stays), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
+    n = len(calls)
+    return Nest(calls=tuple(calls), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
 
 
-def nest_of(policy: Policy, stays: Mapping[Unit, Sequence[Stay]], graph: ModelGraph | None) -> Nest:
+def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: ModelGraph | None) -> Nest:
     """All calls of the units of `policy`."""
     outer = enclosing(policy)
-    order = sorted(stays, key=lambda unit: _depth(unit, outer))
-    found: list[Stay] = []
+    order = sorted(calls, key=lambda unit: _depth(unit, outer))
+    in_order: list[SavedByCall] = []
     parent: list[int] = []
     stops: list[bool] = []
     places: dict[Unit, range] = {}
     for unit in order:
         holders = [i for above in _chain(unit, outer) for i in places[above]]
-        places[unit] = range(len(found), len(found) + len(stays[unit]))
+        places[unit] = range(len(in_order), len(in_order) + len(calls[unit]))
         children = [child for child, holder in outer.items() if holder == unit]
-        for stay in stays[unit]:
-            around = (i for i in holders if found[i].first <= stay.first and stay.end <= found[i].end)
+        for call in calls[unit]:
+            around = (i for i in holders if in_order[i].first <= call.first and call.end <= in_order[i].end)
             parent.append(next(around, NO_PARENT))
             stops.append(policy.stops_early and any(stops_inside(graph, unit, child) for child in children))
-            found.append(stay)
+            in_order.append(call)
     directly: dict[int, list[int]] = defaultdict(list)
     for i, holder in enumerate(parent):
         if holder != NO_PARENT:
             directly[holder].append(i)
-    return Nest(stays=tuple(found), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
+    return Nest(calls=tuple(in_order), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
 
 
 def enclosing(policy: Policy) -> dict[Unit, Unit]:
     """By unit that lies in others, the innermost of those."""
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
-    found = {}
+    holders = {}
     for unit in policy.units:
         holder = next((fqn for fqn in above(unit.blocks[0]) if fqn in named), None)
         if holder is not None:
-            found[unit] = named[holder]
-    return found
+            holders[unit] = named[holder]
+    return holders
 
 
 def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     """Most that running call number `i` again holds at once, with the units inside it keeping nothing."""
-    stay, inside = nest.stays[i], nest.inside.get(i, ())
+    call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
-        return stay.again_bytes
-    children, below = [nest.stays[j] for j in inside], [nest.stays[j] for j in nest.below(i)]
+        return call.again_bytes
+    children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
     last = _last_tick(
-        replay, stay, below, max(child.first if nest.stops_inside[i] else child.end for child in children)
+        replay, call, below, max(child.first if nest.stops_inside[i] else child.end for child in children)
     )
-    entries = replay.between(stay.first, last)
+    entries = replay.between(call.first, last)
     born, died = replay.born[entries], replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     for one in below:
@@ -124,29 +124,29 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
 
 def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
     """Entries that calls around number `i` bring back, or keep for those inside, at the tick at which `i` begins."""
-    parts = [np.array(nest.stays[i].inputs, dtype=np.int64)]
+    parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
     for j in nest.above(i):
-        if nest.stays[j].begins == nest.stays[i].begins:
-            entries = nest.stays[j].entries
+        if nest.calls[j].begins == nest.calls[i].begins:
+            entries = nest.calls[j].entries
             parts.append(entries[owner[entries] == j])
-            parts += [np.array(nest.stays[k].inputs, dtype=np.int64) for k in nest.inside[j]]
+            parts += [np.array(nest.calls[k].inputs, dtype=np.int64) for k in nest.inside[j]]
     return np.unique(np.concatenate(parts))
 
 
-def _last_tick(replay: Replay, stay: Stay, below: Sequence[Stay], entered: int) -> int:
+def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
     within = np.concatenate([one.entries for one in below]) if below else np.zeros(0, dtype=np.int64)
-    own = stay.entries[~np.isin(stay.entries, within)]
-    own = own[~np.isin(own, stay.outputs)]
-    return max(entered, int(replay.born[own].max(initial=stay.first)))
+    own = call.entries[~np.isin(call.entries, within)]
+    own = own[~np.isin(own, call.outputs)]
+    return max(entered, int(replay.born[own].max(initial=call.first)))
 
 
 def _chain(unit: Unit, outer: Mapping[Unit, Unit]) -> list[Unit]:
-    found = []
+    holders = []
     while unit in outer:
         unit = outer[unit]
-        found.append(unit)
-    return found
+        holders.append(unit)
+    return holders
 
 
 def _depth(unit: Unit, outer: Mapping[Unit, Unit]) -> int:

@@ -15,7 +15,7 @@ from explorer.plan.forecast.changes import changes_of, offsets_of, peak_with
 from explorer.plan.forecast.nesting import flat
 from explorer.plan.forecast.replay import FORWARD, Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops
-from explorer.plan.forecast.saved_by_call import stays_of
+from explorer.plan.forecast.saved_by_call import saved_by_calls
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.graph import ModelGraph
@@ -40,22 +40,22 @@ def prices(
         return ()
     units = measurement.spec.policy.units
     named = [fqn for unit in units for fqn in unit.blocks]
-    wanted = [bill.fqn for bill in measurement.blocks if bill.saved_after_forward_bytes] if blocks is None else blocks
-    found = [_if_kept(measurement, replay, unit) for unit in units if not _nested(unit, named)]
-    found += [
+    wanted = [cost.fqn for cost in measurement.blocks if cost.saved_after_forward_bytes] if blocks is None else blocks
+    priced = [_if_kept(measurement, replay, unit) for unit in units if not _nested(unit, named)]
+    priced += [
         _if_recomputed(measurement, replay, fqn, graph)
         for fqn in dict.fromkeys(wanted)
         if fqn and not any(is_within(fqn, other) or is_within(other, fqn) for other in named)
     ]
-    return tuple(price for price in found if price is not None)
+    return tuple(price for price in priced if price is not None)
 
 
 def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: ModelGraph | None) -> Price | None:
     policy = measurement.spec.policy
-    stays = stays_of(replay, (fqn,), stops_early=policy.stops_early)
-    if not any(len(stay.entries) for stay in stays) or fqn not in measurement.by_fqn:
+    calls = saved_by_calls(replay, (fqn,), stops_early=policy.stops_early)
+    if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
-    nest = flat(stays)
+    nest = flat(calls)
     played = changes_of(replay, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
     peak = peak_with(replay, played, nest, stash_bytes=0)
     total = measurement.total_flops
@@ -69,13 +69,13 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
 
 
 def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | None:
-    bills = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
+    costs = [measurement.by_fqn[fqn] for fqn in unit.blocks if fqn in measurement.by_fqn]
     spans = [
         span
         for span in measurement.phases
         if span.phase == "recompute" and any(is_within(span.block, fqn) for fqn in unit.blocks)
     ]
-    if not spans or len(bills) < len(unit.blocks):
+    if not spans or len(costs) < len(unit.blocks):
         return None
     ends = _forward_ends(replay, unit.blocks)
     line, changes = replay.line.copy(), []
@@ -103,7 +103,7 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
         toggle="keep",
         peak_bytes=peak,
         peak_change_bytes=peak - int(replay.line.max()),
-        share_of_step_flops=sum(bill.recompute_flops for bill in bills) / total if total else None,
+        share_of_step_flops=sum(cost.recompute_flops for cost in costs) / total if total else None,
     )
 
 

@@ -115,14 +115,14 @@ class Replay:
 
 
 def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
-    found: dict[str, list[Call]] = defaultdict(list)
+    by_block: dict[str, list[Call]] = defaultdict(list)
     place = 0
     entries = calls.entries.tolist()
     for block, first, end, n_inputs, n_outputs in zip(
         calls.block, calls.first_tick, calls.end_tick, calls.n_inputs, calls.n_outputs
     ):
         outputs = place + n_inputs
-        found[blocks[block]].append(
+        by_block[blocks[block]].append(
             Call(
                 first=first,
                 end=end,
@@ -131,15 +131,15 @@ def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
             )
         )
         place = outputs + n_outputs
-    return dict(found)
+    return dict(by_block)
 
 
 def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:
-    found: dict[int, int] = {}
+    until: dict[int, int] = {}
     for call in (call for own in calls.values() for call in own):
         for entry in call.inputs:
-            found[entry] = max(found.get(entry, 0), call.end)
-    return found
+            until[entry] = max(until.get(entry, 0), call.end)
+    return until
 
 
 def _phase_of_tick(phases: tuple[PhaseSpan, ...], n_ticks: int) -> NDArray[np.int8]:

@@ -17,12 +17,12 @@ from explorer.record.policy import Policy, Unit
 
 def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Sequence[str], policy: Policy) -> int:
     """What a step that kept `unit` would add; the whole forward without the `graph`, which knows what is saved last."""
-    bills = [measurement.by_fqn[fqn] for fqn in unit if fqn in measurement.by_fqn]
-    total = sum(bill.forward_flops for bill in bills)
+    costs = [measurement.by_fqn[fqn] for fqn in unit if fqn in measurement.by_fqn]
+    total = sum(cost.forward_flops for cost in costs)
     last = graph.by_fqn.get(unit[-1]) if graph is not None else None
-    if last is None or not bills or not last.forward_flops or not policy.stops_early:
+    if last is None or not costs or not last.forward_flops or not policy.stops_early:
         return total
-    return total - round(bills[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
+    return total - round(costs[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
 
 
 def nested_rerun_flops(

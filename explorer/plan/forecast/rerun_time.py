@@ -27,8 +27,8 @@ def time_ratio(
         return None
     again = 0.0
     for unit, children in inside.items():
-        bills = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
-        flops = sum(bill.forward_flops for bill in bills)
+        costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
+        flops = sum(cost.forward_flops for cost in costs)
         share = nested_rerun_flops(baseline, graph, unit, children, policy) / flops if flops else 1.0
-        again += share * sum(bill.forward.median_ms or 0.0 for bill in bills)
+        again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
     return 1 + again * whole / hooked / step

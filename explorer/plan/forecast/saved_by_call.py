@@ -24,7 +24,7 @@ from explorer.plan.memory.series import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stay:
+class SavedByCall:
     """What one call of a unit leaves behind for its backward, and would not if it were recomputed."""
 
     first: int
@@ -45,16 +45,16 @@ class Stay:
     """Most that running forward again holds at once."""
 
 
-def stays_of(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[Stay]:
+def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
     """One for each call of the kept `unit` (a block, or the blocks of a segment) that keeps something."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
-    found = (_stay(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
-    return [stay for stay in found if stay is not None]
+    each = (_saved_by_call(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
+    return [call for call in each if call is not None]
 
 
-def _stay(
+def _saved_by_call(
     replay: Replay, unit: Sequence[str], members: Sequence[Call], *, alone: bool, stops_early: bool
-) -> Stay | None:
+) -> SavedByCall | None:
     first, end = members[0].first, members[-1].end
     born, died = replay.born, replay.died
     saved = replay.between(first, end)
@@ -74,7 +74,7 @@ def _stay(
     inner = saved[~np.isin(saved, own_outputs)]
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
-    return Stay(
+    return SavedByCall(
         first=first,
         entries=saved,
         leaves=_leaves(replay, saved, members, own_outputs),

@@ -1,4 +1,4 @@
-"""What is alive at a tick, by role and by block: the bill behind a peak, exact to the byte."""
+"""What is alive at a tick, by role and by block: what makes up a peak, exact to the byte."""
 
 from __future__ import annotations
 

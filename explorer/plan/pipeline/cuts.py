@@ -21,11 +21,11 @@ Stages = tuple[tuple[str, ...], ...]
 
 
 def atoms(graph: ModelGraph) -> Stages:
-    """Blocks of the spine between legal cuts, in execution order."""
+    """Blocks of the chain between legal cuts, in execution order."""
     refused = {(cut.after, cut.before) for cut in graph.cuts if cut.refusal is not None}
     groups: list[list[str]] = []
-    for index, fqn in enumerate(graph.spine):
-        if index == 0 or (graph.spine[index - 1], fqn) not in refused:
+    for index, fqn in enumerate(graph.chain):
+        if index == 0 or (graph.chain[index - 1], fqn) not in refused:
             groups.append([])
         groups[-1].append(fqn)
     return tuple(tuple(group) for group in groups)
@@ -39,7 +39,7 @@ def balance(n_atoms: int, n_stages: int, weight: Callable[[int, int, int], float
     if not 1 <= n_stages <= n_atoms:
         raise InvalidPlan(
             f"{n_stages} stages are asked; the model has {n_atoms} places for them.",
-            hint=f"Use 1 to {n_atoms} stages." if n_atoms else "The model has no spine that could be cut.",
+            hint=f"Use 1 to {n_atoms} stages." if n_atoms else "The model has no chain that could be cut.",
         )
     best = [weight(0, 0, end) for end in range(n_atoms + 1)]
     choices = []
@@ -96,22 +96,22 @@ def n_in_flight(rows: Rows) -> tuple[int, ...]:
 
 
 def check_stages(graph: ModelGraph, stages: Stages) -> None:
-    """Every block of the spine in exactly one stage, in order, legally cut. Raises InvalidPlan with all faults."""
+    """Every block of the chain in exactly one stage, in order, legally cut. Raises InvalidPlan with all faults."""
     named = [fqn for stage in stages for fqn in stage]
     faults = [f"stage {j} is empty" for j, stage in enumerate(stages) if not stage]
     faults += [
-        f"{fqn!r} is not on the model's spine. {nearest(fqn, graph.spine)}" for fqn in named if fqn not in graph.spine
+        f"{fqn!r} is not on the model's chain. {nearest(fqn, graph.chain)}" for fqn in named if fqn not in graph.chain
     ]
-    faults += [f"{fqn!r} is in no stage" for fqn in graph.spine if fqn not in named]
+    faults += [f"{fqn!r} is in no stage" for fqn in graph.chain if fqn not in named]
     faults += [f"{fqn!r} is in two stages" for fqn in dict.fromkeys(named) if named.count(fqn) > 1]
-    if not faults and tuple(named) != graph.spine:
-        faults.append(f"stages run in the order {', '.join(named)}; the model runs {', '.join(graph.spine)}")
+    if not faults and tuple(named) != graph.chain:
+        faults.append(f"stages run in the order {', '.join(named)}; the model runs {', '.join(graph.chain)}")
     why = {cut.after: cut.refusal for cut in graph.cuts if cut.refusal is not None}
     faults += [f"no cut after {stage[-1]!r}: {why[stage[-1]]}" for stage in stages[:-1] if stage and stage[-1] in why]
     if faults:
         raise InvalidPlan(
             f"These stages do not fit {graph.model.target}: {'; '.join(faults)}.",
-            hint="Every block of the spine belongs to exactly one stage, in execution order.",
+            hint="Every block of the chain belongs to exactly one stage, in execution order.",
         )
 
 

@@ -51,7 +51,7 @@ class RankForecast:
         cost, split = self.cost_of(stage, i)
         if kind == "F":
             # An output for a stage of the same rank takes the place of that stage's buffer.
-            taken = self.costs[stage].gradient_receive_bytes if self._stays(stage, stage + 1) else 0
+            taken = self.costs[stage].gradient_receive_bytes if self._same_rank(stage, stage + 1) else 0
             return held + cost.forward_extra_bytes, held + cost.saved_bytes - taken
         if kind == "I":
             # Of what it passes on, a whole backward sends a copy, and I the very gradient that came.
@@ -72,7 +72,7 @@ class RankForecast:
         if stage + 1 not in self.home:
             return 0
         size, m = self.costs[stage].gradient_receive_bytes - self.costs[stage].passed_bytes, self.plan.n_microbatches
-        if not self._is_1f1b or self._stays(stage, stage + 1):
+        if not self._is_1f1b or self._same_rank(stage, stage + 1):
             return size
         n_warm_up = min(m, len(self.costs) - stage)
         taken = size if i == n_warm_up - 2 and i < m - n_warm_up else 0
@@ -85,9 +85,9 @@ class RankForecast:
             return 0
         received = self.costs[stage].receive_bytes
         sent = received if cost.sent_gradient_bytes is None else cost.sent_gradient_bytes
-        return sent - passed - (received if self._stays(stage, stage - 1) else 0)
+        return sent - passed - (received if self._same_rank(stage, stage - 1) else 0)
 
-    def _stays(self, stage: int, to: int) -> bool:
+    def _same_rank(self, stage: int, to: int) -> bool:
         """Whether both stages live on one rank."""
         return self.home.get(to) == self.home[stage]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
-from explorer.plan.forecast.saved_by_call import Stay, stays_of
+from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import lineage
 from explorer.plan.policy.counted import Fqns, in_error
 from explorer.record.graph import ModelGraph
@@ -34,7 +34,7 @@ class Candidate:
     """One unit that may be recomputed."""
 
     unit: Unit
-    stays: tuple[Stay, ...]
+    calls: tuple[SavedByCall, ...]
     cost: float
     """Of running it again, in `Candidates.cost_unit`."""
     kin: tuple[str, ...]
@@ -62,12 +62,12 @@ def candidates_of(
     allowed = None if among is None else set(among)
     named = [unit for unit in _named(graph) if allowed is None or unit[0] in allowed]
     wrong = set(in_error(graph, named))
-    left = [(unit, tuple(stays_of(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
-    found = [(unit, stays) for unit, stays in left if any(len(stay.entries) for stay in stays)]
+    left = [(unit, tuple(saved_by_calls(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
+    saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
     costs = _Costs(baseline, graph)
     units = tuple(
-        Candidate(unit=Unit(blocks=unit), stays=stays, cost=costs.of(unit, len(stays)), kin=costs.kin(unit))
-        for unit, stays in found
+        Candidate(unit=Unit(blocks=unit), calls=calls, cost=costs.of(unit, len(calls)), kin=costs.kin(unit))
+        for unit, calls in saving
     )
     places: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(units):
@@ -104,14 +104,14 @@ class _Costs:
     def __init__(self, baseline: Measurement, graph: ModelGraph) -> None:
         self._baseline, self._graph = baseline, graph
         step = baseline.times.step.median_ms if baseline.times else None
-        timed = step is not None and all(bill.forward.ms for bill in baseline.blocks if bill.n_forward and bill.fqn)
+        timed = step is not None and all(cost.forward.ms for cost in baseline.blocks if cost.n_forward and cost.fqn)
         self.unit: CostUnit = "ms" if timed else "FLOPs"
         self.step = float(step if timed and step is not None else baseline.total_flops or 0)
         self._mean: dict[tuple[str, ...], float] = {}
         of_kin: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for bill in baseline.blocks:
-            if bill.fqn in graph.by_fqn and bill.forward.median_ms is not None:
-                of_kin[self.kin((bill.fqn,))].append(bill.forward.median_ms)
+        for cost in baseline.blocks:
+            if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
+                of_kin[self.kin((cost.fqn,))].append(cost.forward.median_ms)
         if timed:
             self._mean = {kin: sum(ms) / len(ms) for kin, ms in of_kin.items()}
 

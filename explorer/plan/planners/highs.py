@@ -121,47 +121,47 @@ class Shape:
 
     def tightened(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
         """`x` with the columns that hang on candidates as low in bytes as their bonds let them."""
-        found = x[: self._aux].copy()
-        found[self.n_units :] = np.nan
+        tight = x[: self._aux].copy()
+        tight[self.n_units :] = np.nan
         for column, sign, others, most in self._limits:
             slack = most - sum(n * x[other] for other, n in others)
             if sign > 0:
-                found[column] = np.clip(np.fmin(found[column], slack), 0.0, 1.0)
+                tight[column] = np.clip(np.fmin(tight[column], slack), 0.0, 1.0)
             else:
-                found[column] = np.clip(np.fmax(found[column], -slack), 0.0, 1.0)
-        return np.nan_to_num(found)
+                tight[column] = np.clip(np.fmax(tight[column], -slack), 0.0, 1.0)
+        return np.nan_to_num(tight)
 
     @cached_property
     def _limits(self) -> list[tuple[int, float, list[tuple[int, float]], float]]:
-        found = []
+        limits = []
         for row, most in self._bonds:
             column = max(row)  # what hangs on others stands behind them
-            found.append((column, row[column], [(i, n) for i, n in row.items() if i != column], most))
-        return found
+            limits.append((column, row[column], [(i, n) for i, n in row.items() if i != column], most))
+        return limits
 
     @cached_property
     def rows(self) -> list[Bond]:
         """All rows that every policy keeps."""
         spared = {pair: self._first_stop + place for place, pair in enumerate(self._stops)}
-        found = [self._counted_once(bond, spared) for bond in self._bonds]
+        rows = [self._counted_once(bond, spared) for bond in self._bonds]
         pairs: dict[int, list[int]] = defaultdict(list)
         for pair, column in spared.items():
             for unit in pair:
                 pairs[unit].append(column)
-        found += [({**dict.fromkeys(columns, 1.0), unit: -1.0}, 0.0) for unit, columns in pairs.items()]
+        rows += [({**dict.fromkeys(columns, 1.0), unit: -1.0}, 0.0) for unit, columns in pairs.items()]
         for place, members in enumerate(self._kinds):
             row = dict.fromkeys(members, 1.0)
             column = self._first_kind + place
-            found += [({**row, column: -1.0}, 0.0), ({**{i: -n for i, n in row.items()}, column: 1.0}, 0.0)]
+            rows += [({**row, column: -1.0}, 0.0), ({**{i: -n for i, n in row.items()}, column: 1.0}, 0.0)]
         named = Counter(fqn for one in self._candidates.units for fqn in one.unit.blocks)
         for fqn, n in named.items():
             if n > 1:
                 holders = [i for i, one in enumerate(self._candidates.units) if fqn in one.unit.blocks]
-                found.append((dict.fromkeys(holders, 1.0), 1.0))
+                rows.append((dict.fromkeys(holders, 1.0), 1.0))
         chains = {(i, *around) for i, around in enumerate(self._candidates.around) if len(around) >= DEPTH}
         inside = {j for _, *around in chains for j in around}
-        found += [(dict.fromkeys(chain, 1.0), float(DEPTH)) for chain in chains if chain[0] not in inside]
-        return found
+        rows += [(dict.fromkeys(chain, 1.0), float(DEPTH)) for chain in chains if chain[0] not in inside]
+        return rows
 
     def _counted_once(self, bond: Bond, spared: dict[tuple[int, int], int]) -> Bond:
         """What two candidates, one inside the other, both let go leaves once: where half of each is taken as well."""
@@ -184,12 +184,12 @@ class Shape:
         """Which columns are whole numbers."""
         if whole == "relaxed":
             return None
-        found = np.zeros(self.n_columns, dtype=np.int64)
-        found[: self.n_units] = 1
-        found[self._first_kind : self.peak_column] = 1
+        integrality = np.zeros(self.n_columns, dtype=np.int64)
+        integrality[: self.n_units] = 1
+        integrality[self._first_kind : self.peak_column] = 1
         if whole == "counts":
-            found[[i for members in self._kinds for i in members]] = 0
-        return found
+            integrality[[i for members in self._kinds for i in members]] = 0
+        return integrality
 
     def bounds(self, like: Minimum | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Of each column; `like` fixes how many of each kind."""
@@ -222,7 +222,7 @@ def minimised(shape: Shape, question: Question, like: Minimum | None = None) -> 
         known = question.bound / 1024**2 if question.for_peak else question.bound / shape.unit_cost * SCALE
         extra.append(({int(i): -float(objective[i]) for i in np.flatnonzero(objective)}, -known * (1 - 1e-9)))
     fixed, most = shape.matrix
-    found = milp(
+    result = milp(
         objective,
         integrality=shape.whole(question.whole),
         bounds=Bounds(*shape.bounds(like)),
@@ -233,12 +233,12 @@ def minimised(shape: Shape, question: Question, like: Minimum | None = None) -> 
         ),
         options={"time_limit": question.seconds, "mip_rel_gap": TOLERANCE / 2},
     )
-    if found.x is None:
+    if result.x is None:
         return None
-    bound = found.fun if question.whole == "relaxed" else found.mip_dual_bound
+    bound = result.fun if question.whole == "relaxed" else result.mip_dual_bound
     return Minimum(
-        x=found.x,
-        peak_bytes=float(found.x[shape.peak_column]) * 1024**2,
+        x=result.x,
+        peak_bytes=float(result.x[shape.peak_column]) * 1024**2,
         bound=float(bound) * (1024**2 if question.for_peak else shape.unit_cost / SCALE),
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import Stay
+from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.memory.series import Bytes
 from explorer.plan.planners.candidates import Candidates
 
@@ -57,20 +57,20 @@ class Pieces:
 
 def pieces_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> Pieces:
     """What recomputing the candidates changes."""
-    found = _Found(replay, candidates)
-    found.plain(stash_bytes)
-    for entry in found.shared:
-        found.entry(entry)
-    rows = np.array(found.rows, dtype=np.int64).reshape(-1, 4)
-    rows = np.concatenate((found.simple, rows))
+    collected = _Collected(replay, candidates)
+    collected.plain(stash_bytes)
+    for entry in collected.shared:
+        collected.entry(entry)
+    rows = np.array(collected.rows, dtype=np.int64).reshape(-1, 4)
+    rows = np.concatenate((collected.simple, rows))
     rows = rows[(rows[:, 0] < rows[:, 1]) & (rows[:, 2] != 0)]
     return Pieces(
         first=rows[:, 0],
         end=rows[:, 1],
         n_bytes=rows[:, 2],
         column=rows[:, 3].astype(np.intp),
-        n_columns=found.n_columns,
-        bonds=tuple(found.bonds),
+        n_columns=collected.n_columns,
+        bonds=tuple(collected.bonds),
     )
 
 
@@ -94,7 +94,7 @@ class _Given:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Collected:
     replay: Replay
     candidates: Candidates
     rows: list[tuple[int, int, int, int]] = field(default_factory=list)
@@ -113,16 +113,16 @@ class _Found:
         size, born = self.replay.size, self.replay.born
         parts, uses = [], np.zeros(len(size), dtype=np.int64)
         for i, one in enumerate(units):
-            for stay in one.stays:
-                n = len(stay.entries)
-                parts.append(np.column_stack((stay.entries, stay.leaves, np.full(n, stay.begins), np.full(n, i))))
-                np.add.at(uses, stay.entries, 1)
-                uses[list(stay.inputs)] += 2
-                self.rows.append((stay.first, stay.ends, stash_bytes, i))
-                for entry in set(stay.inputs):
-                    holders = ((j, self._call(j, stay)) for j in self.candidates.around[i])
+            for call in one.calls:
+                n = len(call.entries)
+                parts.append(np.column_stack((call.entries, call.leaves, np.full(n, call.begins), np.full(n, i))))
+                np.add.at(uses, call.entries, 1)
+                uses[list(call.inputs)] += 2
+                self.rows.append((call.first, call.ends, stash_bytes, i))
+                for entry in set(call.inputs):
+                    holders = ((j, self._call(j, call)) for j in self.candidates.around[i])
                     around = tuple((j, holder.begins) for j, holder in holders if holder is not None)
-                    self.given[entry].append(_Given(i, stay.ends, stay.begins, around))
+                    self.given[entry].append(_Given(i, call.ends, call.begins, around))
         every = np.concatenate(parts) if parts else np.zeros((0, 4), dtype=np.int64)
         alone = uses[every[:, 0]] == 1
         entry, leave, back, unit = every[alone].T
@@ -131,9 +131,9 @@ class _Found:
             self.own[entry_].append(_Own(unit_, leave_, back_))
         self.shared = sorted({*self.own, *self.given})
 
-    def _call(self, unit: int, inner: Stay) -> Stay | None:
-        stays = self.candidates.units[unit].stays
-        return next((stay for stay in stays if stay.first <= inner.first and inner.end <= stay.end), None)
+    def _call(self, unit: int, inner: SavedByCall) -> SavedByCall | None:
+        calls = self.candidates.units[unit].calls
+        return next((call for call in calls if call.first <= inner.first and inner.end <= call.end), None)
 
     def entry(self, entry: int) -> None:
         """The stretches of one entry between which anything changes."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.nesting import FOREVER
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import Stay
+from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.memory.series import Bytes
 from explorer.plan.planners.candidates import Candidates
 
@@ -48,7 +48,7 @@ class Rerun:
             row[unit] = row.get(unit, 0.0) + float(kept[at] - freed[at])
             row[self.unit] += float(kept[at])
             constant -= float(kept[at])
-        found = [(float(held[at]), row, constant)]
+        moments = [(float(held[at]), row, constant)]
         for holder, n_bytes, others in self.back:
             more = row.copy()
             more[self.unit] += n_bytes
@@ -57,8 +57,8 @@ class Rerun:
                 more[unit] = more.get(unit, 0.0) - less
             excess = held[at] + n_bytes * (x[self.unit] + x[holder] - 1)
             excess -= sum(less * x[unit] for unit, less in others.items())
-            found.append((float(excess), more, constant - n_bytes))
-        return found
+            moments.append((float(excess), more, constant - n_bytes))
+        return moments
 
 
 def reruns_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tuple[Rerun, ...]:
@@ -68,55 +68,55 @@ def reruns_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tu
         for j in above:
             inside[j].append(i)
     return tuple(
-        _rerun(replay, candidates, (unit, stay), inside, stash_bytes=stash_bytes)
+        _rerun(replay, candidates, (unit, call), inside, stash_bytes=stash_bytes)
         for unit, one in enumerate(candidates.units)
-        for stay in one.stays
+        for call in one.calls
     )
 
 
 def _rerun(
-    replay: Replay, candidates: Candidates, which: tuple[int, Stay], inside: list[list[int]], *, stash_bytes: int
+    replay: Replay, candidates: Candidates, which: tuple[int, SavedByCall], inside: list[list[int]], *, stash_bytes: int
 ) -> Rerun:
-    unit, stay = which
-    late = int(replay.size[stay.entries[stay.leaves >= stay.begins]].sum())  # gone and back at the same moment
-    within = list(_inside(candidates, inside[unit], stay))
+    unit, call = which
+    late = int(replay.size[call.entries[call.leaves >= call.begins]].sum())  # gone and back at the same moment
+    within = list(_inside(candidates, inside[unit], call))
     if within:
-        alive, parts = _moments(replay, stay, within, stash_bytes=stash_bytes)
+        alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
     else:
-        alive, parts = np.array([stay.again_bytes], dtype=np.int64), ()
+        alive, parts = np.array([call.again_bytes], dtype=np.int64), ()
     around = [
-        (j, other) for j in candidates.around[unit] for other in candidates.units[j].stays
-        if other.begins == stay.begins and other.first <= stay.first and stay.end <= other.end
+        (j, other) for j in candidates.around[unit] for other in candidates.units[j].calls
+        if other.begins == call.begins and other.first <= call.first and call.end <= other.end
     ]  # fmt: skip
     return Rerun(
         unit=unit,
-        tick=max(stay.begins - 1, 0),
+        tick=max(call.begins - 1, 0),
         alive=alive - late,
         inside=parts,
-        back=tuple(_back(replay, candidates, (unit, stay), one, inside[one[0]]) for one in around),
+        back=tuple(_back(replay, candidates, (unit, call), one, inside[one[0]]) for one in around),
     )
 
 
-def _inside(candidates: Candidates, units: list[int], outer: Stay) -> Iterator[tuple[int, Stay]]:
+def _inside(candidates: Candidates, units: list[int], outer: SavedByCall) -> Iterator[tuple[int, SavedByCall]]:
     for unit in units:
-        for stay in candidates.units[unit].stays:
-            if outer.first <= stay.first and stay.end <= outer.end:
-                yield unit, stay
+        for call in candidates.units[unit].calls:
+            if outer.first <= call.first and call.end <= outer.end:
+                yield unit, call
 
 
 def _moments(
-    replay: Replay, stay: Stay, within: list[tuple[int, Stay]], *, stash_bytes: int
+    replay: Replay, call: SavedByCall, within: list[tuple[int, SavedByCall]], *, stash_bytes: int
 ) -> tuple[Bytes, tuple[tuple[int, Bytes, Bytes], ...]]:
     """Moments are the births of the rerun, of all of forward up to the last saved tensor."""
-    inner = stay.entries[~np.isin(stay.entries, stay.outputs)]
-    last = int(replay.born[inner].max(initial=stay.first))
-    entries = replay.between(stay.first, last)
+    inner = call.entries[~np.isin(call.entries, call.outputs)]
+    last = int(replay.born[inner].max(initial=call.first))
+    entries = replay.between(call.first, last)
     size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
     moments = np.unique(born)
     alive = _sum_at(moments, born, died, size)
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     tail = int(inner[replay.born[inner].argmax()]) if len(inner) else -1
-    found: dict[int, tuple[Bytes, Bytes]] = {}
+    by_unit: dict[int, tuple[Bytes, Bytes]] = {}
     for unit, one in within:
         pairs = zip(one.entries.tolist(), one.leaves.tolist())
         mine = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
@@ -127,9 +127,9 @@ def _moments(
         given = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
         kept = _sum_at(moments, died[given], np.full(len(given), FOREVER), size[given])
         kept = kept + stash_bytes * (moments > one.first)
-        before = found.get(unit)
-        found[unit] = (freed, kept) if before is None else (before[0] + freed, before[1] + kept)
-    return alive, tuple((unit, freed, kept) for unit, (freed, kept) in found.items())
+        before = by_unit.get(unit)
+        by_unit[unit] = (freed, kept) if before is None else (before[0] + freed, before[1] + kept)
+    return alive, tuple((unit, freed, kept) for unit, (freed, kept) in by_unit.items())
 
 
 def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
@@ -142,11 +142,15 @@ def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
 
 
 def _back(
-    replay: Replay, candidates: Candidates, which: tuple[int, Stay], around: tuple[int, Stay], siblings: list[int]
+    replay: Replay,
+    candidates: Candidates,
+    which: tuple[int, SavedByCall],
+    around: tuple[int, SavedByCall],
+    siblings: list[int],
 ) -> tuple[int, int, dict[int, int]]:
     """What the candidate around brings back by running again just before: all but what units inside it own."""
-    (unit, stay), (holder, outer) = which, around
-    gone = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, stay.entries)]
+    (unit, call), (holder, outer) = which, around
+    gone = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, call.entries)]
     others: dict[int, int] = {}
     for sibling, one in _inside(candidates, siblings, outer):
         if sibling != unit:

@@ -72,25 +72,25 @@ class Program:
         """None: no choice keeps the limits."""
         ends = time.monotonic() + limits.seconds
         search = _Search(program=self, limits=limits, ends=ends)
-        found = search.relaxed()
-        if found is None:
+        answer = search.relaxed()
+        if answer is None:
             return None
-        search.round(found)
+        search.round(answer)
         for _ in range(MOST_ROUNDS):
-            found = search.next()
-            if found is not None:
-                search.judge(self.shape.chosen(found.x))
-            if search.done or found is None or time.monotonic() > ends:
+            answer = search.next()
+            if answer is not None:
+                search.judge(self.shape.chosen(answer.x))
+            if search.done or answer is None or time.monotonic() > ends:
                 break
-            if not search.separate(found):
-                search.refuse(found)
+            if not search.separate(answer):
+                search.refuse(answer)
         return search.best
 
     def lowest_bytes(self) -> int:
         """No policy has a lower peak; how low one can really be is a longer question."""
         search = _Search(program=self, limits=Limits(), ends=time.monotonic() + LEAST_SECONDS)
-        found = search.relaxed()
-        return 0 if found is None else int(found.bound)
+        answer = search.relaxed()
+        return 0 if answer is None else int(answer.bound)
 
     def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
         """The moments at which `x` holds more than `limit`, the worst of each stretch, worst first; and their rows."""
@@ -98,12 +98,12 @@ class Program:
         if self._stretches is None:
             borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
             self._stretches = np.array(sorted(borders), dtype=np.intp)
-        found: list[tuple[float, object, Callable[[], Row]]] = []
+        exceeding: list[tuple[float, object, Callable[[], Row]]] = []
         most = np.maximum.reduceat(line, self._stretches)
         for place in np.flatnonzero(most > limit + 0.5).tolist():
             first = int(self._stretches[place])
             tick = first + int(line[first : first + self._length(place)].argmax())
-            found.append((float(most[place]), tick, partial(self._held_at, tick)))
+            exceeding.append((float(most[place]), tick, partial(self._held_at, tick)))
         for number, rerun in enumerate(self.reruns):
             if x[rerun.unit] < 1e-6:
                 continue
@@ -111,9 +111,9 @@ class Program:
                 held = line[rerun.tick] + excess
                 if held > limit + 0.5:
                     key = (number, part, tuple(row.items()))
-                    found.append((held, key, partial(self._held_at, rerun.tick, row, constant)))
-        found.sort(key=lambda one: -one[0])
-        return [(key, row_of) for _, key, row_of in found]
+                    exceeding.append((held, key, partial(self._held_at, rerun.tick, row, constant)))
+        exceeding.sort(key=lambda one: -one[0])
+        return [(key, row_of) for _, key, row_of in exceeding]
 
     def _length(self, place: int) -> int:
         assert self._stretches is not None
@@ -166,21 +166,21 @@ class _Search:
             for row, most in self.moments.values()
         ]
 
-    def separate(self, found: Minimum) -> int:
+    def separate(self, answer: Minimum) -> int:
         """Adds moments at which an answer holds too much; how many are new."""
-        limit = found.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
-        over = self.program.over(self.program.shape.tightened(found.x), limit)
+        limit = answer.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
+        over = self.program.over(self.program.shape.tightened(answer.x), limit)
         new = [(key, row_of) for key, row_of in over if key not in self.moments][:MOST_NEW_ROWS]
         self.moments.update((key, row_of()) for key, row_of in new)
         return len(new)
 
     def relaxed(self) -> Minimum | None:
         """The answer in fractions, with all the moments that it takes; None: there is not even that."""
-        while (found := self.ask("relaxed")) is not None:
-            self.bound = max(self.bound, found.bound)
-            if not self.separate(found) or time.monotonic() > self.ends:
+        while (answer := self.ask("relaxed")) is not None:
+            self.bound = max(self.bound, answer.bound)
+            if not self.separate(answer) or time.monotonic() > self.ends:
                 break
-        return found
+        return answer
 
     def next(self) -> Minimum | None:
         """A choice of whole candidates, and with it a better bound; None: there is none."""
@@ -190,18 +190,18 @@ class _Search:
             if counts is None:
                 return None
             self.bound = max(self.bound, counts.bound)
-            found = self.ask("candidates", counts)
-            if found is not None:
-                return found
+            answer = self.ask("candidates", counts)
+            if answer is not None:
+                return answer
             self.every = True
-        found = self.ask("candidates")
-        if found is not None:
-            self.bound = max(self.bound, found.bound)
-        return found
+        answer = self.ask("candidates")
+        if answer is not None:
+            self.bound = max(self.bound, answer.bound)
+        return answer
 
-    def round(self, found: Minimum) -> None:
+    def round(self, answer: Minimum) -> None:
         """A first answer, in case time ends before a better one: more and more of what the relaxed one takes."""
-        chosen = self.program.shape.legal(np.argsort(-found.x[: self.program.shape.n_units], kind="stable").tolist())
+        chosen = self.program.shape.legal(np.argsort(-answer.x[: self.program.shape.n_units], kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
         costs = self.program.shape.costs
@@ -234,9 +234,9 @@ class _Search:
             self.best.gap <= TOLERANCE or self.limits.budget_bytes is None and self.best.value - self.best.bound < 2
         )
 
-    def refuse(self, found: Minimum) -> None:
+    def refuse(self, answer: Minimum) -> None:
         """The rows have no more to say: of a choice that only the forecast refuses, all but that one is left."""
-        budget, chosen = self.limits.budget_bytes, self.program.shape.chosen(found.x)
+        budget, chosen = self.limits.budget_bytes, self.program.shape.chosen(answer.x)
         if self.every or budget is not None and self.program.peak_of(chosen) > budget:
-            self.forbidden.append(self.program.shape.all_but(found.x))
+            self.forbidden.append(self.program.shape.all_but(answer.x))
         self.every = True

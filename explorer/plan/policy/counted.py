@@ -62,12 +62,12 @@ def _first_that_keeps_its_input(blocks: Sequence[str], at: int, graph: ModelGrap
 
 
 def _candidates(graph: ModelGraph) -> list[str]:
-    """What repeats in the spine and what is as large, with the layers that were skipped."""
+    """What repeats in the chain and what is as large, with the layers that were skipped."""
     repeated = frozenset(graph.repeats)
     saved = [graph.by_fqn[fqn].saved_bytes for fqn in repeated if graph.by_fqn[fqn].saved_bytes]
-    least = min(saved, default=0) // 4 if len(repeated) < len(graph.spine) else 0
+    least = min(saved, default=0) // 4 if len(repeated) < len(graph.chain) else 0
     candidates: dict[str, None] = {}
-    for fqn in graph.spine:
+    for fqn in graph.chain:
         block = graph.by_fqn[fqn]
         siblings = _skipped_siblings(graph, block)
         inside = _skipped_inside(graph, block)

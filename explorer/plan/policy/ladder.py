@@ -22,13 +22,13 @@ def ladder(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
         every = preset("all", graph)
     except InvalidPolicy:  # no block is worth recomputing by itself
         every = Policy()
-    found = [("every block", every)]
+    rungs = [("every block", every)]
     saving = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
     parents = [fqn for fqn in saving if graph.children[fqn]]
     for name, blocks in (("blocks inside blocks", parents), ("every block at every depth", saving)):
-        found.append((name, _without_errors(graph, Policy.recompute(dict.fromkeys([*every.blocks, *blocks])))))
+        rungs.append((name, _without_errors(graph, Policy.recompute(dict.fromkeys([*every.blocks, *blocks])))))
     before = Policy()
-    for name, policy in found:
+    for name, policy in rungs:
         if len(policy.blocks) > len(before.blocks):
             yield name, policy
             before = policy

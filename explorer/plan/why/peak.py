@@ -53,8 +53,8 @@ class _Case:
         return self.candidate.spec.policy.blocks
 
     def saved(self, fqn: str, run: Measurement | None = None) -> int:
-        bill = (run or self.baseline).by_fqn.get(fqn)
-        return bill.saved_after_forward_bytes if bill else 0
+        cost = (run or self.baseline).by_fqn.get(fqn)
+        return cost.saved_after_forward_bytes if cost else 0
 
 
 def explain(comparison: Comparison, graph: ModelGraph | None = None) -> tuple[str, ...]:
@@ -87,8 +87,8 @@ def _moved(case: _Case) -> str:
 def _without_effect(case: _Case) -> str:
     if not case.candidate.blocks:
         return ""
-    bills = case.candidate.blocks
-    idle = [fqn for fqn in case.named if not any(bill.n_recompute for bill in bills if is_within(bill.fqn, fqn))]
+    costs = case.candidate.blocks
+    idle = [fqn for fqn in case.named if not any(cost.n_recompute for cost in costs if is_within(cost.fqn, fqn))]
     if not idle:
         return ""
     uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
@@ -170,7 +170,7 @@ def _saves_little(case: _Case) -> str:
 
 
 def _first_block(case: _Case) -> str:
-    first = case.graph.spine[0] if case.graph and case.graph.spine else None
+    first = case.graph.chain[0] if case.graph and case.graph.chain else None
     given = case.old.by_role["input"]
     if first is None or first not in case.named or not given > case.saved(first):
         return ""
@@ -202,7 +202,7 @@ def _next_best(case: _Case) -> str:
     """The kept block whose recompute buys most for its FLOPs."""
     if case.graph is None:
         return ""
-    blocks = dict.fromkeys((*case.graph.repeats, *case.graph.spine))  # the repeated ones, and those between them
+    blocks = dict.fromkeys((*case.graph.repeats, *case.graph.chain))  # the repeated ones, and those between them
     offers = [
         price
         for price in prices(case.candidate, blocks, graph=case.graph)

@@ -51,13 +51,13 @@ def fresh(opened: Iterable[str] = ()) -> dict[str, Any]:
     return {"on": [], "cuts": [], "open": list(opened), "selected": "", "seq": 0, "revision": 0, "was": {}}
 
 
-def adopt(state: dict[str, Any], said: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
-    """Takes over what the browser said, if it is news. Returns whether it was.
+def adopt(state: dict[str, Any], message: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
+    """Takes over what the browser message, if it is news. Returns whether it was.
 
     Clicks on an older revision are applied to the newer one: what they flipped is flipped there. With `until_press`
     clicks made after the last press outside the graph are left for the next call (rule 4 of graph.js).
     """
-    marks = (said or {}).get("marks")
+    marks = (message or {}).get("marks")
     if marks and until_press:
         marks = marks["press"]
     if not marks or marks["seq"] <= state["seq"]:

@@ -22,7 +22,7 @@ OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the 
 
 
 def cost_panel(comparison: Comparison) -> None:
-    """FLOPs and times of both runs, then the bill of each recomputed block."""
+    """FLOPs and times of both runs, then those of each recomputed block."""
     st.markdown(time_answer(comparison), help=glossary.COST)
     st.dataframe(
         [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],

@@ -92,7 +92,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
     if base and base.spec.policy.units:
         of_base = "this policy" if base.spec.policy == policy else PINNED
     peak, saved = (base.step_peak_bytes, base.saved_after_forward_bytes) if base else (None, None)
-    found = (
+    headlines = (
         _bytes("step_peak_bytes", "Step peak", peak, None if plain else forecast.step_peak_bytes, of_base),
         _bytes(
             "saved_after_forward_bytes",
@@ -107,7 +107,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
         _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
     )
     if base is None or base.origin == "measured":
-        return found
+        return headlines
     elsewhere = {"press Run": "record again"} if base.origin == "recorded" else {}
     return tuple(
         replace(
@@ -115,7 +115,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
             origin=(base.origin,) if one.origin == MEASURED else one.origin,
             delta=elsewhere.get(one.delta, one.delta),
         )
-        for one in found
+        for one in headlines
     )
 
 
@@ -154,12 +154,12 @@ def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
 
 
 def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
-    """Not compared yet; but what is known to go wrong is said before anything runs."""
+    """Not compared yet; but what is known to go wrong is headline before anything runs."""
     wrong = errors(hazards)
     if not wrong:
         return _headline("verdict", "Gradients", "not compared", "press Run")
-    said = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
-    return replace(said, tone="bad", tooltip=plain(danger(hazards)))
+    headline = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
+    return replace(headline, tone="bad", tooltip=plain(danger(hazards)))
 
 
 def _time(base: Measurement | None, ratio: float | None, of_base: str) -> Headline:

@@ -114,7 +114,7 @@ def _alive(
     where = "at the peak" if at.is_peak else f"at event {at.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
-    names = [bill.fqn for bill in run.blocks]
+    names = [cost.fqn for cost in run.blocks]
     draw(ledger_chart(at, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
 
 

@@ -11,28 +11,28 @@ from explorer.view.memory.blocks import saved_bytes_chart
 
 
 def table_panel(run: Comparison | Measurement) -> None:
-    """Saved bytes per block as a chart, and the whole bill as a table."""
+    """Saved bytes per block as a chart, and all that is known of each as a table."""
     draw(saved_bytes_chart(run), key="saved")
     st.markdown("**Every block**")
     both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
-    st.dataframe(_bill(*both), key="bill", hide_index=True, width="stretch", alt="Bill of every block")
+    st.dataframe(_costs(*both), key="block_costs", hide_index=True, width="stretch", alt="What every block costs")
 
 
-def _bill(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
+def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
     """One row a block that ran."""
     rows = []
-    for bill in candidate.blocks:
-        before = baseline.by_fqn.get(bill.fqn)
+    for cost in candidate.blocks:
+        before = baseline.by_fqn.get(cost.fqn)
         rows.append(
             {
-                "block": bill.fqn or "(the model)",
-                "ran in forward": bill.n_forward,
-                "ran again": bill.n_recompute,
+                "block": cost.fqn or "(the model)",
+                "ran in forward": cost.n_forward,
+                "ran again": cost.n_recompute,
                 "saved, kept (bytes)": before.saved_after_forward_bytes if before else None,
-                "saved, candidate (bytes)": bill.saved_after_forward_bytes,
-                "alive at the peak (bytes)": bill.at_peak_bytes,
-                "recompute (FLOP)": bill.recompute_flops,
-                "left out by early stop (FLOP)": bill.skipped_flops,
+                "saved, candidate (bytes)": cost.saved_after_forward_bytes,
+                "alive at the peak (bytes)": cost.at_peak_bytes,
+                "recompute (FLOP)": cost.recompute_flops,
+                "left out by early stop (FLOP)": cost.skipped_flops,
             }
         )
     return rows

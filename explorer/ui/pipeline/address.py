@@ -1,6 +1,6 @@
 """What the address bar says of a pipeline plan: readable, and read strictly.
 
-`?cuts=3.6&microbatches=8&schedule=1F1B` puts the first three blocks of the spine on stage 0 and the next three on
+`?cuts=3.6&microbatches=8&schedule=1F1B` puts the first three blocks of the chain on stage 0 and the next three on
 stage 1. What is usual is left out; a part that cannot be read gets a sentence, never half a plan.
 """
 
@@ -85,9 +85,9 @@ def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
     legal = {(cut.after, cut.before): cut.refusal for cut in graph.cuts}
     faults, cuts = [], []
     for place in places:
-        pair = (graph.spine[place - 1], graph.spine[place]) if place < len(graph.spine) else None
+        pair = (graph.chain[place - 1], graph.chain[place]) if place < len(graph.chain) else None
         if pair is None or pair not in legal:
-            faults.append(f"there is no place behind block {place} of {len(graph.spine)}")
+            faults.append(f"there is no place behind block {place} of {len(graph.chain)}")
         elif legal[pair]:
             faults.append(f"no cut behind {pair[0]}: {legal[pair]}")
         else:

@@ -94,7 +94,7 @@ def _title(node: Node, stage: int | None, cost: BlockCost | None) -> str:
 
 
 def _stage(node: Node, stage_of: dict[str, int]) -> int | None:
-    """Stage of a block, or of the unit of the spine it lies in; None where a run spreads over several."""
+    """Stage of a block, or of the unit of the chain it lies in; None where a run spreads over several."""
     if node.members:
         stages = {stage_of.get(member) for member in node.members}
         return stages.pop() if len(stages) == 1 else None

@@ -112,11 +112,11 @@ def forget(split: PipelineState) -> None:
 
 
 def marks_of(split: PipelineState, graph: ModelGraph) -> dict[str, Any]:
-    """The state of the drawn graph, made anew for every model: the spine in view, cut where the link says."""
+    """The state of the drawn graph, made anew for every model: the chain in view, cut where the link says."""
     if split.marks is None or split.model != graph.fingerprint:
         if split.marks is not None:
             forget(split)
-        around = [*default_open(graph), *(id for fqn in graph.spine for id in ancestors(graph, fqn))]
+        around = [*default_open(graph), *(id for fqn in graph.chain for id in ancestors(graph, fqn))]
         split.marks, split.model = block_graph.fresh(dict.fromkeys(around)), graph.fingerprint
         split.uncut = split.places is None
         try:
@@ -148,11 +148,11 @@ def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False
 
 
 def stages_of(split: PipelineState, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
-    """The spine, cut at the marked places."""
+    """The chain, cut at the marked places."""
     cuts = set(marks_of(split, graph)["cuts"])
     stages: list[list[str]] = [[]]
-    for place, fqn in enumerate(graph.spine):
-        if place and f"{graph.spine[place - 1]}>{fqn}" in cuts:
+    for place, fqn in enumerate(graph.chain):
+        if place and f"{graph.chain[place - 1]}>{fqn}" in cuts:
             stages.append([])
         stages[-1].append(fqn)
     return tuple(tuple(stage) for stage in stages)

@@ -31,8 +31,8 @@ def page() -> None:
     """The list, and what can be done with what is selected in it."""
     st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
     for kind in ("error", "done"):
-        if said := st.session_state.pop(f"runs_{kind}", None):
-            (st.error if kind == "error" else st.success)(plain(said))
+        if message := st.session_state.pop(f"runs_{kind}", None):
+            (st.error if kind == "error" else st.success)(plain(message))
     try:
         runs = backend.store().list()
     except ExplorerError as error:
@@ -101,24 +101,24 @@ def _row(run: StoredRun) -> dict[str, Any]:
 
 def _peak(run: StoredRun) -> str:
     """The step's peak, a pipeline run's on its highest rank; empty for kinds of run that have none."""
-    said = run.headlines
-    if ranks := said.get("rank_peak_bytes"):
+    headlines = run.headlines
+    if ranks := headlines.get("rank_peak_bytes"):
         return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
     if run.kind not in PINNABLE:
         return ""
-    base, peak = said.get("baseline"), stored_peak(said.get("candidate") or said)
+    base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)
     if not base:
         return peak
-    if n_blocks := said.get("n_baseline_recompute"):
+    if n_blocks := headlines.get("n_baseline_recompute"):
         return f"{stored_peak(base)} ({count(n_blocks, 'block')} recomputed) → {peak}"
-    return f"{stored_peak(base)} → {peak}" if said.get("comparable", True) else f"{stored_peak(base)}; {peak}"
+    return f"{stored_peak(base)} → {peak}" if headlines.get("comparable", True) else f"{stored_peak(base)}; {peak}"
 
 
 def _gradients(run: StoredRun) -> str:
-    said = run.headlines
-    if "n_splitting_equal" not in said:
-        return str(said.get("verdict", ""))
-    return f"{said['n_splitting_equal']} of {said['n_gradients']} equal" if said["n_gradients"] else ""
+    headlines = run.headlines
+    if "n_splitting_equal" not in headlines:
+        return str(headlines.get("verdict", ""))
+    return f"{headlines['n_splitting_equal']} of {headlines['n_gradients']} equal" if headlines["n_gradients"] else ""
 
 
 def _one(run: StoredRun) -> None:

@@ -21,9 +21,9 @@ LARGEST_HEIGHT = 1600
 KEY = "window"
 
 
-def take(said: Mapping[str, Any] | None) -> bool:
-    """Takes over what a graph said of its window. Returns whether it was news."""
-    seen = (said or {}).get("window")
+def take(message: Mapping[str, Any] | None) -> bool:
+    """Takes over what a graph message of its window. Returns whether it was news."""
+    seen = (message or {}).get("window")
     if seen is None or seen == st.session_state.get(KEY):
         return False
     st.session_state[KEY] = dict(seen)

@@ -156,10 +156,12 @@ def _changed_options(spec: RunSpec) -> tuple[str, ...]:
     """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
     usual = RunSpec(model=spec.model)
     names = (*CHOICES, *NUMBERS, "momentum", "frozen")
-    said = [f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)]
+    of_step = [
+        f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)
+    ]
     options = [name for name in Policy.__struct_fields__ if name != "units"]
     return (
-        *said,
+        *of_step,
         *(
             f"{name} {_in_words(getattr(spec.policy, name))}"
             for name in options
@@ -170,8 +172,8 @@ def _changed_options(spec: RunSpec) -> tuple[str, ...]:
 
 def _changed_line(spec: RunSpec) -> None:
     """Names the options that were changed, beside the closed popover that holds them."""
-    if said := _changed_options(spec):
-        st.caption(f":orange-badge[:material/tune: changed options] {plain(', '.join(said))}")
+    if changed := _changed_options(spec):
+        st.caption(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
 
 
 def _in_words(value: Any) -> str:

@@ -45,15 +45,15 @@ def state_change_table(comparison: Comparison) -> list[dict[str, Any]]:
 
 def recompute_count_table(comparison: Comparison) -> list[dict[str, Any]]:
     """Each block that ran again, and each that the policy names but that did not."""
-    bills = comparison.candidate.by_fqn
+    costs = comparison.candidate.by_fqn
     named = set(comparison.candidate.spec.policy.blocks)
     return [
         {
             "block": fqn,
             "in the policy": fqn in named,
-            "ran forward": bills[fqn].n_forward if fqn in bills else None,
-            "ran again": bills[fqn].n_recompute if fqn in bills else None,
+            "ran forward": costs[fqn].n_forward if fqn in costs else None,
+            "ran again": costs[fqn].n_recompute if fqn in costs else None,
         }
-        for fqn in dict.fromkeys([*(fqn for fqn, bill in bills.items() if bill.n_recompute), *named])
+        for fqn in dict.fromkeys([*(fqn for fqn, cost in costs.items() if cost.n_recompute), *named])
         if fqn
     ]

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
-from explorer.view.drawing.bills import NO_BILL, WHOLE_MODEL, chart_rows, row_sum, runs_of
+from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import bars, empty, figure, hatch
@@ -55,7 +55,7 @@ def _flops_picture(comparison: Comparison) -> go.Figure:
     run = comparison.candidate
     rows = chart_rows(comparison.baseline, run)
     if not rows or run.forward_flops is None:
-        return empty(QUESTION, NO_BILL)
+        return empty(QUESTION, NO_COSTS)
     fields = {"forward": "forward_flops", "recompute": "recompute_flops", "skipped by early stop": "skipped_flops"}
     lines = {name: [row_sum(run, row, field) for row in rows] for name, field in fields.items()}
     unit, unit_name = flop_axis(max(max(sum(column) for column in zip(*lines.values())), 1))
@@ -130,14 +130,14 @@ def _flops_rows(comparison: Comparison) -> list[dict[str, Any]]:
     """Every block of the candidate, FLOPs exact."""
     return [
         {
-            "block": bill.fqn or WHOLE_MODEL,
-            "ran again": bill.n_recompute,
-            "forward (FLOP)": bill.forward_flops,
-            "recompute (FLOP)": bill.recompute_flops,
-            "skipped by early stop (FLOP)": bill.skipped_flops,
-            "backward (FLOP)": bill.backward_flops,
+            "block": cost.fqn or WHOLE_MODEL,
+            "ran again": cost.n_recompute,
+            "forward (FLOP)": cost.forward_flops,
+            "recompute (FLOP)": cost.recompute_flops,
+            "skipped by early stop (FLOP)": cost.skipped_flops,
+            "backward (FLOP)": cost.backward_flops,
         }
-        for bill in comparison.candidate.blocks
+        for cost in comparison.candidate.blocks
     ]
 
 
@@ -146,12 +146,12 @@ def _time_rows(comparison: Comparison) -> list[dict[str, Any]]:
     before = comparison.baseline.by_fqn
     return [
         {
-            "block": bill.fqn or WHOLE_MODEL,
-            "forward": milliseconds(bill.forward),
-            "recompute": milliseconds(bill.recompute) if bill.n_recompute else "not run",
-            "baseline forward": milliseconds(before[bill.fqn].forward) if bill.fqn in before else NOT_MEASURED,
+            "block": cost.fqn or WHOLE_MODEL,
+            "forward": milliseconds(cost.forward),
+            "recompute": milliseconds(cost.recompute) if cost.n_recompute else "not run",
+            "baseline forward": milliseconds(before[cost.fqn].forward) if cost.fqn in before else NOT_MEASURED,
         }
-        for bill in comparison.candidate.blocks
+        for cost in comparison.candidate.blocks
     ]
 
 
@@ -199,5 +199,5 @@ def _answer(comparison: Comparison) -> str:
 
 
 def _samples(run: Measurement, row: Row, name: str) -> Samples:
-    bill = run.by_fqn.get(row.fqns[0])
-    return Samples() if bill is None else bill.forward if name == "forward" else bill.recompute
+    cost = run.by_fqn.get(row.fqns[0])
+    return Samples() if cost is None else cost.forward if name == "forward" else cost.recompute

@@ -134,12 +134,12 @@ def moved_sentence(comparison: Comparison) -> str:
 
 def unjudged_sentence(comparison: Comparison) -> str:
     """What the verdict says nothing about; empty where it covers all."""
-    said, names = [], comparison.unjudged
+    clauses, names = [], comparison.unjudged
     if names:
-        said.append(f"Not judged, two runs of the baseline differ there: {listed(names, MAX_MOVED)}")
+        clauses.append(f"Not judged, two runs of the baseline differ there: {listed(names, MAX_MOVED)}")
     if kinds := comparison.without_tf32:
-        said.append(f"Judged in full float32; the timed steps may use TF32 for {', '.join(kinds)}")
-    return ". ".join(said)
+        clauses.append(f"Judged in full float32; the timed steps may use TF32 for {', '.join(kinds)}")
+    return ". ".join(clauses)
 
 
 def _exponent(diff: TensorDiff) -> float | None:

@@ -80,7 +80,7 @@ def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]
     return Flow(
         arrows=tuple(_arrow(source, target, way) for (source, target), way in ways.items()),
         paths=paths,
-        joins={block: tuple(found) for block, found in by_block.items()},
+        joins={block: tuple(inside) for block, inside in by_block.items()},
     )
 
 

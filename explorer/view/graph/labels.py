@@ -8,7 +8,7 @@ from explorer.record.base import Record
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.hazard import Hazard
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import BlockBill, Measurement
+from explorer.record.measurement import BlockCost, Measurement
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import mib
 from explorer.view.graph.nesting import Node, nest
@@ -110,8 +110,8 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
 
 def _held(facts: Facts, fqn: str) -> int | None:
     """What a block that is recomputed, alone or inside another, still keeps: measured, else predicted."""
-    if facts.candidate and (bill := facts.candidate.by_fqn.get(fqn)):
-        return bill.saved_after_forward_bytes
+    if facts.candidate and (cost := facts.candidate.by_fqn.get(fqn)):
+        return cost.saved_after_forward_bytes
     freed = facts.freed_bytes.get(fqn)
     return None if freed is None else max(_saved(facts, fqn) - freed, 0)
 
@@ -142,12 +142,12 @@ def _recomputed_with(fqn: str, on: set[str]) -> str | None:
 
 def _saved(facts: Facts, fqn: str) -> int:
     """What the block keeps when nothing is recomputed: measured, else counted when the model was described."""
-    bill = _kept_bill(facts, fqn)
-    return bill.saved_after_forward_bytes if bill else facts.graph.by_fqn[fqn].saved_bytes
+    cost = _kept_cost(facts, fqn)
+    return cost.saved_after_forward_bytes if cost else facts.graph.by_fqn[fqn].saved_bytes
 
 
-def _kept_bill(facts: Facts, fqn: str) -> BlockBill | None:
-    """None also where a policy is pinned as baseline: its bill says what that policy keeps."""
+def _kept_cost(facts: Facts, fqn: str) -> BlockCost | None:
+    """None also where a policy is pinned as baseline: its figures say what that policy keeps."""
     kept = facts.baseline is not None and not facts.baseline.spec.policy.units
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
 
@@ -159,10 +159,10 @@ def _after(facts: Facts, fqn: str) -> str:
 
 
 def _note(facts: Facts, node: Node, on: set[str]) -> str:
-    bill = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
-    ran = f"ran {bill.n_forward + bill.n_recompute}×" if bill and bill.n_recompute else ""
-    said = ", ".join(filter(None, (_place_in_segment(facts, node.id), ran)))
-    return said or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
+    cost = facts.candidate.by_fqn.get(node.id) if facts.candidate else None
+    ran = f"ran {cost.n_forward + cost.n_recompute}×" if cost and cost.n_recompute else ""
+    note = ", ".join(filter(None, (_place_in_segment(facts, node.id), ran)))
+    return note or (facts.prices.get(node.id, "") if node.toggles and node.id not in on else "")
 
 
 def _place_in_segment(facts: Facts, fqn: str) -> str:
@@ -175,14 +175,14 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     """The tooltip: every figure with its unit and origin."""
     if block is None:
         return f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
-    origin = "measured" if _kept_bill(facts, node.id) else "counted"
+    origin = "measured" if _kept_cost(facts, node.id) else "counted"
     lines = [
         f"{block.fqn} ({block.kind})",
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
         f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
     ]
-    if bill := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
-        lines.append(f"ran {bill.n_forward}× in forward and {bill.n_recompute}× again for backward (counted)")
+    if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
+        lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
     segment = next((unit.blocks for unit in facts.policy.units if node.id in unit.blocks), ())
     if len(segment) > 1:
         lines.append(f"recomputed as one segment: {segment[0]} to {segment[-1]}")

@@ -7,8 +7,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import BlockBill, Measurement
-from explorer.view.drawing.bills import NO_BILL, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
+from explorer.record.measurement import BlockCost, Measurement
+from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import bars, empty, figure, hatch
@@ -35,7 +35,7 @@ def _picture(run: Comparison | Measurement) -> go.Figure:
     runs = runs_of(run)
     rows = chart_rows(*runs.values())
     if not rows:
-        return empty(QUESTION, NO_BILL)
+        return empty(QUESTION, NO_COSTS)
     lines = {name: [row_sum(one, row, "saved_after_forward_bytes") for row in rows] for name, one in runs.items()}
     unit, unit_name = byte_axis(max(max(line) for line in lines.values()))
     fig = figure(QUESTION, _answer(runs), height=150 + (14 + 12 * len(runs)) * max(len(rows), 4))
@@ -61,24 +61,24 @@ def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
     for fqn in block_names(*runs.values()):
         row: dict[str, Any] = {"block": fqn or WHOLE_MODEL}
         for name, one in runs.items():
-            bill = one.by_fqn.get(fqn)
-            if bill is not None:
-                row |= _columns(bill, name if len(runs) > 1 else "")
+            cost = one.by_fqn.get(fqn)
+            if cost is not None:
+                row |= _columns(cost, name if len(runs) > 1 else "")
         table.append(row)
     return table
 
 
-def _columns(bill: BlockBill, name: str) -> dict[str, Any]:
+def _columns(cost: BlockCost, name: str) -> dict[str, Any]:
     prefix = f"{name}: " if name else ""
     return {
-        f"{prefix}saved for backward (bytes)": bill.saved_after_forward_bytes,
-        f"{prefix}saved": mib(bill.saved_after_forward_bytes),
-        f"{prefix}alive at the peak (bytes)": bill.at_peak_bytes,
-        f"{prefix}ran forward": bill.n_forward,
-        f"{prefix}ran again": bill.n_recompute,
-        f"{prefix}forward": flops(bill.forward_flops),
-        f"{prefix}recompute": flops(bill.recompute_flops),
-        f"{prefix}skipped by early stop": flops(bill.skipped_flops),
+        f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,
+        f"{prefix}saved": mib(cost.saved_after_forward_bytes),
+        f"{prefix}alive at the peak (bytes)": cost.at_peak_bytes,
+        f"{prefix}ran forward": cost.n_forward,
+        f"{prefix}ran again": cost.n_recompute,
+        f"{prefix}forward": flops(cost.forward_flops),
+        f"{prefix}recompute": flops(cost.recompute_flops),
+        f"{prefix}skipped by early stop": flops(cost.skipped_flops),
     }
 
 

@@ -53,12 +53,11 @@ def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
     if not run.refused:
         return ""
     tried = [f"{one.what}{_at_least(one)}" for one in run.refused]
-    said = f"Did not fit: {', then '.join(tried)}, then refused."
+    refused = f"Did not fit: {', then '.join(tried)}, then refused."
     if whole is None or whole.step_peak_bytes is None:
-        return said
-    return (
-        f"{said} Put together from the run that fitted, everything kept needs {mib(whole.step_peak_bytes)} (predicted)."
-    )
+        return refused
+    needed = mib(whole.step_peak_bytes)
+    return f"{refused} Put together from the run that fitted, everything kept needs {needed} (predicted)."
 
 
 def _at_least(refused: Refused) -> str:

@@ -22,7 +22,7 @@ GRAPH = gpt(6)
 def test_two_stages_are_the_start() -> None:
     plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
     assert len(plan.stages) == 2
-    assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.spine
+    assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.chain
 
 
 def test_options_win_over_the_file() -> None:

@@ -193,12 +193,12 @@ class TestWhatUsualChecksMiss:
 
 def test_a_gradient_that_is_zero_in_exact_arithmetic_has_a_reference() -> None:
     """A bias before a norm: float64 says 1e-18, float32 leaves 1e-6 on a run whose gradients are of size one."""
-    stick = Yardstick(reference={"a": torch.ones(1), "b": torch.ones(1), "zero": torch.full((4,), 1e-18)})
-    zero = stick.reference["zero"]
+    yardstick = Yardstick(reference={"a": torch.ones(1), "b": torch.ones(1), "zero": torch.full((4,), 1e-18)})
+    zero = yardstick.reference["zero"]
     assert zero is not None
-    assert stick.trusts(zero.double(), 2e-6)
-    assert not stick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
-    assert not stick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"
+    assert yardstick.trusts(zero.double(), 2e-6)
+    assert not yardstick.trusts(zero.double(), 1e-3), "on the run's scale it is no zero"
+    assert not yardstick.trusts(torch.full((4,), 1e-7, dtype=torch.float64), 2e-6), "float64 does not say zero"
 
 
 @given(st.floats(0.01, 10), st.floats(0.01, 10))

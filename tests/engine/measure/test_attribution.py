@@ -1,4 +1,4 @@
-"""The attributed timeline: every byte of the allocator has one role and one block, and the story is the right one."""
+"""The attributed timeline: every byte of the allocator has one role and one block, the right ones."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_roles_sum_to_the_allocators_own_total_at_every_tick(mode: str) -> None:
     inside = (raw.time_ns > tracker.begin_ns) & (raw.time_ns < tracker.end_ns)
     own = AllocatorLog(time_ns=raw.time_ns[inside], pointer=raw.pointer[inside], n_bytes=raw.n_bytes[inside])
     unknown = set(lifetimes(own).older_frees.tolist())
-    before = sum(tracker.storages.n_bytes[: tracker.storages.n_existing])
+    before = sum(tracker.storages.n_bytes[: tracker.storages.n_before_step])
     raw_total = list(accumulate((n for i, n in enumerate(own.n_bytes.tolist()) if i not in unknown), initial=before))
     by_role = [[0] * (log.n_ticks + 2) for _ in ROLES]
     for size, born, died, role in zip(log.n_bytes, log.born, log.died, log.role):
@@ -230,7 +230,7 @@ def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
         tracker = tracker_of(trainee)
         with CpuDevice().recorder() as recorder, tracker:
             run_step(trainee, tracker.on_phase)
-    for i in range(tracker.storages.n_existing, len(tracker.storages.pointer)):
+    for i in range(tracker.storages.n_before_step, len(tracker.storages.pointer)):
         tracker.storages.pointer[i] = 0
     found = attribute(recorder.log, tracker, 0)
     new = [i for i, born in enumerate(found.allocations.born) if born]
@@ -276,7 +276,7 @@ def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str)
                 run_step(trainee, tracker.on_phase)
             probes.append(take_probe(trainee.device, number=1))
     theirs = recorder.log
-    ours = as_cuda_says_it(theirs, sum(tracker.storages.n_bytes[: tracker.storages.n_existing]), -3_123_456_789)
+    ours = as_cuda_says_it(theirs, sum(tracker.storages.n_bytes[: tracker.storages.n_before_step]), -3_123_456_789)
     assert ours.is_complete
     cpu, cuda = (attribute(log, tracker, clock_skew_ns(log, probes)) for log in (theirs, ours))
     assert cuda.allocations.held_bytes == cpu.allocations.held_bytes
@@ -308,11 +308,11 @@ def test_an_event_of_a_coarse_clock_belongs_to_the_operator_it_fell_into() -> No
     """Whole microseconds may put what an operator takes before its beginning or behind its end, and no further."""
 
     def found(time_ns: int, grain_ns: int) -> int:
-        story = SimpleNamespace(
+        tracker = SimpleNamespace(
             n_ops=2, op_first_ns=np.array([1000, 9000]), op_last_ns=np.array([5000, 9900]), made_by=np.array([0])
         )
         entries = SimpleNamespace(storage=np.array([NONE]), time_ns=np.array([time_ns]))
-        return int(_operators(entries, story, grain_ns)[0])  # type: ignore[arg-type]
+        return int(_operators(entries, tracker, grain_ns)[0])  # type: ignore[arg-type]
 
     assert [found(t, 0) for t in (999, 1000, 5000, 5001, 8999, 9000)] == [NONE, 0, 0, NONE, NONE, 1]
     assert [found(t, 1000) for t in (500, 5500, 8500, 10_500)] == [0, 0, 1, 1]

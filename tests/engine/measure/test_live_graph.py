@@ -39,8 +39,8 @@ def graph_of(run: Measurement) -> ModelGraph:
 def test_blocks_spine_and_repeats_are_those_of_a_described_model(ref: ModelRef) -> None:
     found, described = graph_of(recorded(ref)), describe(ref)
     assert found.fingerprint == described.fingerprint
-    assert (found.spine, found.repeats, found.n_parameters) == (
-        described.spine,
+    assert (found.chain, found.repeats, found.n_parameters) == (
+        described.chain,
         described.repeats,
         described.n_parameters,
     )

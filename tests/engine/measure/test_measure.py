@@ -52,19 +52,19 @@ def test_two_instruments_agree(pair: tuple[Measurement, Measurement]) -> None:
         assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
 
 
-def test_bills_add_up_to_the_headlines(pair: tuple[Measurement, Measurement]) -> None:
+def test_block_costs_add_up_to_the_headlines(pair: tuple[Measurement, Measurement]) -> None:
     for run in pair:
         root = run.by_fqn[""]
         assert root.at_peak_bytes == run.step_peak_bytes
         assert root.saved_after_forward_bytes == run.saved_after_forward_bytes
         below = [run.by_fqn[fqn] for fqn in BLOCKS]
-        assert run.by_fqn["blocks"].saved_after_forward_bytes == sum(bill.saved_after_forward_bytes for bill in below)
-        assert run.by_fqn["blocks"].forward_flops == sum(bill.forward_flops for bill in below)
+        assert run.by_fqn["blocks"].saved_after_forward_bytes == sum(cost.saved_after_forward_bytes for cost in below)
+        assert run.by_fqn["blocks"].forward_flops == sum(cost.forward_flops for cost in below)
 
 
-def test_the_bill_says_which_blocks_ran_again(pair: tuple[Measurement, Measurement]) -> None:
+def test_a_block_says_which_blocks_ran_again(pair: tuple[Measurement, Measurement]) -> None:
     baseline, candidate = pair
-    assert {bill.n_recompute for bill in baseline.blocks} == {0}
+    assert {cost.n_recompute for cost in baseline.blocks} == {0}
     assert [candidate.by_fqn[fqn].n_recompute for fqn in BLOCKS] == [1, 1, 1, 1]
     assert candidate.by_fqn["head"].n_recompute == 0
     for fqn in BLOCKS:

@@ -151,8 +151,8 @@ def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
 
 def test_the_spine_and_its_cuts() -> None:
     found = graph(Walk())
-    assert found.spine == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
-    assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.spine, found.spine[1:]))
+    assert found.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.chain, found.chain[1:]))
     assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in found.cuts} == {(ROW, 1, None)}
 
 
@@ -210,7 +210,7 @@ SMALL: dict[str, dict[str, int | float]] = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_every_block_keeps_what_a_measurement_bills_to_it(name: str) -> None:
+def test_every_block_keeps_what_a_measurement_charges_to_it(name: str) -> None:
     """One definition on the page before a run, after it, and on the command line. (MoE routes at random.)
 
     A measurement also knows the scalars of 8 bytes that attention makes below every operator.
@@ -376,7 +376,7 @@ def test_skips_cross_a_cut_as_further_tensors() -> None:
 def test_experts_beside_each_other_are_no_spine() -> None:
     small = {"n_layers": 2, "width": 8, "length": 4, "batch": 2, "vocabulary": 8}
     found = describe(ModelRef(target="sample_models/moe.py", arguments=small))
-    assert found.spine == ("embedding", "blocks.0", "blocks.1", "norm", "head")
+    assert found.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")
 
 
 def test_the_fingerprint_knows_the_model_and_not_the_batch() -> None:
@@ -447,8 +447,8 @@ def test_models_of_transformers_unmodified(config: str) -> None:
     assert hasattr(transformers, config)
     arguments, unit = HF[config]
     found = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
-    assert unit in found.spine
-    assert len(found.cuts) == len(found.spine) - 1
+    assert unit in found.chain
+    assert len(found.cuts) == len(found.chain) - 1
     ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
     assert ends <= set(found.by_fqn) | {join.id for join in found.joins}
     assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)

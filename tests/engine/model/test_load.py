@@ -274,7 +274,7 @@ def test_models_that_cannot_be_watched_say_why_and_what_next(closed: Path, facto
 def test_what_can_be_opened_is_opened(closed: Path) -> None:
     assert describe(ModelRef(target=f"{closed}:warmed")).by_fqn["0"].parameter_bytes == 60
     found = describe(ModelRef(target=f"{closed}:old_norm"))
-    assert found.spine == ("0", "1") and preset("all", found).blocks
+    assert found.chain == ("0", "1") and preset("all", found).blocks
     spec = RunSpec(model=found.model, policy=Policy.recompute(["0"]), optimizer="adamw")
     with left_as_found():
         assert run_step(prepare(spec)) > 0

@@ -299,8 +299,8 @@ def pipelined(net: str, plan: dict[str, Any], policy: Policy | None = None) -> t
     name, *words = net.split()
     arguments = dict(word.split("=") for word in words)
     spec = RunSpec(model=trap_nets.ref(name, **arguments), optimizer="none", policy=policy or Policy())
-    spine = describe(spec.model).spine
-    stages = plan.pop("stages", (spine[:2], spine[2:]))
+    chain = describe(spec.model).chain
+    stages = plan.pop("stages", (chain[:2], chain[2:]))
     spec = msgspec.structs.replace(spec, plan=PipelinePlan(stages=stages, **plan))
     try:
         return spec, run_pipeline(spec)

@@ -95,11 +95,11 @@ def test_resnet() -> None:
 def test_unet_and_its_three_skips() -> None:
     graph = sample("unet", width=4, depth=3, side=16, batch=1)
     inner = ("conv1", "norm1", "conv2", "norm2")
-    spine = [f"down.{i}.block.{name}" for i in range(3) for name in inner] + [f"middle.{name}" for name in inner]
+    in_order = [f"down.{i}.block.{name}" for i in range(3) for name in inner] + [f"middle.{name}" for name in inner]
     for i in range(3):
-        spine += [f"up.{i}.grow", f"up.{i}:cat", *(f"up.{i}.block.{name}" for name in inner)]
+        in_order += [f"up.{i}.grow", f"up.{i}:cat", *(f"up.{i}.block.{name}" for name in inner)]
     skips = {f"down.{i}.block.norm2 > up.{2 - i}:cat" for i in range(3)}
-    assert arrows(graph) == chain(*spine, "head") | skips
+    assert arrows(graph) == chain(*in_order, "head") | skips
     flow = folded(graph, nest(graph), {""})
     assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
         ("down", "middle"): (1, 16 * 2 * 2 * 4),

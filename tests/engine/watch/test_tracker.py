@@ -140,11 +140,11 @@ def test_a_resized_storage_is_followed() -> None:
         with tracker:
             held = torch.empty(10)
             held.resize_(1000)
-    assert [n for n in tracker.storages.n_bytes[tracker.storages.n_existing :]] == [40, 4000]
-    assert list(tracker.storages.turns[tracker.storages.n_existing :]) == [
-        tracker.storages.n_existing + 1,
-        -tracker.storages.n_existing - 1,
-        tracker.storages.n_existing + 2,
+    assert [n for n in tracker.storages.n_bytes[tracker.storages.n_before_step :]] == [40, 4000]
+    assert list(tracker.storages.turns[tracker.storages.n_before_step :]) == [
+        tracker.storages.n_before_step + 1,
+        -tracker.storages.n_before_step - 1,
+        tracker.storages.n_before_step + 2,
     ]
 
 

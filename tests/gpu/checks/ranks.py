@@ -15,9 +15,9 @@ from tests.gpu.kit import Bench
 def check_two_ranks(bench: Bench) -> None:
     bench.needs_cuda()
     spec = bench.spec("mlp")
-    spine = describe(spec.model, device=bench.device).spine
-    middle = len(spine) // 2
-    plan = PipelinePlan(stages=(spine[:middle], spine[middle:]), n_microbatches=4, schedule="1F1B")
+    chain = describe(spec.model, device=bench.device).chain
+    middle = len(chain) // 2
+    plan = PipelinePlan(stages=(chain[:middle], chain[middle:]), n_microbatches=4, schedule="1F1B")
     spec = msgspec.structs.replace(spec, plan=plan)
     bench.figure("GPUs", torch.cuda.device_count())
     try:
@@ -39,9 +39,9 @@ def check_two_ranks(bench: Bench) -> None:
 
 def check_one_process(bench: Bench) -> None:
     spec = bench.spec("mlp")
-    spine = describe(spec.model, device=bench.device).spine
-    middle = len(spine) // 2
-    plan = PipelinePlan(stages=(spine[:middle], spine[middle:]), n_microbatches=4, schedule="GPipe")
+    chain = describe(spec.model, device=bench.device).chain
+    middle = len(chain) // 2
+    plan = PipelinePlan(stages=(chain[:middle], chain[middle:]), n_microbatches=4, schedule="GPipe")
     run = run_pipeline(msgspec.structs.replace(spec, plan=plan))
     bench.expect(run.failure is None, run.failure.sentence if run.failure else "")
     bench.figure("actions timed", len(run.actions))

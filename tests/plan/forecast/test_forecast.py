@@ -162,7 +162,7 @@ def test_what_a_checkpoint_was_given_stays_until_its_backward() -> None:
 def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
     """As above, and the graph knows that only a saves its skip: it goes once c, which copies it, is through."""
     names = [graph_block(name, "B", outputs_saved_outside=(True, False) if name == "a" else ()) for name in UNITS]
-    known = ModelGraph(model=graph().model, blocks=tuple(names), edges=(), spine=tuple(UNITS))
+    known = ModelGraph(model=graph().model, blocks=tuple(names), edges=(), chain=tuple(UNITS))
     run = straight(skip=True)
 
     def saved(*units: str) -> int:
@@ -178,12 +178,12 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
 def test_a_unit_that_ends_in_another_runs_again_up_to_that_one() -> None:
     """Half of the outer one until its last save, which lies in the inner one: it stops where that is entered."""
     run = measured()
-    bills = tuple(
-        msgspec.structs.replace(bill, fqn="layers.0.mlp", forward_flops=bill.forward_flops // 4)
-        for bill in run.blocks
-        if bill.fqn == "layers.0"
+    costs = tuple(
+        msgspec.structs.replace(cost, fqn="layers.0.mlp", forward_flops=cost.forward_flops // 4)
+        for cost in run.blocks
+        if cost.fqn == "layers.0"
     )
-    run = msgspec.structs.replace(run, blocks=(*run.blocks, *bills))
+    run = msgspec.structs.replace(run, blocks=(*run.blocks, *costs))
     outer = graph_block("layers.0", "B", forward_flops=100, rerun_flops=50, last_saved_in="layers.0.mlp")
     inner = graph_block("layers.0.mlp", "B", forward_flops=25, rerun_flops=25, last_saved_in="layers.0.mlp")
     share = 1 / 18

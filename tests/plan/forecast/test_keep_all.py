@@ -29,7 +29,7 @@ def test_any_policy_of_the_textbook_chain_gives_its_baseline_back(chain: Chain, 
     assert held(found.allocations).tolist() == held(real.allocations).tolist()
     assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
     assert found.total_flops == real.total_flops
-    assert [bill.n_recompute for bill in found.blocks] == [0] * len(found.blocks)
+    assert [cost.n_recompute for cost in found.blocks] == [0] * len(found.blocks)
     assert unsound(found) == ""
 
 

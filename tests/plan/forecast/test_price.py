@@ -77,8 +77,8 @@ def test_a_shared_block_is_priced_call_by_call() -> None:
     run = measured(Chain(n_blocks=3))
     log = run.allocations
     shared = msgspec.structs.replace(log, blocks=tuple(re.sub(r"layers\.\d", "cell", fqn) for fqn in log.blocks))
-    bill = msgspec.structs.replace(run.by_fqn["layers.0"], fqn="cell", n_forward=3)
-    (price,) = prices(msgspec.structs.replace(run, allocations=shared, blocks=(run.by_fqn[""], bill)))
+    cost = msgspec.structs.replace(run.by_fqn["layers.0"], fqn="cell", n_forward=3)
+    (price,) = prices(msgspec.structs.replace(run, allocations=shared, blocks=(run.by_fqn[""], cost)))
     all_three = measured(Chain(n_blocks=3), range(3))
     assert abs(price.peak_bytes - all_three.step_peak_bytes) <= MIB
     assert price.peak_change_bytes == -23 * MIB

@@ -33,5 +33,5 @@ def test_saved_operators_are_handed_out_once(schedule: str, raises: bool) -> Non
 
 
 def test_an_idle_rank_is_said() -> None:
-    plan = PipelinePlan(stages=(GRAPH.spine,), n_microbatches=1, actions=(("0F0", "0B0"), ()))
+    plan = PipelinePlan(stages=(GRAPH.chain,), n_microbatches=1, actions=(("0F0", "0B0"), ()))
     assert "idle-rank" in fired(plan)

@@ -16,7 +16,7 @@ from explorer.record.policy import KEEP_ALL, Policy
 
 
 def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tuple[int, ...] = ()) -> ModelGraph:
-    spine = tuple(f"b{k}" for k in range(len(parameters)))
+    chain = tuple(f"b{k}" for k in range(len(parameters)))
     blocks = tuple(
         Block(
             fqn=fqn,
@@ -29,13 +29,13 @@ def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tup
             forward_flops=p,
             rerun_flops=p,
         )
-        for fqn, p, s in zip(spine, parameters, saved or parameters)
+        for fqn, p, s in zip(chain, parameters, saved or parameters)
     )
     cuts = tuple(
         CutPoint(after=a, before=b, n_bytes=1, n_tensors=1, refusal="shared" if k in refused else None)
-        for k, (a, b) in enumerate(zip(spine, spine[1:]))
+        for k, (a, b) in enumerate(zip(chain, chain[1:]))
     )
-    return ModelGraph(model=ModelRef(target="m.py"), blocks=blocks, edges=(), cuts=cuts, spine=spine)
+    return ModelGraph(model=ModelRef(target="m.py"), blocks=blocks, edges=(), cuts=cuts, chain=chain)
 
 
 @given(weights=lists(integers(1, 50), min_size=1, max_size=8), n_stages=integers(1, 8))
@@ -96,7 +96,7 @@ def test_all_faults_of_a_split_are_told_at_once() -> None:
         check_stages(graph([1, 1, 1]), (("b0", "b0"), (), ("b22",)))
     for words in (
         "stage 1 is empty",
-        "'b22' is not on the model's spine",
+        "'b22' is not on the model's chain",
         "'b1' is in no stage",
         "'b0' is in two stages",
     ):

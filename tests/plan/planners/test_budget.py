@@ -176,7 +176,7 @@ def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
     names = [f"layers.{i}" for i in range(chain.n_blocks)]
     blocks = [block("", "M"), block("layers", "ModuleList", n_calls=0)]
     blocks += [block(name, "B", forward_flops=100, rerun_flops=100) for name in names]
-    return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), spine=tuple(names)), measured(chain)
+    return ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=tuple(names)), measured(chain)
 
 
 @settings(max_examples=25, deadline=None)

@@ -74,8 +74,8 @@ def test_no_segment_reaches_over_a_place_where_more_happens() -> None:
 
 def test_layers_of_which_some_may_be_left_out_are_not_joined() -> None:
     graph = in_turn(6)
-    spine = tuple(fqn for fqn in graph.spine if fqn != "blocks.5")
-    graph = msgspec.structs.replace(changed(graph, blocks__5={"n_calls": 0}), spine=spine)
+    chain = tuple(fqn for fqn in graph.chain if fqn != "blocks.5")
+    graph = msgspec.structs.replace(changed(graph, blocks__5={"n_calls": 0}), chain=chain)
     assert all(len(unit.blocks) == 1 for unit in preset("sqrt", graph).units)
 
 
@@ -98,8 +98,8 @@ def changed(graph: ModelGraph, **of: dict[str, object]) -> ModelGraph:
 
 def test_a_layer_that_was_left_out_of_the_observed_forward_is_counted() -> None:
     graph = gpt(4)
-    spine = tuple(fqn for fqn in graph.spine if fqn != "blocks.2")
-    graph = msgspec.structs.replace(changed(graph, blocks__2={"n_calls": 0}), spine=spine)
+    chain = tuple(fqn for fqn in graph.chain if fqn != "blocks.2")
+    graph = msgspec.structs.replace(changed(graph, blocks__2={"n_calls": 0}), chain=chain)
     assert preset("all", graph).blocks == ("blocks.0", "blocks.1", "blocks.2", "blocks.3")
     assert hazards(graph, preset("all", graph)) == ()
 
@@ -108,8 +108,8 @@ def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not
     graph = gpt(3)
     blocks = [block for block in graph.blocks if block.fqn not in ("norm", "head")]
     decoder = [block("decoder", "Decoder", 15.0), block("decoder.one", "Linear"), block("tail", "Tail", 3.7)]
-    spine = (*graph.spine[:-2], "decoder", "tail")
-    large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), spine=spine)
+    chain = (*graph.chain[:-2], "decoder", "tail")
+    large = msgspec.structs.replace(graph, blocks=(*blocks, *decoder, block("tail.one", "Linear")), chain=chain)
     assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
 
 
@@ -132,7 +132,7 @@ def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
         block(fqn, "Linear", 0.5, traits=("changes_inputs",) if i in in_place else ()) for i, fqn in enumerate(fqns)
     ]
     root = block("", "Sequential", 0.5 * n_operators)
-    return ModelGraph(model=ModelRef(target="chain.py"), blocks=(root, *operators), edges=(), spine=fqns)
+    return ModelGraph(model=ModelRef(target="chain.py"), blocks=(root, *operators), edges=(), chain=fqns)
 
 
 @given(n_operators=integers(4, 60), in_place=frozensets(integers(0, 59)))
@@ -165,8 +165,8 @@ def test_lone_operators_in_a_forward_of_ones_own_are_not_worth_it() -> None:
 
 def test_a_model_without_repeats_counts_its_spine() -> None:
     graph = unet(3)
-    levels = tuple(block(f"{fqn}.conv", "Conv2d", 0.1) for fqn in graph.spine)
-    assert preset("all", msgspec.structs.replace(graph, blocks=(*graph.blocks, *levels))).blocks == graph.spine
+    levels = tuple(block(f"{fqn}.conv", "Conv2d", 0.1) for fqn in graph.chain)
+    assert preset("all", msgspec.structs.replace(graph, blocks=(*graph.blocks, *levels))).blocks == graph.chain
     assert preset("sqrt", ModelGraph(model=graph.model, blocks=(), edges=())) == KEEP_ALL
 
 

@@ -22,8 +22,8 @@ def graph(n_blocks: int = 6) -> ModelGraph:
         )
         for fqn in names
     )  # fmt: skip
-    spine = tuple(fqn for fqn in names if fqn.startswith("layers."))
-    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=blocks, edges=(), spine=spine)
+    chain = tuple(fqn for fqn in names if fqn.startswith("layers."))
+    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=blocks, edges=(), chain=chain)
 
 
 def said(comparison: Comparison) -> str:
@@ -89,10 +89,10 @@ def test_the_last_block_buys_nothing() -> None:
 
 def test_a_policy_without_effect_is_named() -> None:
     pair = compared(recompute=[1, 2])
-    still = tuple(msgspec.structs.replace(bill, n_recompute=0) for bill in pair.candidate.blocks)
+    still = tuple(msgspec.structs.replace(cost, n_recompute=0) for cost in pair.candidate.blocks)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=still))
     assert "The policy had no effect: none of its blocks ran forward again." in said(pair)
-    never = tuple(msgspec.structs.replace(bill, n_forward=0) for bill in still)
+    never = tuple(msgspec.structs.replace(cost, n_forward=0) for cost in still)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=never))
     assert "layers.1 and layers.2 never ran at all." in said(pair)
     assert "no effect" not in said(compared(recompute=[1, 2]))
@@ -100,11 +100,11 @@ def test_a_policy_without_effect_is_named() -> None:
 
 def test_a_block_that_saves_little() -> None:
     pair = compared(recompute=[0])
-    bills = tuple(
-        msgspec.structs.replace(bill, saved_after_forward_bytes=MIB) if bill.fqn == "layers.0" else bill
-        for bill in pair.baseline.blocks
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=MIB) if cost.fqn == "layers.0" else cost
+        for cost in pair.baseline.blocks
     )
-    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=bills))
+    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
     assert "layers.0 saves little to begin with: 1.0 MiB of 91.0 MiB." in said(pair)
     assert "saves little" not in said(compared(recompute=[0]))
 
@@ -112,11 +112,11 @@ def test_a_block_that_saves_little() -> None:
 def test_the_first_blocks_input_is_the_models() -> None:
     chain = Chain(saved=4, output=MIB, n_parts=1)
     pair = compared(chain, [0])
-    bills = tuple(
-        msgspec.structs.replace(bill, saved_after_forward_bytes=4) if bill.fqn == "layers.0" else bill
-        for bill in pair.baseline.blocks
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=4) if cost.fqn == "layers.0" else cost
+        for cost in pair.baseline.blocks
     )
-    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=bills))
+    pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
     assert "layers.0 reads the model's own input (1.0 MiB)" in said(pair)
     assert "own input" not in said(compared(recompute=[0]))
 

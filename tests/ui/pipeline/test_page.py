@@ -129,8 +129,8 @@ def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(visit: Op
 def test_every_block_of_the_spine_is_in_view_with_its_stage(visit: Open) -> None:
     data = graph_data(visit())
     shown = {row[0] for row in data["geometry"]["rows"]}
-    assert set(GRAPH.spine) <= shown
-    stages = [data["labels"][fqn][5] for fqn in GRAPH.spine]
+    assert set(GRAPH.chain) <= shown
+    stages = [data["labels"][fqn][5] for fqn in GRAPH.chain]
     assert stages == sorted(stages)
     assert set(stages) == {0, 1}
     assert len(data["geometry"]["cuts"]) == len(GRAPH.cuts)
@@ -149,9 +149,9 @@ def test_a_cut_moves_stages_prediction_and_address_and_runs_nothing(visit: Open,
 
 
 def stages_at(at: AppTest) -> list[int]:
-    """How many blocks of the spine each stage has."""
+    """How many blocks of the chain each stage has."""
     labels = graph_data(at)["labels"]
-    stages = [labels[fqn][5] for fqn in GRAPH.spine]
+    stages = [labels[fqn][5] for fqn in GRAPH.chain]
     return [stages.count(stage) for stage in range(max(stages) + 1)]
 
 
@@ -211,7 +211,7 @@ def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: O
 
 def test_run_measures_and_says_how_many_gradients_are_equal(visit: Open, worker: PipelineWorker) -> None:
     at = run(say(visit(), cuts=CUT))
-    n = len(GRAPH.spine)
+    n = len(GRAPH.chain)
     assert figures(at)["Gradients"] == f"{n} of {n}"
     (job,) = worker.of(RunPipeline)
     assert [len(stage) for stage in job.request.spec.plan.stages] == [3, 3, 4]
@@ -227,7 +227,7 @@ def test_an_older_run_is_never_shown_as_this_plan(visit: Open, worker: PipelineW
     assert figures(at)["Gradients"] == "not compared"
     assert f"an earlier plan: {measured}" in [metric.delta for metric in at.metric]
     at = say(at, cuts=CUT)
-    assert figures(at)["Gradients"] == f"{len(GRAPH.spine)} of {len(GRAPH.spine)}"
+    assert figures(at)["Gradients"] == f"{len(GRAPH.chain)} of {len(GRAPH.chain)}"
     assert len(worker.of(RunPipeline)) == 1
 
 
@@ -327,7 +327,7 @@ def test_a_refresh_finds_the_run_under_way(visit: Open, worker: PipelineWorker) 
     again.run()
     assert again.session_state["pipeline"].job.id == job.id
     job.finish(worker.run(job.request.spec, job.request.engine))
-    assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.spine)}")
+    assert figures(settled(again.run()))["Gradients"].endswith(f"of {len(GRAPH.chain)}")
 
 
 def test_a_rank_that_ends_is_named_and_can_be_closed(visit: Open, worker: PipelineWorker) -> None:

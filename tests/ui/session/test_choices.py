@@ -49,7 +49,7 @@ def do(at: AppTest, worker: FakeWorker, what: str, how: object) -> None:
         settle(widget(at, "number_input", "option_n_repeats").set_value(how).run())
         assert spec(at).n_repeats == how
     elif what == "blocks":
-        say(at, on=[worker.graph.spine[int(str(how))]])
+        say(at, on=[worker.graph.chain[int(str(how))]])
     elif what == "import":
         text = b"version: 1\npolicy:\n  units: []\n  early_stop: " + ON[bool(how)] + b"\n"
         at.file_uploader(key="upload_policy").upload("policy.yaml", text)

@@ -26,8 +26,8 @@ def test_what_differs_comes_first() -> None:
 def test_a_named_block_that_did_not_run_again_is_listed() -> None:
     pair = compared(recompute=[1, 2])
     blocks = tuple(
-        msgspec.structs.replace(bill, n_recompute=0) if bill.fqn.startswith("layers.1") else bill
-        for bill in pair.candidate.blocks
+        msgspec.structs.replace(cost, n_recompute=0) if cost.fqn.startswith("layers.1") else cost
+        for cost in pair.candidate.blocks
     )
     still = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=blocks))
     table = {row["block"]: row for row in recompute_count_table(still)}

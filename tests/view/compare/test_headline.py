@@ -37,7 +37,7 @@ def test_keys_are_those_of_json() -> None:
 def test_a_policy_without_effect_is_bad_news() -> None:
     pair = compared(recompute=[0, 1])
     still = msgspec.structs.replace(
-        pair.candidate, blocks=tuple(msgspec.structs.replace(bill, n_recompute=0) for bill in pair.candidate.blocks)
+        pair.candidate, blocks=tuple(msgspec.structs.replace(cost, n_recompute=0) for cost in pair.candidate.blocks)
     )
     strip = {head.key: head for head in headlines(msgspec.structs.replace(pair, candidate=still))}
     assert (strip["n_recompute"].value, strip["n_recompute"].delta) == ("0 of 2 blocks", "policy without effect")

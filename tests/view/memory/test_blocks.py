@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.view.drawing.bills import NO_BILL
+from explorer.view.drawing.block_rows import NO_COSTS
 from explorer.view.memory.blocks import saved_bytes_chart
 from tests.view.builders import Chain, compared, measured
 
@@ -44,9 +44,9 @@ def test_table_twin_has_every_block() -> None:
     assert table["layers.1"]["candidate: skipped by early stop"] == "250.00 MFLOP"
 
 
-def test_without_bills_it_says_so() -> None:
+def test_without_blocks_it_says_so() -> None:
     assert (
-        saved_bytes_chart(msgspec.structs.replace(measured(), blocks=())).figure.layout.annotations[0].text == NO_BILL
+        saved_bytes_chart(msgspec.structs.replace(measured(), blocks=())).figure.layout.annotations[0].text == NO_COSTS
     )
 
 

@@ -12,7 +12,7 @@ from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
 from tests import graphs, pipelines
 
 GRAPH = graphs.gpt(4)
-N = len(GRAPH.spine)
+N = len(GRAPH.chain)
 
 
 def run(n_moved: int = 0, on: tuple[str, ...] = ()) -> PipelineRun:
@@ -71,11 +71,11 @@ def test_a_recomputed_block_runs_twice_for_each_forward_call() -> None:
     fig = calls_chart(run(on=("blocks.1",))).figure
     first, again = fig.data
     assert set(first.x) == {1}
-    assert dict(zip(again.y, again.x)) == {fqn: float(fqn == "blocks.1") for fqn in GRAPH.spine}
+    assert dict(zip(again.y, again.x)) == {fqn: float(fqn == "blocks.1") for fqn in GRAPH.chain}
     assert "at most 2 runs" in fig.layout.title.subtitle.text
     assert "every block ran once" in calls_chart(run()).figure.layout.title.subtitle.text
     by_block = {row["block"]: row["runs per forward call"] for row in calls_chart(run(on=("blocks.1",))).rows()}
-    assert by_block == {fqn: 2 if fqn == "blocks.1" else 1 for fqn in GRAPH.spine}
+    assert by_block == {fqn: 2 if fqn == "blocks.1" else 1 for fqn in GRAPH.chain}
 
 
 def test_unknown_is_said_in_words() -> None:

@@ -142,11 +142,11 @@ def test_each_is_said_only_of_members_that_are_alike() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
     every = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=both.candidate)
     assert labels(every)["blocks"].bytes == "15.0 → 0.5 MiB each"
-    bills = tuple(
-        msgspec.structs.replace(bill, saved_after_forward_bytes=2 * graphs.MIB) if bill.fqn == ALL[2] else bill
-        for bill in both.candidate.blocks
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=2 * graphs.MIB) if cost.fqn == ALL[2] else cost
+        for cost in both.candidate.blocks
     )
-    segment = msgspec.structs.replace(both.candidate, blocks=bills)
+    segment = msgspec.structs.replace(both.candidate, blocks=costs)
     said = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
     assert said == "90.0 → 4.5 MiB in all"
     some = Facts(graph=GRAPH, policy=Policy.recompute(ALL[:4]), baseline=base)

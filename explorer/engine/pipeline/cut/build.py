@@ -137,10 +137,10 @@ class Pipeline:
         )
 
 
-def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...] | None = None) -> Pipeline:
+def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...] | None = None) -> Pipeline:
     """Stages of `spec.plan` over a model of their own. Raises InvalidPlan, and what load and prepare raise.
 
-    `spine` names the blocks that random numbers are keyed by (default: the blocks of the stages, in order).
+    `chain` names the blocks that random numbers are keyed by (default: the blocks of the stages, in order).
     """
     plan = spec.plan
     if plan is None:
@@ -151,12 +151,12 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, spine: tuple[str, ...]
         msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None, optimizer="none", n_accumulation=1), loaded
     )
     batches = microbatches(trainee, plan.n_microbatches)
-    spine = spine or tuple(fqn for blocks in plan.stages for fqn in blocks)
+    chain = chain or tuple(fqn for blocks in plan.stages for fqn in blocks)
     _check_blocks(trainee.model, plan)
-    tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), spine)
+    tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), chain)
     parts = cut_tape(tape, plan.stages)
     policy, segments = divided(trainee.model, policy_of(spec), plan)
-    rng = KeyedRng(spec.seed, spine, plan.keyed_rng)
+    rng = KeyedRng(spec.seed, chain, plan.keyed_rng)
     modules = tuple(StageModule(trainee.model, part, rng) for part in parts)
     for unit in segments:
         module = next(module for module in modules if unit.blocks[0] in module.part.blocks)
@@ -209,7 +209,7 @@ def _check_blocks(model: nn.Module, plan: PipelinePlan) -> None:
     faults += [f"{a!r} lies inside {b!r}" for a in named for b in named if a.startswith(f"{b}.")]
     if faults:
         raise InvalidPlan(
-            f"The stages do not fit the model: {'; '.join(faults)}.", hint="Name blocks of the spine once."
+            f"The stages do not fit the model: {'; '.join(faults)}.", hint="Name blocks of the chain once."
         )
 
 

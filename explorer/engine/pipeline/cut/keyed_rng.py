@@ -26,15 +26,15 @@ class KeyedRng:
     """Seeds torch's default generators by block and microbatch; does nothing when `enabled` is False."""
 
     seed: int
-    spine: tuple[str, ...]
+    chain: tuple[str, ...]
     enabled: bool = True
     index: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.index = {fqn: k for k, fqn in enumerate((START, *self.spine))}
+        self.index = {fqn: k for k, fqn in enumerate((START, *self.chain))}
 
     def enter(self, block: str, microbatch: int) -> None:
-        """`block` of the spine (or START) is about to run forward for `microbatch`."""
+        """`block` of the chain (or START) is about to run forward for `microbatch`."""
         if self.enabled and block in self.index:
             torch.manual_seed(((self.seed * PRIME + self.index[block]) * PRIME + microbatch) % 2**63)
 
@@ -46,7 +46,7 @@ class KeyedRng:
             model.get_submodule(fqn).register_forward_pre_hook(
                 lambda module, args, fqn=fqn: self.enter(fqn, current[0])
             )
-            for fqn in self.spine
+            for fqn in self.chain
         ]
 
         def each() -> Iterator[int]:

@@ -107,19 +107,19 @@ class Tape:
     metas: tuple[Meta, ...]
 
 
-def record(model: nn.Module, inputs: Any, spine: Iterable[str]) -> Tape:
+def record(model: nn.Module, inputs: Any, chain: Iterable[str]) -> Tape:
     """Runs `model` once on `inputs` and writes it down. The model's buffers and RNG move: hand in a copy.
 
     Raises InvalidPlan where the forward cannot be written down, with the place and the reason.
     """
-    return _Recorder(model, set(spine)).record(inputs)
+    return _Recorder(model, set(chain)).record(inputs)
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self, model: nn.Module, spine: set[str]) -> None:
+    def __init__(self, model: nn.Module, chain: set[str]) -> None:
         super().__init__()
         self.model = model
-        self.spine = spine
+        self.chain = chain
         self.depth = 0
         self.steps: list[Step] = []
         self.metas: list[Meta] = []
@@ -147,10 +147,10 @@ class _Recorder(TorchFunctionMode):
         return Tape(tuple(self.steps), len(leaves), lifted, tuple(self.metas))
 
     def modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Modules that are called whole: all but the ancestors of the spine's blocks."""
-        above = {fqn.rsplit(".", n)[0] for fqn in self.spine for n in range(1, fqn.count(".") + 1)} | {""}
+        """Modules that are called whole: all but the ancestors of the chain's blocks."""
+        above = {fqn.rsplit(".", n)[0] for fqn in self.chain for n in range(1, fqn.count(".") + 1)} | {""}
         for fqn, module in self.model.named_modules():
-            if fqn not in above - self.spine:
+            if fqn not in above - self.chain:
                 yield fqn, module
 
     def listen(self, fqn: str, module: nn.Module) -> list[Any]:

@@ -19,16 +19,16 @@ from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, UNET
 from tests.engine.pipeline.plans import NETS, spec
 
 
-def taped(net: str, spine: tuple[str, ...]):  # noqa: ANN201
+def taped(net: str, chain: tuple[str, ...]):  # noqa: ANN201
     loaded = load(ModelRef(target=f"{NETS}:{net}"))
-    return loaded, record(copy.deepcopy(loaded.model), loaded.inputs, spine)
+    return loaded, record(copy.deepcopy(loaded.model), loaded.inputs, chain)
 
 
-@pytest.mark.parametrize(("net", "spine"), [("language", LANGUAGE), ("unet", UNET), ("transposed", TRANSPOSED)])
-def test_a_tape_played_whole_is_the_model(net: str, spine: tuple[str, ...]) -> None:
-    loaded, tape = taped(net, spine)
-    (part,) = cut_tape(tape, (spine,))
-    module = StageModule(loaded.model, part, KeyedRng(0, spine, enabled=False))
+@pytest.mark.parametrize(("net", "chain"), [("language", LANGUAGE), ("unet", UNET), ("transposed", TRANSPOSED)])
+def test_a_tape_played_whole_is_the_model(net: str, chain: tuple[str, ...]) -> None:
+    loaded, tape = taped(net, chain)
+    (part,) = cut_tape(tape, (chain,))
+    module = StageModule(loaded.model, part, KeyedRng(0, chain, enabled=False))
     torch.manual_seed(7)
     expected = loaded.output(copy.deepcopy(loaded.model))
     torch.manual_seed(7)
@@ -72,10 +72,10 @@ def test_values_made_of_nothing_are_made_again_instead_of_sent() -> None:
             return x
 
     model, x = Masked(), torch.randn(2, 4)
-    spine = ("blocks.0", "blocks.1")
-    parts = cut_tape(record(copy.deepcopy(model), x, spine), (spine[:1], spine[1:]))
+    chain = ("blocks.0", "blocks.1")
+    parts = cut_tape(record(copy.deepcopy(model), x, chain), (chain[:1], chain[1:]))
     assert len(parts[1].receives) == 1
-    rng = KeyedRng(0, spine, enabled=False)
+    rng = KeyedRng(0, chain, enabled=False)
     (sent,) = StageModule(model, parts[0], rng)(x)
     (out,) = StageModule(model, parts[1], rng)(sent)
     assert torch.equal(out, model(x))

@@ -1,4 +1,4 @@
-"""The bills of a run as rows: one row for each block, or for a stretch of blocks where there are too many to draw."""
+"""The blocks of a run as rows: one row for each block, or for a stretch of blocks where there are too many to draw."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from explorer.record.measurement import Measurement
 from explorer.view.drawing.rows import Row, rows_of
 
 WHOLE_MODEL = "(whole model)"
-NO_BILL = "Blocks were not measured in this run."
+NO_COSTS = "Blocks were not measured in this run."
 
 
 def runs_of(run: Comparison | Measurement) -> dict[str, Measurement]:
@@ -18,16 +18,16 @@ def runs_of(run: Comparison | Measurement) -> dict[str, Measurement]:
 
 
 def block_names(*runs: Measurement) -> list[str]:
-    """Every fqn that any of the runs has a bill for, in module order."""
-    return list(dict.fromkeys(bill.fqn for run in runs for bill in run.blocks))
+    """Every fqn that any of the runs has measured, in module order."""
+    return list(dict.fromkeys(cost.fqn for run in runs for cost in run.blocks))
 
 
 def chart_rows(*runs: Measurement) -> tuple[Row, ...]:
-    """The blocks that are rows of a chart; empty: no run has bills."""
+    """The blocks that are rows of a chart; empty: no run has measured any."""
     names = block_names(*runs)
     return rows_of(names).rows if names else ()
 
 
 def row_sum(run: Measurement, row: Row, field: str) -> int:
-    """Sum of one integer field of the bills of `row`; a block without a bill adds nothing."""
+    """Sum of one integer field over the blocks of `row`; one that was not measured adds nothing."""
     return sum(int(getattr(run.by_fqn[fqn], field)) for fqn in row.fqns if fqn in run.by_fqn)

@@ -8,13 +8,13 @@ import msgspec
 import numpy as np
 
 from explorer.plan.memory.series import Bytes, Mask, alive, array_of, peak_tick
-from explorer.record.measurement import ROLES, Allocations, BlockBill, Measurement
+from explorer.record.measurement import ROLES, Allocations, BlockCost, Measurement
 
 SAVED = ROLES.index("saved activation")
 
 
-def with_bytes(run: Measurement, bills: Sequence[BlockBill]) -> tuple[BlockBill, ...]:
-    """`bills` with the bytes that the timeline of `run` holds for each block, at the end of forward and at the peak."""
+def with_bytes(run: Measurement, costs: Sequence[BlockCost]) -> tuple[BlockCost, ...]:
+    """`costs` with the bytes that the timeline of `run` holds for each block, at the end of forward and at the peak."""
     log, border = run.allocations, run.forward_end_tick
     assert log is not None and border is not None, "whoever puts a timeline together has seen forward end"
     saved = array_of(log.role) == SAVED
@@ -24,19 +24,19 @@ def with_bytes(run: Measurement, bills: Sequence[BlockBill]) -> tuple[BlockBill,
     kept, most = _by_fqn(log, at_border & saved), _by_fqn(log, at_peak)
     return tuple(
         msgspec.structs.replace(
-            bill, saved_after_forward_bytes=kept.get(bill.fqn, 0), at_peak_bytes=most.get(bill.fqn, 0)
+            cost, saved_after_forward_bytes=kept.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0)
         )
-        for bill in bills
+        for cost in costs
     )
 
 
 def _by_fqn(log: Allocations, which: Mask) -> dict[str, int]:
     own: Bytes = np.zeros(len(log.blocks), dtype=np.int64)
     np.add.at(own, array_of(log.block)[which], array_of(log.n_bytes)[which])
-    found: dict[str, int] = {}
+    by_fqn: dict[str, int] = {}
     for fqn, n_bytes in zip(log.blocks, own.tolist()):
         parts = fqn.split(".") if fqn else []
         for n in range(len(parts) + 1):
             above = ".".join(parts[:n])
-            found[above] = found.get(above, 0) + n_bytes
-    return found
+            by_fqn[above] = by_fqn.get(above, 0) + n_bytes
+    return by_fqn
