@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from explorer.engine.measure.tracked import as_ints
-from explorer.engine.model.block_chain import repeated_as, spine_of
+from explorer.engine.model.block_chain import chain_of, repeated_as
 from explorer.engine.model.loaded import types_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
@@ -58,7 +58,7 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[BlockCost
         model=ref,
         blocks=blocks,
         edges=_edges(tracker, n_forwards),
-        chain=spine_of(modules, seen),
+        chain=chain_of(modules, seen),
         dtype=types_of(model).partition(",")[0] or "float32",
         n_parameters=sum(parameter.numel() for parameter in model.parameters()),
         note=NOTE,
@@ -83,7 +83,7 @@ def _seen(
     costs: Mapping[str, BlockCost],
     calls: Mapping[str, Sequence[int]],
 ) -> dict[str, Seen]:
-    """What the spine and the search for repeated blocks read."""
+    """What the chain and the search for repeated blocks read."""
     own: dict[int, list[int]] = defaultdict(list)
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
     for name, block, phase, *_ in ops.tolist():
