@@ -19,9 +19,9 @@ from explorer.plan.memory.series import array_of, held
 from explorer.record import (
     ROLES,
     Allocations,
-    BlockCost,
     Calls,
     Environment,
+    MeasuredBlock,
     Measurement,
     ModelRef,
     PhaseSpan,
@@ -104,7 +104,7 @@ def step(n_allocations: int) -> Measurement:
     )
     assert int(array_of(log.died).min()) > n_allocations
     costs = tuple(
-        BlockCost(
+        MeasuredBlock(
             fqn=fqn, n_forward=1, n_recompute=0, saved_after_forward_bytes=1, at_peak_bytes=1, forward_flops=1,
             recompute_flops=0, backward_flops=2,
         )

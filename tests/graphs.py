@@ -11,7 +11,6 @@ from explorer.record import (
     ROLES,
     Allocations,
     Block,
-    BlockCost,
     Calls,
     Comparison,
     CutPoint,
@@ -19,6 +18,7 @@ from explorer.record import (
     Environment,
     GradientDiff,
     Join,
+    MeasuredBlock,
     Measurement,
     ModelGraph,
     ModelRef,
@@ -194,7 +194,7 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
         ),
     )
     costs = [
-        BlockCost(
+        MeasuredBlock(
             fqn=block.fqn,
             n_forward=block.n_calls,
             n_recompute=int(block.fqn in on),

@@ -192,7 +192,7 @@ class Times(Record):
     optimizer: Samples = Samples()
 
 
-class BlockCost(Record):
+class MeasuredBlock(Record):
     """What one block did in the measured step; sums over all its calls, everything below included."""
 
     fqn: str
@@ -234,7 +234,7 @@ class Measurement(Record):
     allocations: Allocations | None = None
     phases: tuple[PhaseSpan, ...] = ()
     peaks: AllocatorPeaks = AllocatorPeaks()
-    blocks: tuple[BlockCost, ...] = ()
+    blocks: tuple[MeasuredBlock, ...] = ()
     times: Times | None = None
     uncounted_ops: dict[str, int] = {}
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
@@ -252,7 +252,7 @@ class Measurement(Record):
     """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""
 
     @cached_property
-    def by_fqn(self) -> dict[str, BlockCost]:
+    def by_fqn(self) -> dict[str, MeasuredBlock]:
         return {cost.fqn: cost for cost in self.blocks}
 
     @property

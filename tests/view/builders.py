@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from explorer.record import (
     ROLES,
     Allocations,
-    BlockCost,
     Calls,
     Comparison,
     Environment,
     GradientDiff,
+    MeasuredBlock,
     Measurement,
     ModelRef,
     Phase,
@@ -261,10 +261,10 @@ def _finish(book: Book, chain: Chain, names: list[str], recompute: Collection[in
     again = {names[i] for i in recompute}
     kept = [name for name in names if name not in again]
 
-    def cost(fqn: str, members: list[str]) -> BlockCost:
+    def cost(fqn: str, members: list[str]) -> MeasuredBlock:
         n_again = sum(name in again for name in members)
         saved = sum(chain.output + chain.saved * (name not in again) for name in members)
-        return BlockCost(
+        return MeasuredBlock(
             fqn=fqn,
             n_forward=1,
             n_recompute=int(n_again > 0),
@@ -281,7 +281,7 @@ def _finish(book: Book, chain: Chain, names: list[str], recompute: Collection[in
     inner = [cost(f"{name}.inner", [name]) for name in names]
     blocks = [cost(name, [name]) for name in names]
     leaves = [entry for pair in zip(blocks, inner) for entry in pair]
-    nothing = BlockCost(
+    nothing = MeasuredBlock(
         fqn="head", n_forward=1, n_recompute=0, saved_after_forward_bytes=chain.output, at_peak_bytes=0,
         forward_flops=0, recompute_flops=0, backward_flops=0, forward=_samples(0.1),
     )  # fmt: skip

@@ -9,7 +9,7 @@ import numpy as np
 from explorer.engine.measure.stopwatch import BlockSamples
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
-from explorer.record.measurement import ROLES, Allocations, BlockCost, PhaseSpan
+from explorer.record.measurement import ROLES, Allocations, MeasuredBlock, PhaseSpan
 from explorer.record.policy import Policy
 
 SAVED = ROLES.index("saved activation")
@@ -17,7 +17,7 @@ SAVED = ROLES.index("saved activation")
 
 def block_costs(
     tracker: Tracker, log: Allocations, phases: Sequence[PhaseSpan], policy: Policy, samples: Mapping[str, BlockSamples]
-) -> tuple[BlockCost, ...]:
+) -> tuple[MeasuredBlock, ...]:
     """In module order, the model itself first. FLOPs are counted, bytes measured."""
     tree = _Tree(tracker.fqns)
     size, born, died = (np.asarray(values) for values in (log.n_bytes, log.born, log.died))
@@ -40,7 +40,7 @@ def block_costs(
     flops = [tree.inclusive(own) for own in (forward, recompute, counted(BACKWARD))]
     nothing = BlockSamples()
     return tuple(
-        BlockCost(
+        MeasuredBlock(
             fqn=fqn,
             n_forward=tracker.n_forward[i],
             n_recompute=tracker.n_recompute[i],

@@ -20,12 +20,12 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
-from explorer.record.measurement import BlockCost
+from explorer.record.measurement import MeasuredBlock
 
 NOTE = "Arrows follow the tensors from call to call of a recorded step; additions and other joins are not drawn."
 
 
-def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[BlockCost], ref: ModelRef) -> ModelGraph:
+def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredBlock], ref: ModelRef) -> ModelGraph:
     """The graph of `model` as the tracked step showed it. Bytes and FLOPs are those of one of its forwards."""
     modules = dict(model.named_modules())
     cost_of = {cost.fqn: cost for cost in costs}
@@ -80,7 +80,7 @@ def _returned(tracker: Tracker, calls: Sequence[int]) -> set[int]:
 def _seen(
     modules: Mapping[str, nn.Module],
     tracker: Tracker,
-    costs: Mapping[str, BlockCost],
+    costs: Mapping[str, MeasuredBlock],
     calls: Mapping[str, Sequence[int]],
 ) -> dict[str, Seen]:
     """What the chain and the search for repeated blocks read."""

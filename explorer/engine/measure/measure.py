@@ -30,7 +30,7 @@ from explorer.engine.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError
 from explorer.record.failure import Failure
-from explorer.record.measurement import BlockCost, Environment, Measurement, Samples, Times
+from explorer.record.measurement import Environment, MeasuredBlock, Measurement, Samples, Times
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -160,7 +160,7 @@ def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> It
 
 def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
     attributed, tracker = run.attribution, run.tracker
-    costs: tuple[BlockCost, ...] = ()
+    costs: tuple[MeasuredBlock, ...] = ()
     if attributed is not None and tracker is not None:
         costs = block_costs(tracker, attributed.allocations, attributed.phases, spec.policy, timed.block_samples())
     return Measurement(

@@ -22,7 +22,7 @@ from explorer.errors import BadInput
 from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.memory.series import Bytes, array_of
 from explorer.record.base import Column
-from explorer.record.measurement import Allocations, AllocatorPeaks, BlockCost, Measurement, Samples
+from explorer.record.measurement import Allocations, AllocatorPeaks, MeasuredBlock, Measurement, Samples
 from explorer.record.run import RunSpec
 
 _SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "calls", "weight_casts")
@@ -106,7 +106,7 @@ def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
 
 
 def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:
-    def counted(rows: tuple[BlockCost, ...]) -> BlockCost:
+    def counted(rows: tuple[MeasuredBlock, ...]) -> MeasuredBlock:
         flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
         return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
 

@@ -8,12 +8,12 @@ import msgspec
 import numpy as np
 
 from explorer.plan.memory.series import Bytes, Mask, alive, array_of, peak_tick
-from explorer.record.measurement import ROLES, Allocations, BlockCost, Measurement
+from explorer.record.measurement import ROLES, Allocations, MeasuredBlock, Measurement
 
 SAVED = ROLES.index("saved activation")
 
 
-def with_bytes(run: Measurement, costs: Sequence[BlockCost]) -> tuple[BlockCost, ...]:
+def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[MeasuredBlock, ...]:
     """`costs` with the bytes that the timeline of `run` holds for each block, at the end of forward and at the peak."""
     log, border = run.allocations, run.forward_end_tick
     assert log is not None and border is not None, "whoever puts a timeline together has seen forward end"

@@ -8,7 +8,7 @@ from explorer.record.base import Record
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.hazard import Hazard
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import BlockCost, Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import mib
 from explorer.view.graph.nesting import Node, nest
@@ -146,7 +146,7 @@ def _saved(facts: Facts, fqn: str) -> int:
     return cost.saved_after_forward_bytes if cost else facts.graph.by_fqn[fqn].saved_bytes
 
 
-def _kept_cost(facts: Facts, fqn: str) -> BlockCost | None:
+def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
     """None also where a policy is pinned as baseline: its figures say what that policy keeps."""
     kept = facts.baseline is not None and not facts.baseline.spec.policy.units
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None

@@ -7,7 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import BlockCost, Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS
@@ -68,7 +68,7 @@ def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
     return table
 
 
-def _columns(cost: BlockCost, name: str) -> dict[str, Any]:
+def _columns(cost: MeasuredBlock, name: str) -> dict[str, Any]:
     prefix = f"{name}: " if name else ""
     return {
         f"{prefix}saved for backward (bytes)": cost.saved_after_forward_bytes,
