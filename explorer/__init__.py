@@ -17,15 +17,17 @@ from explorer.record.policy import Policy, Unit
 if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
     from explorer.engine.policy.recompute import is_recomputing
+    from explorer.own_loop.judge import judge
     from explorer.own_loop.record_step import record_step
     from explorer.plan.policy.file import load_policy
 
-__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "load_policy", "record_step"]
+__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "judge", "load_policy", "record_step"]
 __version__ = "0.1.0"
 
 _WHERE = {
     "apply_policy": "explorer.engine.policy.apply",
     "is_recomputing": "explorer.engine.policy.recompute",
+    "judge": "explorer.own_loop.judge",
     "load_policy": "explorer.plan.policy.file",
     "record_step": "explorer.own_loop.record_step",
 }

@@ -31,7 +31,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
     "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
     "ui": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "streamlit"}),
-    "own_loop": ({"engine", "jobs", "view", "plan", "record", "errors"}, {"torch"}),
+    "own_loop": ({"engine", "jobs", "view", "plan", "record", "errors"}, {"msgspec", "torch"}),
     "cli": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "typer", "rich"}),
     "app": ({"ui"}, {"streamlit"}),
     "sample_models": (set(), {"torch"}),

@@ -253,8 +253,14 @@ class Comparison(Record):
     @cached_property
     def worst(self) -> TensorDiff | None:
         """The tensor furthest from equal; None when all are bitwise equal."""
+        return self.furthest_first[0] if self.furthest_first else None
+
+    @cached_property
+    def furthest_first(self) -> tuple[TensorDiff, ...]:
+        """Everything that is not bitwise equal. What the first backward left comes before what follows from it."""
+        first = {id(diff) for diff in (*self.gradients, *self.input_gradients)}
         wrong = [diff for diff in self.all_diffs if diff.verdict != "bitwise equal"]
-        return max(wrong, key=_badness) if wrong else None
+        return tuple(sorted(wrong, key=lambda diff: _badness(diff, in_first=id(diff) in first), reverse=True))
 
     def headlines(self) -> dict[str, Any]:
         """The derived figures `--json` prints beside the record, under these very names."""
@@ -287,6 +293,6 @@ def _place(diff: TensorDiff) -> str:
     return f"{name} of {block}" if block else name
 
 
-def _badness(diff: TensorDiff) -> tuple[int, float]:
+def _badness(diff: TensorDiff, *, in_first: bool) -> tuple[int, bool, float]:
     rank = 3 if diff.presence != "both" else 2 if diff.n_nonfinite_mismatch else int(diff.verdict == "different")
-    return rank, diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)
+    return rank, in_first, diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)

@@ -53,6 +53,8 @@ class Outcome:
     trained: frozenset[str] = frozenset()
     """Names of the parameters that require a gradient."""
     n_steps: int = 0
+    stepped: bool = True
+    """Whether one of torch's optimizers stepped."""
     later_gradients: Tensors = field(default_factory=dict)
     after: list[Tensors] = field(default_factory=list)
     """All parameters after each step; of a run that follows another, after the last one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import msgspec
 import torch
@@ -28,28 +28,44 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
     exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
     try:
         trainee = prepare(exact, loaded)
-        with SameDraws(_most_common_type(baseline.gradients)):
+        with SameDraws(most_common_type(baseline.gradients)):
             outcome = take(trainee, lead=baseline)
     except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
-        first = (str(error).strip().splitlines() or [""])[0]
-        return None, f"The model does not run in float64: {type(error).__name__}: {first}"
-    distance = relative_distance(outcome.gradients, baseline.gradients)
-    if distance is not None and distance <= math.sqrt(coarsest_epsilon(spec, baseline.gradients)):
-        return outcome, ""
+        return None, does_not_run(error)
+    because = too_far(outcome, baseline, coarsest_epsilon(spec, baseline.gradients))
+    return (None, because) if because else (outcome, "")
+
+
+def does_not_run(error: Exception) -> str:
+    """Why there is no reference, where float64 raised."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    return f"The model does not run in float64: {type(error).__name__}: {first}"
+
+
+def too_far(exact: Outcome, baseline: Outcome, epsilon: float) -> str:
+    """Why a run in float64 is no reference: it left the baseline's way. Empty where it is one."""
+    distance = relative_distance(exact.gradients, baseline.gradients)
+    if distance is not None and distance <= math.sqrt(epsilon):
+        return ""
     far = "an unknown part" if distance is None else f"{distance:.1e}"
-    return None, (
+    return (
         f"In float64 the gradients lie {far} of their norm away from the baseline's: other random numbers, "
         "other branches, or a model too sensitive to judge rounding by."
     )
 
 
-def _most_common_type(gradients: Tensors) -> torch.dtype:
+def most_common_type(gradients: Tensors) -> torch.dtype:
+    """What most gradients are: the type to draw random numbers in."""
     types = Counter(tensor.dtype for tensor in gradients.values() if tensor is not None and tensor.is_floating_point())
     return types.most_common(1)[0][0] if types else torch.get_default_dtype()
 
 
 def coarsest_epsilon(spec: RunSpec, gradients: Mapping[str, Tensor | None]) -> float:
     """Machine epsilon of the coarsest floating type that the run computes in, by the types of its gradients."""
-    types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)}
-    types |= {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set()
+    return epsilon_of(gradients, {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set())
+
+
+def epsilon_of(gradients: Mapping[str, Tensor | None], beside: Collection[torch.dtype]) -> float:
+    """Machine epsilon of the coarsest floating type among those of `gradients` and `beside`."""
+    types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)} | {*beside}
     return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 import torch
+from torch import nn
 
 from explorer.engine.device.allocator import Recorder
 from explorer.engine.device.clocks import Clock, CpuClock, CudaClock, Ticks, WallClock
@@ -22,6 +23,7 @@ from explorer.engine.device.cpu_allocator import CpuRecorder
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.limits import limited_cuda, limited_process
 from explorer.engine.device.tf32 import tf32_kinds
+from explorer.errors import BadInput
 from explorer.record.measurement import Environment
 
 DRIVER = Path("/proc/driver/nvidia/version")
@@ -148,3 +150,16 @@ def _cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
+
+
+def place_of(model: nn.Module) -> torch.device:
+    """Where a model lies: on a GPU as soon as a part of it does. Raises BadInput for other devices."""
+    places = {tensor.device.type: tensor.device for tensor in [*model.parameters(), *model.buffers()]}
+    if "cuda" in places:
+        return places["cuda"]
+    if set(places) <= {"cpu"}:
+        return torch.device("cpu")
+    raise BadInput(
+        f"A step can be recorded on cpu and cuda; this model lies on {', '.join(sorted(places))}.",
+        hint="Move the model to one of them.",
+    )

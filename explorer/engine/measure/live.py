@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
-from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.device import Device, device_of, place_of
 from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
@@ -65,7 +65,7 @@ class LiveStep:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         self._model, self._optimizer, self._where = model, optimizer, where
-        self._device: Device = device_of(_device_of(model))
+        self._device: Device = device_of(place_of(model))
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
@@ -209,18 +209,6 @@ def _autocast() -> Autocast:
     if kind is None:
         return "none"
     return "float16" if torch.get_autocast_dtype(kind) is torch.float16 else "bfloat16"
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    places = {tensor.device.type: tensor.device for tensor in [*model.parameters(), *model.buffers()]}
-    if "cuda" in places:
-        return places["cuda"]
-    if set(places) <= {"cpu"}:
-        return torch.device("cpu")
-    raise BadInput(
-        f"A step can be recorded on cpu and cuda; this model lies on {', '.join(sorted(places))}.",
-        hint="Move the model to one of them.",
-    )
 
 
 def _has_storage(tensor: torch.Tensor) -> bool:

@@ -234,12 +234,22 @@ def _number(value: Any) -> Any:
 def _tensor(value: Tensor) -> Any:
     if value.device.type == "meta":
         return f"meta {tuple(value.shape)}"
+    if _is_freed(value):
+        return f"freed {tuple(value.shape)}"
     detached = value.detach()
     dense = detached.to_dense() if value.layout is not torch.strided else detached
     copy = dense.to("cpu", copy=True)
     if value.is_leaf and value.grad is not None:
         return {"value": copy, "grad": _tensor(value.grad)}
     return copy
+
+
+def _is_freed(value: Tensor) -> bool:
+    """Whether its memory was given back while it stands, as a sharded model does behind a layer: reading it crashes."""
+    try:
+        return bool(value.numel()) and value.layout is torch.strided and not value.untyped_storage().nbytes()
+    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
+        return False
 
 
 def _array(value: Any, walk: Any) -> Any:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator
 
 from explorer.plan.names import listed
 from explorer.record.comparison import Comparison, StateChange
 
+_STRAIGHT = 1e-4
+"""How far a cosine or a ratio may be from one: more than float32 rounds."""
+_MEANT = 0.01
+"""How far from one a factor is that somebody forgot."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -14,7 +19,8 @@ def causes(comparison: Comparison) -> tuple[str, ...]:
     """Likely causes of a difference, most likely first, each one sentence; empty where nothing differs."""
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
-    causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_state(comparison)]
+    causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_scaled(comparison)]
+    causes_seen += _state(comparison)
     causes_seen += _nonfinite(comparison)
     return tuple(causes_seen) or tuple(_what_is_left(comparison))
 
@@ -55,6 +61,18 @@ def _missing(comparison: Comparison) -> Iterator[str]:
     if comparison.candidate.spec.policy.use_reentrant:
         why = ": reentrant checkpointing passes no gradient where no input requires one, or none is in plain sight"
     yield f"No gradient came for {listed(gone)}{why}."
+
+
+def _scaled(comparison: Comparison) -> Iterator[str]:
+    """Gradients of the right direction and the wrong length, all by one factor."""
+    wrong = [diff for diff in comparison.gradients if diff.verdict == "different"]
+    ratios = [diff.norm_ratio for diff in wrong if diff.norm_ratio and diff.cosine and diff.cosine > 1 - _STRAIGHT]
+    if not ratios or len(ratios) < len(wrong):
+        return
+    factor = statistics.median(ratios)
+    if max(ratios) - min(ratios) < _STRAIGHT * factor and abs(factor - 1) > _MEANT:
+        which = f"{len(wrong)} of {comparison.n_gradients} gradients ({listed([diff.name for diff in wrong])})"
+        yield f"{which} are {factor:.4g} times the baseline's, in the same direction: a divisor, a scale, a sum."
 
 
 def _state(comparison: Comparison) -> Iterator[str]:
@@ -99,9 +117,22 @@ def _what_is_left(comparison: Comparison) -> Iterator[str]:
     if comparison.verdict == "rounding" and comparison.candidate.spec.policy.use_reentrant:
         yield "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels."
     elif comparison.verdict == "different":
-        yield f"{_looked_at(comparison)} Forward and recompute differ by something that none of these shows."
+        two = "Forward and recompute" if comparison.candidate.spec.policy.units else "The two"
+        yield from _only_optimizer(comparison)
+        yield f"{_looked_at(comparison)} {two} differ by something that none of these shows."
     if comparison.no_reference_because and comparison.verdict == "different":
         yield f"Rounding cannot be told from wrong here. {comparison.no_reference_because}"
+
+
+def _only_optimizer(comparison: Comparison) -> Iterator[str]:
+    """Equal gradients and unequal parameters."""
+    gradients = {diff.verdict for diff in (*comparison.gradients, *comparison.later_gradients)}
+    wrong = [diff.name for diff in comparison.parameters if diff.verdict == "different"]
+    if wrong and "different" not in gradients:
+        yield (
+            f"The gradients are the same and the step of {listed(wrong)} is not: "
+            "the optimizers do something else with them."
+        )
 
 
 def _looked_at(comparison: Comparison) -> str:
@@ -112,7 +143,8 @@ def _looked_at(comparison: Comparison) -> str:
         seen.append(f"the random numbers drawn in {_n(len(comparison.masks), 'block')}")
     if comparison.n_carried:
         seen.append(f"{_n(comparison.n_carried, 'value')} that the model remembers")
-    unseen = [] if comparison.masks_watched else ["random numbers in forward and recompute were not watched"]
+    watched = comparison.masks_watched or not comparison.candidate.spec.policy.units
+    unseen = [] if watched else ["random numbers in forward and recompute were not watched"]
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
     looked_at = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."

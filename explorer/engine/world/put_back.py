@@ -1,0 +1,125 @@
+"""A model that takes one step several times, each time from where it was found: in place, because a copy of a compiled
+or sharded model is another model.
+
+Tensors are written back. Plain attributes are run on copies, and the originals come back at the end, so that what a
+step appends to a list of the model never reaches the list that somebody else holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.world.rng import RngState
+
+_TORCHS = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_call_impl"}
+
+
+class FoundModel:
+    """What can move in a model, read on construction; `put_back` before every run, and leave with all as it was."""
+
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
+        """`modules`: those of `model` whose attributes are the model's own; a wrapper's are not."""
+        self._model = model
+        self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
+        self._values = [tensor.detach().clone() for tensor, _, _ in self._tensors]
+        self._held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._attributes = [(module, _plain(module)) for module in modules]
+        self._rng = RngState.capture(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore([attributes for _, attributes in self._attributes])
+        for tensor, _, grad in self._tensors:
+            tensor.grad = grad
+
+    def put_back(self, dtype: torch.dtype | None = None) -> None:
+        """The state that was found, no gradients; floating tensors in `dtype` where one is given."""
+        self._restore(_copies([attributes for _, attributes in self._attributes], self._model))
+        for tensor, _, _ in self._tensors:
+            tensor.grad = None
+            if dtype is not None and tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+
+    def _restore(self, attributes: list[dict[str, Any]]) -> None:
+        for module, parameters, buffers in self._held:
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        with torch.no_grad():
+            for (tensor, data, _), value in zip(self._tensors, self._values):
+                tensor.grad = None  # torch refuses to change the type of a tensor beside its gradient
+                tensor.data = data
+                tensor.copy_(value)
+        for module, training in self._modes:
+            module.training = training
+        for (module, _), found in zip(self._attributes, attributes):
+            for name in _plain(module).keys() - found.keys():
+                delattr(module, name)
+            vars(module).update(found)
+        self._rng.restore()
+
+
+class FoundOptimizer:
+    """An optimizer that is about to step: from now on it steps with a copy of what it remembers."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = dict(optimizer.state)
+        self._groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        self.put_back()
+
+    def put_back(self) -> None:
+        """What it remembered when it was found, each tensor in the type of its parameter where the two had one type."""
+        self._restore({parameter: self._copy(parameter, held) for parameter, held in self._state.items()})
+
+    def leave(self) -> None:
+        """Its own memory again, untouched."""
+        self._restore(self._state)
+
+    def _restore(self, state: dict[Any, Any]) -> None:
+        self._optimizer.state.clear()
+        self._optimizer.state.update(state)
+        for group, found in zip(self._optimizer.param_groups, self._groups):
+            group.update(copy.deepcopy(found))
+
+    @staticmethod
+    def _copy(parameter: Any, held: Any) -> Any:
+        copied = copy.deepcopy(held)
+        if isinstance(copied, dict) and isinstance(parameter, Tensor) and parameter.dtype is torch.float64:
+            wide = {name: value.double() for name, value in copied.items()
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.dim()}  # fmt: skip
+            copied.update(wide)
+        return copied
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _TORCHS}
+
+
+def _copies(attributes: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """Deep copies that share with each other what the originals share, and hold the very tensors of the model."""
+    memo: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    return [{name: _copy(value, memo) for name, value in held.items()} for held in attributes]
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (Tensor, torch.Generator)):
+        return value  # handles, meshes, compiled functions: torch's own, which it looks after
+    if isinstance(value, torch.Generator):  # captured with the model's generators, by its very object
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # locks, handles, tensors of a graph: what cannot be copied stays what it is
+        return value

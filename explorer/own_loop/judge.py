@@ -1,0 +1,175 @@
+"""`explorer.judge(reference_step, candidate_step, model, batch)`: is one program the same training step as another?
+
+    verdict = explorer.judge(train_step, fused_step, model, batch)      # or: ..., candidate_model=torch.compile(model)
+    print(verdict)
+    verdict.require()                                                   # in a test: raises, and names the worst tensor
+
+The verdict is the one of `compare`: bitwise equal, rounding against float64, state moved, different, not comparable.
+Loss equality is never part of it.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from torch import Tensor, nn
+
+from explorer.engine.compare.programs import Step, StepProgram, judged_programs, whole
+from explorer.engine.device.device import device_of, place_of
+from explorer.engine.model.loaded import types_of
+from explorer.engine.model.plain_names import plain_buffers, plain_parameters
+from explorer.engine.world.as_found import left_as_found
+from explorer.engine.world.bits import same_bits
+from explorer.engine.world.determinism import deterministic_kernels
+from explorer.errors import BadInput
+from explorer.plan.names import listed
+from explorer.plan.why.gradients import causes
+from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Measurement
+from explorer.record.run import RunSpec
+
+ORDER: tuple[Verdict, ...] = ("bitwise equal", "rounding", "state moved", "different", "not comparable")
+_MOST_LINES = 8
+_KINDS: dict[type[TensorDiff], str] = {GradientDiff: "gradient of", BufferDiff: "buffer", ParameterDiff: "parameter"}
+
+
+class Judged:
+    """The verdict on a candidate, and what it rests on."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        self.comparison = comparison
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.comparison.verdict
+
+    @property
+    def worst(self) -> tuple[TensorDiff, ...]:
+        """What is not bitwise equal, the furthest first."""
+        return self.comparison.furthest_first
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """Likely causes, each one sentence, most likely first; of what is not comparable, why."""
+        found = self.comparison
+        failed = (f"The candidate did not run. {found.failure.sentence}",) if found.failure else ()
+        unlike = (found.not_reproducible_because,) if found.not_reproducible_because else ()
+        return (*failed, *unlike, *found.causes)
+
+    def require(self, at_most: Verdict = "rounding") -> None:
+        """Raises AssertionError, with all of it in words, where the verdict is worse: for a test of a project's own."""
+        if ORDER.index(self.verdict) > ORDER.index(at_most):
+            raise AssertionError(str(self))
+
+    def __repr__(self) -> str:
+        found = self.comparison
+        lines = [f"{self.verdict}: {found.n_bitwise_equal} of {found.n_gradients} gradients are equal bit by bit"]
+        lines += self.causes
+        later = {id(diff) for diff in found.later_gradients}
+        lines += [_line(diff, is_later=id(diff) in later) for diff in self.worst[:_MOST_LINES]]
+        left = len(self.worst) - _MOST_LINES
+        return "\n  ".join([*lines, *([f"and {left} more"] if left > 0 else [])])
+
+
+def judge(
+    reference_step: Step, candidate_step: Step, model: nn.Module, batch: Any, candidate_model: nn.Module | None = None
+) -> Judged:
+    """Runs both programs from one state and holds what they leave behind against each other, tensor by tensor.
+
+    Each step is called as `step(model, batch)`, twice in a row and with a copy of the batch, and runs forward, backward
+    and, if it wants to, an optimizer. It may return its loss. `candidate_model` (None: `model`) is what the candidate
+    trains: compiled, sharded, wrapped or written anew, with parameters of the same names and values.
+    Everything is put back afterwards: parameters, gradients, buffers, attributes, generators, optimizers. What a step
+    moves elsewhere (a schedule, a loader, a scaler) is not, and a reference that does not equal itself for that reason
+    is not comparable. Raises BadInput where the parameters differ, and what the reference step raises.
+    """
+    other = model if candidate_model is None else candidate_model
+    names = _same_parameters(model, other)
+    programs = [
+        StepProgram(step=step, model=trained, batch=batch, parameters=names)
+        for step, trained in ((reference_step, model), (candidate_step, other))
+    ]
+    frame: Any = sys._getframe(1)
+    where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    with left_as_found(), deterministic_kernels(), warnings.catch_warnings():
+        fields = judged_programs(*programs)
+    runs = [_run(where, program.model) for program in programs]
+    comparison = Comparison(baseline=runs[0], candidate=runs[1], **fields)
+    if comparison.failure is None and comparison.n_gradients == 0 and not comparison.trains_in_backward:
+        raise BadInput(
+            "Neither step left a gradient in the model that it was given.",
+            hint="Let each step run backward, on the model and the batch that are its arguments.",
+        )
+    return Judged(replace(comparison, causes=causes(comparison)))
+
+
+def _same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
+    """Names of the parameters to judge. A tied one is judged under each name that is a parameter of its own in one.
+
+    Raises BadInput with everything that keeps the two from starting alike.
+    """
+    sides = [plain_parameters(model), plain_parameters(other)]
+    common = [name for name in sides[0] if name in sides[1]]
+    if not common:
+        raise BadInput(
+            f"Two models are compared that share no name of a parameter: {listed(list(sides[0]))} and "
+            f"{listed(list(sides[1]))}.",
+            hint="Give both the same names; those of wrappers (compiled, DDP, FSDP, checkpointed) are left out.",
+        )
+    faults = []
+    for side, which in zip(sides, ("reference", "candidate")):
+        known = {id(side[name]) for name in common}
+        if alone := [name for name, parameter in side.items() if id(parameter) not in known]:
+            faults.append(f"{listed(alone)} of the {which} alone")
+    pairs: list[tuple[str, Tensor, Tensor]] = [(name, sides[0][name], sides[1][name]) for name in common]
+    held = [plain_buffers(model), plain_buffers(other)]
+    pairs += [(name, held[0][name], held[1][name]) for name in held[0] if name in held[1]]
+    if unequal := [name for name, one, two in pairs if not _starts_alike(one, two)]:
+        faults.append(f"other values or shapes in {listed(unequal)}")
+    if faults:
+        raise BadInput(
+            f"Two programs are compared whose parameters differ: {'; '.join(faults)}.",
+            hint="Load one state_dict into both before they are judged.",
+        )
+    firsts = [{id(parameter): name for name, parameter in reversed(side.items()) if name in common} for side in sides]
+    return tuple(name for name in common if any(first[id(side[name])] == name for first, side in zip(firsts, sides)))
+
+
+def _starts_alike(one: Tensor, other: Tensor) -> bool:
+    left, right = whole(one), whole(other)
+    return one is other or (left is not None and right is not None and same_bits(left.cpu(), right.cpu()))
+
+
+def _run(where: str, model: nn.Module) -> Measurement:
+    """What stands for a program in a comparison: nothing of it was measured."""
+    device = device_of(place_of(model))
+    threads = torch.get_num_threads()
+    spec = RunSpec(
+        model=ModelRef(target=where),
+        device="cuda" if device.torch.type == "cuda" else "cpu",
+        n_repeats=0,
+        n_threads=threads,
+    )
+    return Measurement(
+        spec=spec,
+        environment=device.environment(threads),
+        origin="recorded",
+        recorded_in=where,
+        dtype=types_of(model),
+    )
+
+
+def _line(diff: TensorDiff, *, is_later: bool) -> str:
+    what = "after the steps" if isinstance(diff, ParameterDiff) else "of the last step" if is_later else ""
+    name = f"{_KINDS.get(type(diff), '')} {diff.name} {what}".strip()
+    if diff.presence in ("baseline only", "candidate only"):
+        return f"{name}: of the {'reference' if diff.presence == 'baseline only' else 'candidate'} alone"
+    far = "" if diff.relative_norm is None else f", {diff.relative_norm:.2g} of its norm away"
+    ratio = "" if diff.norm_ratio is None else f", {diff.norm_ratio:.4g} times as long"
+    return f"{name}: {diff.verdict}{far}{ratio}"

@@ -1,0 +1,361 @@
+"""The same training step written otherwise: reordered, fused, tiled, wrapped, recomputed, compiled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import explorer
+from tests.own_loop.program_nets import (
+    BATCH,
+    HEADS,
+    WORDS,
+    Attention,
+    Case,
+    Decoder,
+    Layer,
+    Mlp,
+    accumulated,
+    adamw,
+    backward,
+    clipped,
+    convolutional,
+    loss_of,
+    pictures,
+    squares,
+    swapped,
+)
+from tests.own_loop.silent_bugs import decays_matrices, on_rows, rows, with_dropout
+
+
+class ByEinsum(Attention):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return torch.einsum("bhqd,bhkd->bhqk", q / math.sqrt(q.shape[-1]), k)
+
+
+class Fused(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        return self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class Tiled(Attention):
+    """Two queries at a time, with a running maximum over the keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        tiles = []
+        for start in range(0, x.shape[1], 2):
+            scores = self.scores(q[:, :, start : start + 2], k)
+            scores = scores.masked_fill(self.mask(x.shape[1])[start : start + 2], -math.inf)
+            weights = (scores - scores.amax(-1, keepdim=True)).exp()
+            tiles.append(weights @ v / weights.sum(-1, keepdim=True))
+        return self.out(torch.cat(tiles, 2).transpose(1, 2).flatten(2))
+
+
+class OneProjection(Attention):
+    """q, k and v from one product."""
+
+    def heads(self, x: Tensor) -> Any:
+        weight = torch.cat([self.q.weight, self.k.weight, self.v.weight])
+        bias = torch.cat([self.q.bias, self.k.bias, self.v.bias])
+        for part in F.linear(x, weight, bias).chunk(3, -1):
+            yield part.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+
+
+class InDouble(Attention):
+    """A softmax that is more exact than the reference's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = self.scores(q.double(), k.double()).masked_fill(self.mask(x.shape[1]), -math.inf)
+        return self.out((scores.softmax(-1).to(x.dtype) @ v).transpose(1, 2).flatten(2))
+
+
+class NormByHand(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        return centred * (centred.square().mean(-1, keepdim=True) + self.eps).rsqrt() * self.weight + self.bias
+
+
+class GeluByHand(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        return self.down(up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
+
+
+class InHalves(Mlp):
+    """The hidden width in two parts, as tensor parallelism has it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        ups = zip(self.up.weight.chunk(2), self.up.bias.chunk(2), self.down.weight.chunk(2, 1))
+        return sum(F.linear(F.gelu(F.linear(x, up, bias)), down) for up, bias, down in ups) + self.down.bias
+
+
+class OtherWayAround(Layer):
+    """Branch plus residual instead of residual plus branch, and the batch in two halves."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super(OtherWayAround, self).forward(half) for half in x.chunk(2)])
+
+
+class Again(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class AgainReentrant(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=True)
+
+
+class OneHot(nn.Embedding):
+    def forward(self, words: Tensor) -> Tensor:
+        return F.one_hot(words, WORDS).to(self.weight.dtype) @ self.weight
+
+
+class WithoutHead(Decoder):
+    """Written anew: the tied matrix has one name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.head
+
+    def forward(self, words: Tensor) -> Tensor:
+        return F.linear(self.hidden(words), self.embed.weight)
+
+
+def without_head(model: nn.Module) -> nn.Module:
+    rewritten = WithoutHead()
+    rewritten.load_state_dict({name: value for name, value in model.state_dict().items() if name != "head.weight"})
+    return rewritten
+
+
+def in_eighths(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    for words, targets in zip(*(part.split(1) for part in batch)):
+        (loss_of(model, words, targets) / BATCH).backward()
+
+
+def summed_losses(model: nn.Module, batch: Any) -> None:
+    """One backward over a sum of microbatch losses."""
+    model.zero_grad()
+    sum(loss_of(model, *part) / 2 for part in zip(*(part.chunk(2) for part in batch))).backward()
+
+
+def weighted_means(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    for words, targets in zip(*(part.split(5) for part in batch)):
+        (loss_of(model, words, targets) * (len(words) / BATCH)).backward()
+
+
+def shuffled(model: nn.Module, batch: Any) -> None:
+    order = torch.arange(BATCH - 1, -1, -1)
+    backward(model, tuple(part[order] for part in batch))
+
+
+def entropy_by_hand(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    logits = model(batch[0])
+    right = logits.gather(-1, batch[1][..., None])[..., 0]
+    (logits.logsumexp(-1) - right).mean().backward()
+
+
+def head_in_parts(model: nn.Module, batch: Any) -> None:
+    """Loss and head a part of the tokens at a time."""
+    model.zero_grad()
+    hidden, targets = model.hidden(batch[0]).flatten(0, 1), batch[1].flatten()
+    parts = zip(hidden.split(10), targets.split(10))
+    losses = [F.cross_entropy(model.head(part), words, reduction="sum") for part, words in parts]
+    (torch.stack(losses).sum() / len(targets)).backward()
+
+
+def by_grad(model: nn.Module, batch: Any) -> None:
+    parameters = list(model.parameters())
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss_of(model, *batch), parameters)):
+        parameter.grad = gradient
+
+
+def functional(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    logits = functional_call(model, dict(model.named_parameters()), (batch[0],))
+    F.cross_entropy(logits.flatten(0, 1), batch[1].flatten()).backward()
+
+
+def zeros_kept(model: nn.Module, batch: Any) -> None:
+    model.zero_grad(set_to_none=False)
+    loss_of(model, *batch).backward()
+
+
+def kept_elsewhere(model: nn.Module, batch: Any) -> None:
+    """Saved tensors leave and come back."""
+    with torch.autograd.graph.save_on_cpu():
+        backward(model, batch)
+
+
+def looked_at(model: nn.Module, batch: Any) -> None:
+    hooks = [parameter.register_hook(lambda grad: None) for parameter in model.parameters()]
+    try:
+        backward(model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def clipped_by_hand(model: nn.Module, batch: Any) -> None:
+    accumulated(model, batch)
+    gradients = [parameter.grad for parameter in model.parameters()]
+    norm = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    for gradient in gradients:
+        gradient.mul_((0.5 / (norm + 1e-6)).clamp(max=1.0))
+
+
+def one_by_one(model: nn.Module, batch: Any) -> None:
+    adamw(model, batch, foreach=False)
+
+
+def fused(model: nn.Module, batch: Any) -> None:
+    adamw(model, batch, fused=True)
+
+
+def clipped_after_all(model: nn.Module, batch: Any) -> None:
+    """Another optimizer step over gradients that only round: a weight that is zero but for rounding must not tell."""
+    in_eighths(model, batch)
+    torch.optim.AdamW(model.parameters(), lr=1e-2).step()
+
+
+def decays_by_hand(model: nn.Module, batch: Any) -> None:
+    backward(model, batch)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(1 - 1e-2 * 0.1)
+    torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0).step()
+
+
+def in_bfloat16(model: nn.Module, batch: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        backward(model, batch)
+
+
+def parts_in_bfloat16(model: nn.Module, batch: Any) -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        accumulated(model, batch)
+
+
+class ByUnfold(nn.Conv2d):
+    """A convolution as a matrix product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        height, width = x.shape[2] - 2, x.shape[3] - 2
+        product = self.weight.flatten(1) @ F.unfold(x, 3) + self.bias[:, None]
+        return product.unflatten(2, (height, width))
+
+
+class BatchNormByHand(nn.BatchNorm2d):
+    def forward(self, x: Tensor) -> Tensor:
+        mean, n = x.mean((0, 2, 3)), x.numel() / x.shape[1]
+        variance = (x - mean[:, None, None]).square().mean((0, 2, 3))
+        with torch.no_grad():
+            self.running_mean.lerp_(mean, self.momentum)
+            self.running_var.lerp_(variance * n / (n - 1), self.momentum)
+            self.num_batches_tracked += 1
+        scale = self.weight * (variance + self.eps).rsqrt()
+        return (x - mean[:, None, None]) * scale[:, None, None] + self.bias[:, None, None]
+
+
+def channels_last(model: nn.Module, batch: Any) -> None:
+    squares(model, (batch[0].contiguous(memory_format=torch.channels_last), batch[1]))
+
+
+def without_autograds_help(model: nn.Module, x: Any) -> None:
+    """A gradient written by hand."""
+    model.zero_grad()
+    with torch.no_grad():
+        out = model(x)
+        slope = 2 * out / out.numel()
+        model.weight.grad, model.bias.grad = slope.T @ x, slope.sum(0)
+
+
+def linear() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(16, 16)
+
+
+class Holder(nn.Module):
+    """What DDP and others do to the names."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *args: Any) -> Any:
+        return self.module(*args)
+
+
+def layers_wrapped(model: nn.Module) -> nn.Module:
+    model.layers[0], model.layers[1] = map(checkpoint_wrapper, model.layers)
+    return Holder(model)
+
+
+def under_a_policy(model: nn.Module) -> nn.Module:
+    explorer.apply_policy(model, explorer.Policy.recompute(["layers.0", "layers.1"]))
+    return model
+
+
+def retraced(model: nn.Module) -> nn.Module:
+    return torch.compile(model, backend="aot_eager")
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    return torch.compile(model)
+
+
+HARMLESS: dict[str, Case] = {
+    "itself": Case(backward),
+    "scores by einsum": Case(backward, rewritten=swapped("layers.1.attention", ByEinsum)),
+    "fused attention": Case(backward, rewritten=swapped("layers.0.attention", Fused)),
+    "tiled attention": Case(backward, rewritten=swapped("layers.1.attention", Tiled)),
+    "one projection": Case(backward, rewritten=swapped("layers.0.attention", OneProjection)),
+    "softmax in double": Case(backward, rewritten=swapped("layers.0.attention", InDouble)),
+    "LayerNorm by hand": Case(backward, rewritten=swapped("norm", NormByHand)),
+    "GELU by hand": Case(backward, rewritten=swapped("layers.0.mlp", GeluByHand)),
+    "MLP in halves": Case(backward, rewritten=swapped("layers.0.mlp", InHalves)),
+    "a layer in halves": Case(backward, rewritten=swapped("layers.1", OtherWayAround)),
+    "checkpointed": Case(backward, rewritten=swapped("layers.1", Again)),
+    "checkpointed, reentrant": Case(backward, rewritten=swapped("layers.1", AgainReentrant)),
+    "checkpointed, with dropout": Case(backward, model=with_dropout, rewritten=swapped("layers.1", Again)),
+    "embedding by one-hot": Case(backward, rewritten=swapped("embed", OneHot)),
+    "written anew": Case(backward, rewritten=without_head),
+    "eight microbatches": Case(in_eighths, accumulated),
+    "summed losses": Case(summed_losses, accumulated),
+    "weighted means": Case(weighted_means),
+    "another order of samples": Case(shuffled),
+    "cross-entropy by hand": Case(entropy_by_hand),
+    "head in parts": Case(head_in_parts),
+    "autograd.grad": Case(by_grad),
+    "functional_call": Case(functional),
+    "gradients zeroed, not dropped": Case(zeros_kept),
+    "saved tensors elsewhere": Case(kept_elsewhere),
+    "hooks that look": Case(looked_at),
+    "clipped by hand": Case(clipped_by_hand, clipped),
+    "AdamW one by one": Case(one_by_one, adamw),
+    "AdamW fused": Case(fused, adamw),
+    "AdamW over microbatches": Case(clipped_after_all, adamw),
+    "weight decay by hand": Case(decays_by_hand, decays_matrices),
+    "microbatches in bfloat16": Case(parts_in_bfloat16, in_bfloat16),
+    "convolution by unfold": Case(squares, squares, convolutional, swapped("3", ByUnfold), pictures),
+    "BatchNorm by hand": Case(squares, squares, convolutional, swapped("1", BatchNormByHand), pictures),
+    "channels last": Case(channels_last, squares, convolutional, batch=pictures),
+    "a gradient by hand": Case(without_autograds_help, on_rows, linear, batch=rows),
+    "wrapped and checkpointed": Case(backward, rewritten=layers_wrapped),
+    "under a policy": Case(backward, rewritten=under_a_policy),
+}
+COMPILED = {"retraced": Case(backward, rewritten=retraced), "compiled": Case(backward, rewritten=compiled)}

@@ -1,0 +1,389 @@
+"""Bugs that raise nothing and leave a loss that looks fine, each re-made in a few lines after one that somebody had."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.own_loop.program_nets import (
+    LENGTH,
+    WIDTH,
+    Attention,
+    Case,
+    Decoder,
+    Layer,
+    Mlp,
+    accumulated,
+    adamw,
+    backward,
+    clipped,
+    convolutional,
+    decoder,
+    loss_of,
+    pictures,
+    squares,
+    swapped,
+)  # fmt: skip
+
+
+def with_dropout() -> nn.Module:
+    model = decoder()
+    model.layers[1].mlp.drop.p = 0.3
+    return model
+
+
+class LayerForgets(Layer):
+    """Checkpointed without the generator that dropout drew from."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False, preserve_rng_state=False)
+
+
+def last_microbatch(model: nn.Module, batch: Any) -> None:
+    for words, targets in zip(*(part.chunk(2) for part in batch)):
+        model.zero_grad()
+        (loss_of(model, words, targets) / 2).backward()
+
+
+def statistics_twice(model: nn.Module, batch: Any) -> None:
+    checkpoint(model[:3], batch[0], use_reentrant=False).sum()  # a recompute is a second forward
+    squares(model, batch)
+
+
+def clipped_twice(model: nn.Module, batch: Any) -> None:
+    """Once a microbatch, once in the end."""
+    model.zero_grad()
+    for words, targets in zip(*(part.chunk(2) for part in batch)):
+        (loss_of(model, words, targets) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.2)
+    nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+
+def clipped_one_by_one(model: nn.Module, batch: Any) -> None:
+    accumulated(model, batch)
+    for parameter in model.parameters():
+        nn.utils.clip_grad_norm_([parameter], 0.5)
+
+
+class CacheDoubled(Attention):
+    """A recompute appended its keys once more; values follow, so that shapes fit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = self.scores(q, torch.cat((k, k.roll(1, 2)), 2)).masked_fill(self.mask(LENGTH).repeat(1, 2), -math.inf)
+        return self.out((scores.softmax(-1) @ torch.cat((v, v), 2)).transpose(1, 2).flatten(2))
+
+
+def no_divisor(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    for words, targets in zip(*(part.chunk(2) for part in batch)):
+        loss_of(model, words, targets).backward()
+
+
+def untied(model: nn.Module) -> nn.Module:
+    model.head.weight = nn.Parameter(model.embed.weight.detach().clone())
+    return model
+
+
+class MlpDetached(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.down(F.gelu(self.up(x)).detach()))
+
+
+class LayerDetached(Layer):
+    """The way around the attention lost its gradient: what lies before learns from the MLP's side alone."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.detach() + self.attention(self.before(x))
+        return x + self.mlp(self.between(x))
+
+
+class Unscaled(Attention):
+    def scores(self, q: Tensor, k: Tensor) -> Tensor:
+        return q @ k.transpose(-1, -2)
+
+
+class LooksAhead(Attention):
+    def mask(self, length: int) -> Tensor:
+        return torch.ones(length, length, dtype=torch.bool).triu(2)
+
+
+class OverQueries(Attention):
+    """A softmax over the wrong dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.heads(x)
+        scores = self.scores(q, k).masked_fill(self.mask(x.shape[1]), -1e9)
+        return self.out((scores.softmax(-2) @ v).transpose(1, 2).flatten(2))
+
+
+def padding_counted(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    words, targets = batch
+    (loss_of(model, words, targets, ignore_index=0, reduction="sum") / targets.numel()).backward()
+
+
+def padding_left_out(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    loss_of(model, *batch, ignore_index=0).backward()
+
+
+def not_shifted(model: nn.Module, batch: Any) -> None:
+    backward(model, (batch[0], batch[0]))
+
+
+def uneven_means(model: nn.Module, batch: Any) -> None:
+    """A mean of means of microbatches of five and three."""
+    model.zero_grad()
+    for words, targets in zip(*(part.split(5) for part in batch)):
+        (loss_of(model, words, targets) / 2).backward()
+
+
+class Coarse(nn.LayerNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight, self.bias, 1e-2)
+
+
+class AnotherGelu(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.down(F.gelu(self.up(x), approximate="tanh")))
+
+
+def decays_all(model: nn.Module, batch: Any) -> None:
+    """Weight decay that was meant for matrices alone."""
+    adamw(model, batch, weight_decay=0.1)
+
+
+def decays_matrices(model: nn.Module, batch: Any) -> None:
+    backward(model, batch)
+    matrices = [parameter for parameter in model.parameters() if parameter.dim() > 1]
+    rest = [parameter for parameter in model.parameters() if parameter.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]
+    torch.optim.AdamW(groups, lr=1e-2).step()
+
+
+def forgets_a_parameter(model: nn.Module, batch: Any) -> None:
+    backward(model, batch)
+    torch.optim.AdamW([p for name, p in model.named_parameters() if name != "norm.bias"], lr=1e-2).step()
+
+
+def another_beta(model: nn.Module, batch: Any) -> None:
+    adamw(model, batch, eps=1e-3)
+
+
+def frozen_statistics(model: nn.Module, batch: Any) -> None:
+    model[1].eval()
+    squares(model, batch)
+
+
+def never_zeroed(model: nn.Module, batch: Any) -> None:
+    loss_of(model, *batch).backward()
+
+
+class InBfloat16(Mlp):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x).float()
+
+
+class _BiasOnce(torch.autograd.Function):
+    """A linear layer whose backward sums the bias over one dimension too few, and takes the first."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        return grad @ weight, torch.einsum("bto,bti->oi", grad, x), grad.sum(0)[0]
+
+
+class BiasOnce(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return _BiasOnce.apply(x, self.weight, self.bias)
+
+
+def counted_twice(model: nn.Module, batch: Any) -> None:
+    """A gradient hook that was registered once more by a second wrapper, and adds its part again."""
+    weight = model.layers[0].mlp.up.weight
+    hook = weight.register_hook(lambda grad: 2 * grad)
+    try:
+        backward(model, batch)
+    finally:
+        hook.remove()
+
+
+class NoGradInput(Layer):
+    """Reentrant checkpointing, whose input requires no gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x.detach(), use_reentrant=False)
+
+
+def smoothed(model: nn.Module, batch: Any) -> None:
+    model.zero_grad()
+    loss_of(model, *batch, label_smoothing=0.1).backward()
+
+
+class OneLayerTwice(Decoder):
+    """A loop variable that stayed: the first layer runs twice, the second never."""
+
+    def hidden(self, words: Tensor) -> Tensor:
+        x = self.embed(words)
+        for _ in self.layers:
+            x = self.layers[0](x)
+        return self.norm(x)
+
+
+class Router(nn.Module):
+    """Two experts and a loss that keeps them busy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router, self.experts = nn.Linear(WIDTH, 2), nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        shares = self.router(x).softmax(-1)
+        mixed = sum(shares[:, i : i + 1] * expert(x) for i, expert in enumerate(self.experts))
+        return mixed, shares.mean(0).square().sum()
+
+
+def routed() -> nn.Module:
+    torch.manual_seed(0)
+    return Router()
+
+
+def rows() -> Tensor:
+    return torch.randn(12, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+def balanced(model: nn.Module, x: Any) -> None:
+    model.zero_grad()
+    mixed, auxiliary = model(x)
+    (mixed.square().mean() + 0.1 * auxiliary).backward()
+
+
+def without_auxiliary(model: nn.Module, x: Any) -> None:
+    model.zero_grad()
+    model(x)[0].square().mean().backward()
+
+
+def freezes(model: nn.Module) -> nn.Module:
+    model.layers[1].attention.k.requires_grad_(False)
+    return model
+
+
+class Averaged(nn.Module):
+    """A frozen copy that follows in forward."""
+
+    def __init__(self, times: int = 1) -> None:
+        super().__init__()
+        self.times, self.net, self.copy = times, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.copy.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for _ in range(self.times):
+                self.copy.weight.lerp_(self.net.weight, 0.1)
+        return self.net(x)
+
+
+def averaged() -> nn.Module:
+    torch.manual_seed(0)
+    return Averaged()
+
+
+def twice_as_often(model: nn.Module) -> nn.Module:
+    model.times = 2
+    return model
+
+
+def on_rows(model: nn.Module, x: Any) -> None:
+    model.zero_grad()
+    model(x).square().mean().backward()
+
+
+class Counted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.n_calls = nn.Linear(WIDTH, WIDTH), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.n_calls += 1
+        return self.net(x)
+
+
+def calls_twice(model: nn.Module, x: Any) -> None:
+    with torch.no_grad():
+        model(x)
+    on_rows(model, x)
+
+
+def nan_hidden(model: nn.Module, x: Any) -> None:
+    """A mask by multiplication: zero times infinity."""
+    model.zero_grad()
+    out = model(x)
+    (out.square().mean() + 0.0 * (out * 0).sqrt().sum()).backward()
+
+
+BUGS: dict[str, Case] = {
+    "dropout without its generator": Case(
+        backward, model=with_dropout, rewritten=swapped("layers.1", LayerForgets), first=("layers.1.",)
+    ),
+    "the last microbatch's gradients": Case(last_microbatch, accumulated),
+    "statistics twice": Case(statistics_twice, squares, convolutional, batch=pictures, first=("1.running", "1.num_b")),
+    "clipped a microbatch": Case(clipped_twice, clipped),
+    "clipped one by one": Case(clipped_one_by_one, clipped),
+    "a cache that doubled": Case(
+        backward, rewritten=swapped("layers.1.attention", CacheDoubled), first=("layers.1.attention.k",)
+    ),
+    "no accumulation divisor": Case(no_divisor, accumulated),
+    "tied weight dropped": Case(backward, rewritten=untied, first=("embed.weight", "head.weight")),
+    "a detached activation": Case(
+        backward, rewritten=swapped("layers.0.mlp", MlpDetached), first=("layers.0.mlp.up", "layers.0.between")
+    ),
+    "a detached way around": Case(
+        backward, rewritten=swapped("layers.0", LayerDetached), first=("embed", "layers.0.before", "layers.0.attention")
+    ),
+    "no scale": Case(
+        backward,
+        rewritten=swapped("layers.1.attention", Unscaled),
+        first=("layers.1.attention.q", "layers.1.attention.k"),
+    ),
+    "looks ahead": Case(backward, rewritten=swapped("layers.1.attention", LooksAhead), first=("layers.1.",)),
+    "softmax over queries": Case(
+        backward, rewritten=swapped("layers.1.attention", OverQueries), first=("layers.1.attention",)
+    ),
+    "padding in the mean": Case(padding_counted, padding_left_out),
+    "targets not shifted": Case(not_shifted),
+    "a mean of uneven means": Case(uneven_means),
+    "another epsilon": Case(backward, rewritten=swapped("norm", Coarse), first=("norm", "layers.1", "embed")),
+    "another activation": Case(backward, rewritten=swapped("layers.0.mlp", AnotherGelu), first=("layers.0.mlp.up",)),
+    "weight decay on biases": Case(decays_all, decays_matrices, first=("layers.0.before.weight", "layers", "norm")),
+    "a parameter nobody steps": Case(forgets_a_parameter, adamw, first=("norm.bias",)),
+    "another epsilon in AdamW": Case(another_beta, adamw),
+    "frozen statistics": Case(frozen_statistics, squares, convolutional, batch=pictures, first=("0.", "1.")),
+    "gradients never zeroed": Case(never_zeroed),
+    "a block in bfloat16": Case(backward, rewritten=swapped("layers.1.mlp", InBfloat16), first=("layers.1.",)),
+    "a bias summed once": Case(
+        backward, rewritten=swapped("layers.1.mlp.down", BiasOnce), first=("layers.1.mlp.down.bias",)
+    ),
+    "a gradient counted twice": Case(counted_twice, first=("layers.0.mlp.up.weight",)),
+    "a checkpoint cut off": Case(backward, rewritten=swapped("layers.0", NoGradInput), first=("embed",)),
+    "smoothing on one side": Case(smoothed),
+    "one layer twice": Case(backward, rewritten=swapped("", OneLayerTwice), first=("layers.1",)),
+    "auxiliary loss lost": Case(without_auxiliary, balanced, routed, batch=rows, first=("router",)),
+    "frozen by accident": Case(backward, rewritten=freezes, first=("layers.1.attention.k",)),
+    "an average moved twice": Case(
+        on_rows, on_rows, averaged, rewritten=twice_as_often, batch=rows, first=("copy.weight",)
+    ),
+    "a counter moved twice": Case(calls_twice, on_rows, Counted, batch=rows, first=("n_calls",)),
+    "nan by a mask": Case(nan_hidden, on_rows, Counted, batch=rows, first=("net",)),
+}

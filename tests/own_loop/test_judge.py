@@ -1,0 +1,185 @@
+"""Two programs: silent bugs are called different with the right tensor first, harmless changes never are."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.fsdp import fully_shard
+
+import explorer
+from explorer.errors import BadInput
+from tests.own_loop.harmless_changes import COMPILED, HARMLESS
+from tests.own_loop.program_nets import WIDTH, accumulated, adamw, backward, decoder, loss_of, text
+from tests.own_loop.silent_bugs import BUGS, forgets_a_parameter, no_divisor, on_rows
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_silent_bug_is_different_and_its_tensor_comes_first(bug: str) -> None:
+    case = BUGS[bug]
+    model, candidate_model = case.models()
+    judged = explorer.judge(case.reference, case.candidate, model, case.batch(), candidate_model)
+    assert judged.verdict in ("different", "state moved"), judged
+    assert not case.first or judged.worst[0].name.startswith(case.first), judged
+    assert judged.causes
+    with pytest.raises(AssertionError, match=judged.worst[0].name):
+        judged.require()
+
+
+@pytest.mark.parametrize("change", [*HARMLESS, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPILED)])
+def test_a_harmless_change_is_at_most_rounding(change: str) -> None:
+    case = (HARMLESS | COMPILED)[change]
+    model, candidate_model = case.models()
+    explorer.judge(case.reference, case.candidate, model, case.batch(), candidate_model).require()
+
+
+def test_everything_is_put_back() -> None:
+    model, batch = decoder(), text()
+    model.norm.register_buffer("mean", torch.zeros(WIDTH))
+    model.seen = seen = [1]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    backward(model, batch)
+    optimizer.step()
+    moments = {parameter: held["exp_avg"] for parameter, held in optimizer.state.items()}
+    found = {name: value.clone() for name, value in {**model.state_dict(), "moment": moments[model.norm.bias]}.items()}
+    gradients = [(parameter.grad, parameter.grad.clone()) for parameter in model.parameters()]
+    position, modes = torch.get_rng_state(), [module.training for module in model.modules()]
+
+    def step(model: nn.Module, batch: Any) -> None:
+        model.eval()
+        torch.rand(3)
+        model.seen.append(2)
+        model.norm.mean = model.norm.mean + 1
+        backward(model, batch)
+        optimizer.step()
+        model.new = 1
+
+    assert explorer.judge(step, step, model, batch).verdict == "bitwise equal"
+    now = {**model.state_dict(), "moment": optimizer.state[model.norm.bias]["exp_avg"]}
+    assert all(torch.equal(now[name], value) for name, value in found.items())
+    assert all(optimizer.state[parameter]["exp_avg"] is moment for parameter, moment in moments.items())
+    now_gradients = [parameter.grad for parameter in model.parameters()]
+    assert all(now is grad and torch.equal(now, was) for now, (grad, was) in zip(now_gradients, gradients))
+    assert model.seen is seen and seen == [1] and not hasattr(model, "new")
+    assert torch.equal(torch.get_rng_state(), position) and modes == [m.training for m in model.modules()]
+
+
+def test_an_optimizer_outside_starts_each_run_with_what_it_remembers() -> None:
+    """Its moments are those of a training under way: two runs that went on from each other would not be equal."""
+    model, batch = decoder(), text()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def step(model: nn.Module, batch: Any) -> None:
+        backward(model, batch)
+        optimizer.step()
+
+    step(model, batch)
+    judged = explorer.judge(step, step, model, batch)
+    assert judged.verdict == "bitwise equal" and judged.comparison.reference == "float64"
+
+
+def test_a_reference_that_does_not_equal_itself_is_not_comparable() -> None:
+    model, calls = decoder(), itertools.count()
+
+    def step(model: nn.Module, batch: Any) -> None:
+        model.zero_grad()
+        (loss_of(model, *batch) * (1 + next(calls))).backward()
+
+    judged = explorer.judge(step, backward, model, text())
+    assert judged.verdict == "not comparable"
+    assert "Two runs of the baseline from the same state and seed differ in 35 of 35 gradients" in judged.causes[0]
+    with pytest.raises(AssertionError, match="Two runs of the baseline"):
+        judged.require("different")
+
+
+def test_a_candidate_that_raises_is_a_verdict_and_a_reference_that_raises_is_an_error() -> None:
+    def raises(model: nn.Module, batch: Any) -> None:
+        raise ValueError("no such kernel")
+
+    judged = explorer.judge(backward, raises, decoder(), text())
+    assert judged.verdict == "not comparable" and "ValueError: no such kernel" in judged.causes[0]
+    with pytest.raises(ValueError, match="no such kernel"):
+        explorer.judge(raises, backward, decoder(), text())
+
+
+def forward_alone(model: nn.Module, batch: Any) -> None:
+    loss_of(model, *batch)
+
+
+def other_values(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model)
+    model.norm.weight.data.mul_(2)
+    return model
+
+
+def other_names(model: nn.Module) -> nn.Module:
+    model = copy.deepcopy(model)
+    model.final = model.norm
+    del model.norm
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "step", "words"),
+    [
+        (other_values, backward, "other values or shapes in norm.weight"),
+        (other_names, backward, "norm.weight, norm.bias of the reference alone; final.weight, final.bias of the cand"),
+        (lambda model: nn.Linear(3, 3), backward, "share no name of a parameter"),
+        (lambda model: model, forward_alone, "Neither step left a gradient"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused_in_one_sentence(make: Any, step: Any, words: str) -> None:
+    model = decoder()
+    with pytest.raises(BadInput, match=words):
+        explorer.judge(step, step, model, text(), make(model))
+
+
+def test_the_causes_name_a_factor_and_an_optimizer() -> None:
+    judged = explorer.judge(accumulated, no_divisor, decoder(), text())
+    assert judged.causes[0].startswith("33 of 35 gradients (embed.weight, ")  # a key's bias has none but for rounding
+    assert "are 2 times the baseline's, in the same direction" in judged.causes[0]
+    judged = explorer.judge(adamw, forgets_a_parameter, decoder(), text())
+    assert judged.causes[0] == (
+        "The gradients are the same and the step of norm.bias is not: the optimizers do something else with them."
+    )
+
+
+def test_gradients_of_the_batch_are_judged() -> None:
+    model = torch.nn.Sequential(nn.Linear(16, 4), nn.Linear(4, 4))
+    x = torch.randn(3, 16, requires_grad=True)
+
+    def detached(model: nn.Module, x: Any) -> None:
+        on_rows(model, x.detach())
+
+    judged = explorer.judge(on_rows, detached, model, x)
+    assert judged.verdict == "different" and judged.worst[0].name == "batch" and x.grad is None
+
+
+@pytest.mark.slow
+def test_a_model_in_shards_is_judged_under_its_plain_names() -> None:
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        model = decoder()
+        sharded = copy.deepcopy(model)
+        for layer in sharded.layers:
+            fully_shard(layer)
+        judged = explorer.judge(adamw, adamw, model, text(), fully_shard(sharded))
+        judged.require("bitwise equal")
+        assert judged.comparison.n_gradients == 35
+        explorer.judge(adamw, forgets_a_parameter, model, text(), sharded)
+        assert explorer.judge(accumulated, no_divisor, model, text(), sharded).verdict == "different"
+    finally:
+        distributed.destroy_process_group()
