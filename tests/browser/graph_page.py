@@ -21,7 +21,7 @@ MADE = {"gpt": lambda: graphs.gpt(n), "unet": graphs.unet, "hostile": graphs.hos
 graph = MADE[kind]() if kind in MADE else graphs.gpt(n, n_inner=5)
 S = st.session_state
 if "state" not in S:
-    S.state = bg.fresh(nest(graph) if kind == "wide" else default_open(graph))
+    S.state = bg.GraphMarks(open=list(nest(graph) if kind == "wide" else default_open(graph)))
 
 
 def preset() -> None:
@@ -33,7 +33,7 @@ def preset() -> None:
 def panel() -> None:
     bg.adopt(S.state, S.get("graph"))
     st.button("Every second", key="preset", on_click=preset)
-    on = set(S.state["on"])
+    on = set(S.state.on)
     labels = {
         block.fqn: Label(
             bytes=f"{block.saved_bytes / 2**20:.1f}{' → 0.5' if block.fqn in on else ''} MiB",
@@ -44,10 +44,10 @@ def panel() -> None:
         for block in graph.blocks
     }
     paint = bg.Paint(height=600, labels=labels, recompute_colour=RECOMPUTE, stage_colours=("#1f77b4", "#2ca02c"))
-    drawing = layout(graph, S.state["open"], cuts=kind == "unet")
+    drawing = layout(graph, S.state.open, cuts=kind == "unet")
     bg.block_graph(drawing, S.state, paint, key="graph")
-    st.text("confirmed: " + (" ".join(sorted(S.state["on"])) or "none"))
-    st.text("cuts: " + " ".join(sorted(S.state["cuts"])) + " selected: " + S.state["selected"])
+    st.text("confirmed: " + (" ".join(sorted(S.state.on)) or "none"))
+    st.text("cuts: " + " ".join(sorted(S.state.cuts)) + " selected: " + S.state.selected)
 
 
 if st.button("Remove"):

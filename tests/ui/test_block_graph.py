@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -59,10 +60,10 @@ class Browser:
             self.wire.append({"marks": {**self.press, "press": self.press}})
         self.wire.append({"replace": ids})
 
-    def hear(self, state: dict[str, Any]) -> None:
-        self.on, self.revision = set(state["on"]), state["revision"]
-        self.pending = [(seq, id) for seq, id in self.pending if seq > state["seq"]]
-        if self.press and self.press["seq"] <= state["seq"]:
+    def hear(self, state: bg.GraphMarks) -> None:
+        self.on, self.revision = set(state.on), state.revision
+        self.pending = [(seq, id) for seq, id in self.pending if seq > state.seq]
+        if self.press and self.press["seq"] <= state.seq:
             self.press = None
         for _, id in self.pending:
             self.on ^= {id}
@@ -72,9 +73,9 @@ class Server:
     """Reruns of the page: each takes what has come in, callbacks first; one may be interrupted before it draws."""
 
     def __init__(self) -> None:
-        self.state = bg.fresh()
+        self.state = bg.GraphMarks()
         self.said: dict[str, Any] | None = None
-        self.answers: list[dict[str, Any]] = []
+        self.answers: list[bg.GraphMarks] = []
 
     def rerun(self, came: list[dict[str, Any]], *, interrupted: bool = False) -> None:
         for item in came:
@@ -85,7 +86,7 @@ class Server:
                 bg.replace(self.state, item["replace"])
         if not interrupted:
             bg.adopt(self.state, self.said)
-            self.answers.append({**self.state, "on": list(self.state["on"])})
+            self.answers.append(dataclasses.replace(self.state, on=list(self.state.on)))
 
 
 REPLACED = {"preset": ["a", "c"], "other preset": ["b"]}
@@ -122,7 +123,7 @@ def test_no_click_and_no_preset_is_lost_in_any_interleaving(events: list[Any]) -
             server.rerun(browser.wire[:n], interrupted=kind == "interrupted")
             del browser.wire[:n]
     server.rerun(browser.wire)
-    assert set(server.state["on"]) == expected
+    assert set(server.state.on) == expected
     for answer in server.answers:
         browser.hear(answer)
     assert browser.on == expected
@@ -137,44 +138,44 @@ def test_a_click_in_the_same_rerun_as_a_preset_counts_after_it_and_not_before_it
         for id in clicks_after:
             browser.click(id)
         server.rerun(browser.wire)
-        assert "".join(sorted(server.state["on"])) == expected
+        assert "".join(sorted(server.state.on)) == expected
         server.rerun([{"replace": ["c"]}])  # what was adopted before is not flipped a second time
-        assert server.state["on"] == ["c"]
+        assert server.state.on == ["c"]
 
 
 def test_an_old_message_changes_nothing() -> None:
-    state = bg.fresh()
+    state = bg.GraphMarks()
     assert bg.adopt(state, marks(5, 0, {"a"}))
     assert not bg.adopt(state, marks(5, 0, {"b"}))
     assert not bg.adopt(state, marks(4, 0, {"b"}))
     assert not bg.adopt(state, None)
-    assert state["on"] == ["a"]
+    assert state.on == ["a"]
 
 
 def test_cuts_keep_the_rule_too() -> None:
-    state = bg.fresh()
+    state = bg.GraphMarks()
     bg.adopt(state, marks(1, 0, set(), {"a>b"}))
     bg.replace(state, [], ["b>c"])
     bg.adopt(state, marks(2, 0, set(), {"a>b", "c>d"}))  # clicked c>d before the preset arrived
-    assert sorted(state["cuts"]) == ["b>c", "c>d"]
+    assert sorted(state.cuts) == ["b>c", "c>d"]
 
 
 def test_a_click_on_a_revision_long_gone_is_dropped_and_the_browser_told() -> None:
-    state = bg.fresh()
+    state = bg.GraphMarks()
     for _ in range(bg.REMEMBERED + 1):
         bg.replace(state, ["a"])
     assert bg.adopt(state, marks(1, 0, {"b"}))
-    assert state["on"] == ["a"]
-    assert state["seq"] == 1
+    assert state.on == ["a"]
+    assert state.seq == 1
 
 
 def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
     graph = graphs.gpt(125, n_inner=5)
     labels = {block.fqn: Label(bytes="15.0 → 0.5 MiB", note="ran 2×", title=block.fqn) for block in graph.blocks}
     paint = bg.Paint(labels=labels, recompute_colour="#000000")
-    folded = bg.payload(layout(graph, default_open(graph)), bg.fresh(), paint)
+    folded = bg.payload(layout(graph, default_open(graph)), bg.GraphMarks(), paint)
     assert len(json.dumps(folded)) < 10_000
-    unfolded = bg.payload(layout(graph, list(nest(graph))), bg.fresh(), paint)
+    unfolded = bg.payload(layout(graph, list(nest(graph))), bg.GraphMarks(), paint)
     assert len(unfolded["geometry"]["rows"]) > 1000
     assert len(json.dumps(unfolded)) < 350_000
 

@@ -1,12 +1,12 @@
 """The block graph as a component of the page: what it is given, what it says back, and who owns the marks when.
 
 The rule that loses no click at any speed is written down in graph.js; `adopt` and `replace` are its Python half.
-A graph's state is a plain dictionary (`fresh()`), so that it survives a reload of the code.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -46,53 +46,65 @@ class Paint(Record):
     """Node to scroll to, and how many jumps there were: a new number scrolls."""
 
 
-def fresh(opened: Iterable[str] = ()) -> dict[str, Any]:
-    """The state of a graph nobody has clicked yet."""
-    return {"on": [], "cuts": [], "open": list(opened), "selected": "", "seq": 0, "revision": 0, "was": {}}
+@dataclass(slots=True, kw_only=True)
+class GraphMarks:
+    """What is marked in one graph. Changed in place: the page and the browser take turns."""
+
+    on: list[str] = field(default_factory=list)
+    """Blocks to recompute."""
+    cuts: list[str] = field(default_factory=list)
+    open: list[str] = field(default_factory=list)
+    """What is unfolded."""
+    selected: str = ""
+    seq: int = 0
+    """The last click of the browser's that is in."""
+    revision: int = 0
+    """How often the page has replaced the marks."""
+    was: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
+    """`on` and `cuts` of earlier revisions: clicks on those may still be under way."""
 
 
-def adopt(state: dict[str, Any], message: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
-    """Takes over what the browser message, if it is news. Returns whether it was.
+def adopt(state: GraphMarks, message: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
+    """Takes over what the browser said, if it is news. Returns whether it was.
 
     Clicks on an older revision are applied to the newer one: what they flipped is flipped there. With `until_press`
     clicks made after the last press outside the graph are left for the next call (rule 4 of graph.js).
     """
-    marks = (message or {}).get("marks")
-    if marks and until_press:
-        marks = marks["press"]
-    if not marks or marks["seq"] <= state["seq"]:
+    news = (message or {}).get("marks")
+    if news and until_press:
+        news = news["press"]
+    if not news or news["seq"] <= state.seq:
         return False
-    state["seq"] = marks["seq"]
-    state["open"], state["selected"] = list(marks["open"]), marks["selected"]
-    if marks["base"] == state["revision"]:
-        state["on"], state["cuts"] = list(marks["on"]), list(marks["cuts"])
+    state.seq, state.open, state.selected = news["seq"], list(news["open"]), news["selected"]
+    if news["base"] == state.revision:
+        state.on, state.cuts = list(news["on"]), list(news["cuts"])
         return True
-    was = state["was"].get(str(marks["base"]))
+    was = state.was.get(news["base"])
     if was is None:
         return True
-    flips = [set(old) ^ set(new) for old, new in zip(was, (marks["on"], marks["cuts"]))]
+    on, cuts = set(was[0]) ^ set(news["on"]), set(was[1]) ^ set(news["cuts"])
     # The browser flips what is not yet answered on every revision it hears of: so do all revisions since.
-    for revision, kept in state["was"].items():
-        if int(revision) >= marks["base"]:
-            state["was"][revision] = [flipped(ids, changed) for ids, changed in zip(kept, flips)]
-    state["on"], state["cuts"] = flipped(state["on"], flips[0]), flipped(state["cuts"], flips[1])
+    for revision, (kept_on, kept_cuts) in state.was.items():
+        if revision >= news["base"]:
+            state.was[revision] = flipped(kept_on, on), flipped(kept_cuts, cuts)
+    state.on, state.cuts = flipped(state.on, on), flipped(state.cuts, cuts)
     return True
 
 
-def replace(state: dict[str, Any], on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
+def replace(state: GraphMarks, on: Iterable[str], cuts: Iterable[str] | None = None) -> None:
     """A preset, an undo or an import: the marks are these from now on. Call `adopt(until_press=True)` first."""
     _remember(state)
-    state["on"] = list(on)
+    state.on = list(on)
     if cuts is not None:
-        state["cuts"] = list(cuts)
-    state["revision"] += 1
+        state.cuts = list(cuts)
+    state.revision += 1
 
 
-def _remember(state: dict[str, Any]) -> None:
+def _remember(state: GraphMarks) -> None:
     """Keeps what the marks were at the last few revisions: clicks made on those may still be under way."""
-    state["was"][str(state["revision"])] = [list(state["on"]), list(state["cuts"])]
-    for old in list(state["was"])[:-REMEMBERED]:
-        del state["was"][old]
+    state.was[state.revision] = list(state.on), list(state.cuts)
+    for old in list(state.was)[:-REMEMBERED]:
+        del state.was[old]
 
 
 def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
@@ -101,7 +113,7 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
     return kept + [id for id in flips if id not in set(marks)]
 
 
-def block_graph(drawing: Layout, state: Mapping[str, Any], paint: Paint, *, key: str) -> None:
+def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -> None:
     """Draws the graph; what a person marks arrives in `st.session_state[key]["marks"]` for `adopt`.
 
     The page adopts it when it is drawn: a callback of the graph could not tell what came before it in the same rerun.
@@ -121,18 +133,18 @@ def _nothing() -> None:
     pass
 
 
-def payload(drawing: Layout, state: Mapping[str, Any], paint: Paint) -> dict[str, Any]:
+def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, Any]:
     """What travels to the browser: short rows, and labels only for what is in view."""
     in_view = {row.id for row in drawing.rows}
     return {
         "geometry": _geometry(drawing),
         "shape": drawing.shape,
-        "on": sorted(state["on"]),
-        "cuts": sorted(state["cuts"]),
-        "open": list(state["open"]),
-        "selected": state["selected"],
-        "seq": state["seq"],
-        "revision": state["revision"],
+        "on": sorted(state.on),
+        "cuts": sorted(state.cuts),
+        "open": list(state.open),
+        "selected": state.selected,
+        "seq": state.seq,
+        "revision": state.revision,
         "labels": {id: _short(label) for id, label in paint.labels.items() if id in in_view},
         "colours": {"recompute": paint.recompute_colour, "stages": list(paint.stage_colours) or ["transparent"]},
         "segments": [list(segment) for segment in paint.segments],

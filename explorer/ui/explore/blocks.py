@@ -104,7 +104,7 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
         window=window.laid_out_for(),
         jump=state.draft.jump,
     )
-    drawing = layout(graph, marks["open"])
+    drawing = layout(graph, marks.open)
     block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
     unknown = decision.unknown_blocks(policy, graph)
@@ -117,7 +117,7 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:
     """For a selected block that hands on to the one behind it: recompute both together, as one segment."""
-    first = drafts.marks_of(state.draft, facts.graph)["selected"]
+    first = drafts.marks_of(state.draft, facts.graph).selected
     second = facts.graph.next_in_turn.get(first)
     if second is None or not {first, second} <= set(facts.policy.blocks):
         return

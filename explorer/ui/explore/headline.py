@@ -154,7 +154,7 @@ def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
 
 
 def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
-    """Not compared yet; but what is known to go wrong is headline before anything runs."""
+    """Not compared yet; but what is known to go wrong is said before anything runs."""
     wrong = errors(hazards)
     if not wrong:
         return _headline("verdict", "Gradients", "not compared", "press Run")

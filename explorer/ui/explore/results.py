@@ -40,7 +40,7 @@ def results(state: ExploreState) -> None:
         with tabs[0]:
             _waiting(state)
         return
-    block = drafts.marks_of(state.draft, graph)["selected"].removeprefix(RUN) if graph is not None else ""
+    block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     recorded = state.draft.spec.model.is_recorded
     memory, cost, gradients, blocks, autograd = tabs
     if memory.open:

@@ -85,7 +85,7 @@ def _show(state: ExploreState, run: opened.Opened) -> None:
 
 def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
     """A block that was selected in the graph is shown in the memory chart by role; none selected shows both runs."""
-    selected: str = drafts.marks_of(state.draft, graph)["selected"]
+    selected: str = drafts.marks_of(state.draft, graph).selected
     if selected != state.looked_at:
         state.looked_at, state.view = selected, BY_ROLE if selected else None
 

@@ -27,7 +27,7 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
     marks = pipeline_state.marks_of(split, graph)
     policy = split.draft.spec.policy
     block_graph.block_graph(
-        drawing(graph, marks["open"], plan.n_microbatches),
+        drawing(graph, marks.open, plan.n_microbatches),
         marks,
         Paint(
             labels=labels(graph, policy, plan, profile),

@@ -135,7 +135,7 @@ def _jump(split: PipelineState, graph: ModelGraph) -> None:
     if stage is None or stage >= len(stages):
         return
     fqn, marks = stages[stage][0], pipeline_state.marks_of(split, graph)
-    marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
+    marks.open = list(dict.fromkeys([*marks.open, *ancestors(graph, fqn)]))
     split.jump = (fqn, split.jump[1] + 1 if split.jump else 1)
 
 

@@ -22,6 +22,7 @@ from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
+from explorer.ui.block_graph import GraphMarks
 from explorer.ui.pipeline import address as plan_link
 from explorer.ui.pipeline.address import PlanChoices
 from explorer.ui.session import address, opened, window
@@ -51,8 +52,8 @@ class PipelineState:
     """Microbatches, schedule and switches of the plan."""
     engine: PipelineEngine = "inproc"
     """Which executor plays it."""
-    marks: dict[str, Any] | None = None
-    """State of the drawn graph, see `block_graph.fresh`; the cuts are in it. None until it is drawn."""
+    marks: GraphMarks | None = None
+    """State of the drawn graph, as the page knows it; the cuts are in it. None until it is drawn."""
     model: str = ""
     """Fingerprint of the graph that `marks` are of."""
     places: list[int] | None = None
@@ -111,16 +112,16 @@ def forget(split: PipelineState) -> None:
     split.job.failure = None
 
 
-def marks_of(split: PipelineState, graph: ModelGraph) -> dict[str, Any]:
+def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
     """The state of the drawn graph, made anew for every model: the chain in view, cut where the link says."""
     if split.marks is None or split.model != graph.fingerprint:
         if split.marks is not None:
             forget(split)
         around = [*default_open(graph), *(id for fqn in graph.chain for id in ancestors(graph, fqn))]
-        split.marks, split.model = block_graph.fresh(dict.fromkeys(around)), graph.fingerprint
+        split.marks, split.model = GraphMarks(open=list(dict.fromkeys(around))), graph.fingerprint
         split.uncut = split.places is None
         try:
-            split.marks["cuts"] = plan_link.cuts_at(split.places or [], graph)
+            split.marks.cuts = plan_link.cuts_at(split.places or [], graph)
         except ExplorerError as error:
             split.message, split.uncut = str(error), True
         split.places = None
@@ -134,22 +135,22 @@ def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False
     """
     marks = marks_of(split, graph)
     policy = split.draft.spec.policy
-    if set(marks["on"]) != set(policy.blocks):
+    if set(marks.on) != set(policy.blocks):
         block_graph.replace(marks, policy.blocks)
-    cuts, told = tuple(marks["cuts"]), st.session_state.get(WIDGET)
+    cuts, told = tuple(marks.cuts), st.session_state.get(WIDGET)
     window.take(told)
     if not block_graph.adopt(marks, told, until_press=until_press):
         return
-    if set(marks["cuts"]) != set(cuts):
+    if set(marks.cuts) != set(cuts):
         _remember(split, Before(cuts=cuts))
-    if set(marks["on"]) != set(policy.blocks):
+    if set(marks.on) != set(policy.blocks):
         _remember(split, Before(policy=policy))
-        drafts.set_policy(split.draft, decision.policy_after(policy, marks["on"], graph), graph)
+        drafts.set_policy(split.draft, decision.policy_after(policy, marks.on, graph), graph)
 
 
 def stages_of(split: PipelineState, graph: ModelGraph) -> tuple[tuple[str, ...], ...]:
     """The chain, cut at the marked places."""
-    cuts = set(marks_of(split, graph)["cuts"])
+    cuts = set(marks_of(split, graph).cuts)
     stages: list[list[str]] = [[]]
     for place, fqn in enumerate(graph.chain):
         if place and f"{graph.chain[place - 1]}>{fqn}" in cuts:
@@ -163,9 +164,9 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
     absorb(split, graph, until_press=True)
     marks = marks_of(split, graph)
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
-    if set(cuts) != set(marks["cuts"]):
-        _remember(split, Before(cuts=tuple(marks["cuts"])))
-        block_graph.replace(marks, marks["on"], cuts)
+    if set(cuts) != set(marks.cuts):
+        _remember(split, Before(cuts=tuple(marks.cuts)))
+        block_graph.replace(marks, marks.on, cuts)
 
 
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
@@ -176,8 +177,8 @@ def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> N
         return
     before, marks = source.pop(), marks_of(split, graph)
     if before.cuts is not None:
-        other.append(Before(cuts=tuple(marks["cuts"])))
-        block_graph.replace(marks, marks["on"], before.cuts)
+        other.append(Before(cuts=tuple(marks.cuts)))
+        block_graph.replace(marks, marks.on, before.cuts)
     elif before.policy is not None:
         other.append(Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, before.policy, graph)

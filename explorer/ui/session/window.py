@@ -22,7 +22,7 @@ KEY = "window"
 
 
 def take(message: Mapping[str, Any] | None) -> bool:
-    """Takes over what a graph message of its window. Returns whether it was news."""
+    """Takes over what a graph said of its window. Returns whether it was news."""
     seen = (message or {}).get("window")
     if seen is None or seen == st.session_state.get(KEY):
         return False

@@ -19,6 +19,7 @@ from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from explorer.ui import block_graph
+from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.kept import kept
 from explorer.view.graph.nesting import ancestors, default_open
@@ -39,8 +40,8 @@ class Draft:
     """The run as it is drawn now: the candidate."""
     widget: str = field(default_factory=_new_widget)
     """Key of the Explore page's graph."""
-    marks: dict[str, Any] | None = None
-    """State of that graph, see `block_graph.fresh`; None until it is drawn."""
+    marks: GraphMarks | None = None
+    """State of that graph, as the page knows it; None until it is drawn."""
     undo: list[Policy] = field(default_factory=list)
     """Policies before the drawn one, the latest last."""
     redo: list[Policy] = field(default_factory=list)
@@ -102,11 +103,11 @@ def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: Any) ->
         choose(draft, msgspec.structs.replace(spec, policy=policy))
 
 
-def marks_of(draft: Draft, graph: ModelGraph) -> dict[str, Any]:
+def marks_of(draft: Draft, graph: ModelGraph) -> GraphMarks:
     """The state of the drawn graph, made on first use from the policy."""
     if draft.marks is None:
-        draft.marks = block_graph.fresh(default_open(graph))
-        draft.marks["on"] = list(draft.spec.policy.blocks)
+        draft.marks = GraphMarks(open=list(default_open(graph)))
+        draft.marks.on = list(draft.spec.policy.blocks)
     return draft.marks
 
 
@@ -118,13 +119,13 @@ def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> Non
     marks = marks_of(draft, graph)
     told = st.session_state.get(draft.widget)
     draft.redraw |= window.take(told)
-    selected = marks["selected"]
+    selected = marks.selected
     if not block_graph.adopt(marks, told, until_press=until_press):
         return
-    draft.redraw |= marks["selected"] != selected
+    draft.redraw |= marks.selected != selected
     policy = draft.spec.policy
-    if set(marks["on"]) != set(policy.blocks):
-        _record(draft, decision.policy_after(policy, marks["on"], graph))
+    if set(marks.on) != set(policy.blocks):
+        _record(draft, decision.policy_after(policy, marks.on, graph))
 
 
 def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
@@ -170,14 +171,14 @@ def _take_over(draft: Draft, policy: Policy) -> None:
 def jump_to(draft: Draft, graph: ModelGraph, fqn: str) -> None:
     """Unfolds whatever hides `fqn` and scrolls to it."""
     marks = marks_of(draft, graph)
-    marks["open"] = list(dict.fromkeys([*marks["open"], *ancestors(graph, fqn)]))
+    marks.open = list(dict.fromkeys([*marks.open, *ancestors(graph, fqn)]))
     draft.jump = (fqn, draft.jump[1] + 1 if draft.jump else 1)
 
 
 def select(draft: Draft, graph: ModelGraph, fqn: str) -> None:
     """Selects `fqn` and scrolls to it, from outside the graph."""
     absorb(draft, graph)
-    marks_of(draft, graph)["selected"] = fqn
+    marks_of(draft, graph).selected = fqn
     jump_to(draft, graph, fqn)
 
 
