@@ -7,6 +7,7 @@ import streamlit as st
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.readable import small
 from explorer.view.compare.cost import (
     recompute_cost,
     recompute_time,
@@ -29,7 +30,7 @@ def cost_panel(comparison: Comparison) -> None:
         key="cost_totals", hide_index=True, width="stretch", alt="FLOPs and times of both runs",
     )  # fmt: skip
     if left_out := uncounted_in_words(comparison.candidate):
-        st.caption(f":orange[{left_out}.]")
+        small(f":orange[{left_out}.]")
     view = st.segmented_control(
         "View",
         [OPERATIONS, TIME, STEP],

@@ -20,6 +20,7 @@ from explorer.ui.explore import work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.readable import small
 from explorer.view.compare.safety import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
@@ -30,7 +31,7 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
     """Download and import of the policy. Returns the place of a warning above them."""
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
         warned = st.empty()
-        st.caption("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
+        small("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
         st.download_button(
             "Policy with evidence (YAML)",
             data=lambda: policy_text(state, graph),

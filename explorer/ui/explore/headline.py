@@ -80,7 +80,7 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
         delta=" · ".join(filter(None, [headline.delta, was and origin])),
         colour=COLOURS[headline.tone],
         help=" ".join(meaning),
-        below=f":gray[before: {was}]" if was else origin,
+        below=f"before: {was}" if was else origin,
     )
 
 

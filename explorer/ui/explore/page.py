@@ -29,6 +29,7 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.model import model_row
+from explorer.ui.shared.readable import small
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
 from explorer.view.compare.safety import danger
@@ -119,7 +120,7 @@ def _desk(state: ExploreState, places: Places) -> None:
     with places.notice.container():
         if known.did_not_fit:
             st.warning(plain(known.did_not_fit), icon=":material/memory:")
-        st.caption(_freshness(known))
+        small(_freshness(known))
     _danger(places, hazards)
     if graph is not None and drawn is not None:
         peak = known.baseline.step_peak_bytes if known.baseline else None

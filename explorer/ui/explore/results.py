@@ -21,6 +21,7 @@ from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.hazards import hazards_panel
+from explorer.ui.shared.readable import small
 from explorer.view.compare.safety import errors
 from explorer.view.drawing.units import count
 from explorer.view.graph.nesting import RUN
@@ -107,7 +108,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         st.caption(glossary.NO_MODEL if spec.model.is_recorded else glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:
-        st.caption(glossary.FRESHNESS["stale"])
+        small(glossary.FRESHNESS["stale"])
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)

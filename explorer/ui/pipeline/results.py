@@ -17,6 +17,7 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.hazards import hazards_panel
+from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
@@ -92,10 +93,11 @@ def _schedule(known: Results) -> None:
     _multiplied(known.hazards)
     state, picker = st.columns([8, 3], vertical_alignment="center")
     predicted = run.predicted if run is not None and measured is not None else None
-    if measured is None:
-        state.caption(words.NOT_YET)
-    else:
-        state.caption(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
+    with state:
+        if measured is None:
+            small(words.NOT_YET)
+        else:
+            small(words.MEASURED if predicted else words.MEASURED.partition("]")[0] + "]")
     with picker:
         follow = st.selectbox(
             "Follow a microbatch",
@@ -137,7 +139,8 @@ def _memory(known: Results) -> None:
         st.caption("Memory by rank is neither measured nor predicted yet.")
         return
     state, picker = st.columns([8, 3], vertical_alignment="center")
-    state.caption(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
+    with state:
+        small(words.MEASURED.partition("]")[0] + "]" if measured else words.NOT_YET, help=words.RECEIVE)
     one = _picked_rank(memory, picker)
     predicted = run.predicted.memory if run is not None and run.predicted else ()
     if one is None:

@@ -16,6 +16,7 @@ from explorer.ui.session import backend, known, opened, pins
 from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.readable import on_primary
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.timeline import timeline
 from explorer.view.words.cut_short import stored_peak
@@ -127,7 +128,7 @@ def _one(run: StoredRun) -> None:
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             _do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
         if st.button(
-            "Open",
+            on_primary("Open", disabled=run.kind not in PAGES),
             icon=":material/open_in_new:",
             key="open",
             type="primary",
@@ -194,7 +195,7 @@ def _pin(run: StoredRun) -> None:
 def _confirm(run: StoredRun) -> None:
     st.text(run.name)
     st.caption("It cannot be brought back. Export it first to keep a copy.")
-    if st.button("Delete for good", type="primary", icon=":material/delete:", key="delete_for_good"):
+    if st.button(on_primary("Delete for good"), type="primary", icon=":material/delete:", key="delete_for_good"):
         _do(lambda: _delete(run), "Deleted.")
 
 

@@ -18,6 +18,7 @@ from explorer.ui.session.bound import Bound, bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
+from explorer.ui.shared.readable import small
 from explorer.view.words import explore as glossary
 
 Argument = int | float | str | bool
@@ -173,7 +174,7 @@ def _changed_options(spec: RunSpec) -> tuple[str, ...]:
 def _changed_line(spec: RunSpec) -> None:
     """Names the options that were changed, beside the closed popover that holds them."""
     if changed := _changed_options(spec):
-        st.caption(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
+        small(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
 
 
 def _in_words(value: Any) -> str:

@@ -12,6 +12,7 @@ import streamlit as st
 
 from explorer.ui.session.page_job import PageJob, Take
 from explorer.ui.shared.progress import watch
+from explorer.ui.shared.readable import on_primary
 
 RUN_WIDTH = 140
 
@@ -42,14 +43,15 @@ def _bar(life: PageJob, bar: RunBar) -> None:
     if life.asked:
         _start(life, bar)
     busy = life.id is not None
+    off = busy or not bar.ready
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{bar.key}run_row"):
         st.button(
-            "Run",
+            on_primary("Run", disabled=off),
             type="primary",
             icon=":material/play_arrow:",
             key=f"{bar.key}run",
             width=RUN_WIDTH,
-            disabled=busy or not bar.ready,
+            disabled=off,
             help=bar.help,
             on_click=lambda: setattr(life, "asked", True),
         )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from explorer.record.comparison import Verdict
 from explorer.record.measurement import Phase, Role
 
-LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#0E1117"
+LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#171614"
 """Streamlit's two page backgrounds."""
 
 RECOMPUTE = "#1F77C8"
