@@ -28,7 +28,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.cut.build import build
 from explorer.engine.pipeline.play.inproc import run_pass
 from explorer.engine.pipeline.play.procs import run_ranks
-from explorer.engine.pipeline.profile import KEPT, RECOMPUTED, profile_blocks
+from explorer.engine.pipeline.profile import TURNS, profile_blocks
 from explorer.engine.pipeline.run import compose, run_pipeline
 from explorer.plan.pipeline.cuts import Stages, atoms, stages_by
 from explorer.plan.pipeline.schedules import SCHEDULES
@@ -44,7 +44,7 @@ from explorer.record.run import RunSpec
 
 N_MICROBATCHES = 8
 SPLITS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
-PRESETS = {"keep-all": KEPT, "all": RECOMPUTED}
+PRESETS = {"keep-all": TURNS[0], "all": TURNS[1]}
 """And what the profile says while it measures what a preset does."""
 
 

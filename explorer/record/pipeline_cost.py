@@ -7,6 +7,18 @@ from explorer.record.measurement import Environment
 from explorer.record.run import RunSpec
 
 
+class LastBlock(Record):
+    """A backward in two of the last block of a stage: its gradient came into a buffer, and no block behind it holds
+    its graph. Fields as in SplitCost."""
+
+    input_extra_bytes: int
+    held_bytes: int
+    """Held above entry while I goes on in the blocks before it; when I ends, the part that W can do without goes."""
+    owed_bytes: int
+    weight_extra_bytes: int
+    first_weight_extra_bytes: int
+
+
 class SplitCost(Record):
     """A backward in two actions, as zero-bubble schedules run it: I for the input's gradient, W later for the weights'.
 
@@ -31,6 +43,8 @@ class SplitCost(Record):
     """Highest above entry during the first W, which makes the parameters' gradients."""
     weight_end_bytes: int = 0
     """Held above entry after W while the graph still stands, as it does until the stage's last block is done."""
+    last: LastBlock | None = None
+    """At the end of a stage; None: as inside of one."""
 
 
 class ActionCost(Record):

@@ -37,8 +37,8 @@ TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, 
 """What progress says."""
 N_TIMED = 3
 """Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
-N_PASSES = 2 * (2 + 2 * N_TIMED) + 2
-"""Passes of the finest split and of two stages: first looks, timed ones, and two with memory recorded."""
+N_PASSES = 2 * (2 + 2 * N_TIMED) + 4
+"""Passes of the finest split and of two stages: first looks, timed ones, and four with memory recorded."""
 
 
 def profile_blocks(

@@ -17,12 +17,12 @@ import msgspec
 from torch import Tensor
 
 from explorer.engine.pipeline.cut.build import Pipeline
-from explorer.engine.pipeline.cut.split import StageModule
+from explorer.engine.pipeline.cut.split import Contiguous, StageModule
 from explorer.engine.pipeline.play.inproc import run_pass
 from explorer.engine.world.bits import same_bits
 from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import Action, Rows
-from explorer.record.pipeline_cost import ActionCost, SplitCost
+from explorer.record.pipeline_cost import ActionCost, LastBlock, SplitCost
 from explorer.record.pipeline_run import ActionTime, RankMemory
 
 N_MICROBATCHES = 2
@@ -58,8 +58,8 @@ class StageBench:
 
     def _see_sent(self, module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> None:
         stage = module.part.stage
-        came = {tensor.untyped_storage().data_ptr() for tensor in received}
-        self.passed[stage] = sum(n_bytes(t) for t in sent if t.untyped_storage().data_ptr() in came)
+        came = {_place(tensor) for tensor in received}
+        self.passed[stage] = sum(n_bytes(tensor) for tensor in sent if _place(tensor) in came)
         if not all(same_bits(was, now.detach()) for was, now in zip(self._came[stage], received, strict=True)):
             self.overwriting.add(stage)
 
@@ -81,15 +81,18 @@ class StageBench:
         """One a stage."""
         self._tick()
         whole = _watched(self.pipeline)
-        self._tick()
-        split = _watched_split(self.split) if self.split is not None else ()
         costs = [self._cost(stage, memory) for stage, memory in enumerate(whole)]
-        return [
-            msgspec.structs.replace(cost, split=self._split_cost(j, split[j], cost, weight_ms_per_block))
-            if split and j
-            else cost
+        if self.split is None:
+            return costs
+        ways = []
+        for watch in (_watched_inside, _watched_held, _watched):
+            self._tick()
+            ways.append([_levels(memory) for memory in watch(self.split)])
+        splits = [
+            self._split_cost(j, [way[j] for way in ways], cost, weight_ms_per_block) if j else None
             for j, cost in enumerate(costs)
         ]
+        return [msgspec.structs.replace(cost, split=split) for cost, split in zip(costs, splits, strict=True)]
 
     def _cost(self, stage: int, memory: RankMemory) -> ActionCost:
         levels = _levels(memory)
@@ -110,20 +113,28 @@ class StageBench:
             sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
         )
 
-    def _split_cost(self, stage: int, memory: RankMemory, cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
-        levels = _levels(memory)
-        inward, first_weight, weight = (levels[f"{stage}{name}"] for name in ("I1", "W0", "W1"))
+    def _split_cost(self, stage: int, ways: list[Levels], cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
+        """`ways`: inside a longer stage, with its graph held all the same, and at the end of a stage."""
+        inside, held, end = ({name: way[f"{stage}{name}"] for name in ("I1", "W0", "W1")} for way in ways)
+        sent = (cost.sent_gradient_bytes or 0) - self.passed[stage]
         return SplitCost(
             input_ms=self.ms(stage, "I"),
             weight_ms=self.ms(stage, "W"),
             input_recompute_ms=self.ms(stage, "I", "recompute_ms"),
             weight_recompute_ms=self.ms(stage, "W", "recompute_ms"),
             weight_ms_per_block=weight_ms_per_block,
-            input_extra_bytes=inward.high,
-            owed_bytes=inward.left - (cost.sent_gradient_bytes or 0) + self.passed[stage],
-            weight_extra_bytes=weight.high,
-            first_weight_extra_bytes=first_weight.high,
-            weight_end_bytes=weight.left,
+            input_extra_bytes=inside["I1"].high,
+            owed_bytes=inside["I1"].left - sent,
+            weight_extra_bytes=inside["W1"].high,
+            first_weight_extra_bytes=inside["W0"].high,
+            weight_end_bytes=inside["W1"].left,
+            last=LastBlock(
+                input_extra_bytes=end["I1"].high,
+                held_bytes=held["I1"].left - sent,
+                owed_bytes=end["I1"].left - sent,
+                weight_extra_bytes=end["W1"].high,
+                first_weight_extra_bytes=end["W0"].high,
+            ),
         )
 
 
@@ -138,16 +149,38 @@ def _watched(pipeline: Pipeline) -> tuple[RankMemory, ...]:
     return trace.memory(pipeline, tuple(trace.actions), range(len(pipeline.rows)))
 
 
-def _watched_split(pipeline: Pipeline) -> tuple[RankMemory, ...]:
-    """With every stretch's graph held from outside, as the blocks behind it hold it within a longer stage."""
+def _watched_held(pipeline: Pipeline) -> tuple[RankMemory, ...]:
+    """With every stretch's output and graph held from outside, as they are while I goes on in the same stage."""
     graphs: list[Any] = []
-    with _listening(pipeline, lambda module, received, sent: graphs.extend(tensor.grad_fn for tensor in sent)):
+    with _listening(pipeline, lambda module, received, sent: graphs.extend((one, one.grad_fn) for one in sent)):
         return _watched(pipeline)
+
+
+def _watched_inside(pipeline: Pipeline) -> tuple[RankMemory, ...]:
+    """The same, and gradients of what a stretch made are held by nobody but the backward that reads them."""
+    graphs: list[Any] = []
+
+    def let_go(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        came = {_place(tensor) for tensor in received}
+        made = tuple(OwnGradient.apply(t) if t.requires_grad and _place(t) not in came else t for t in sent)
+        graphs.extend(tensor.grad_fn for tensor in made)
+        return made
+
+    with _listening(pipeline, let_go):
+        return _watched(pipeline)
+
+
+class OwnGradient(Contiguous):
+    """Passes on; what goes back is a copy of the gradient that came."""
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].clone()
 
 
 @contextmanager
 def _listening(
-    pipeline: Pipeline, hear: Callable[..., None], before: Callable[..., None] | None = None
+    pipeline: Pipeline, hear: Callable[..., object], before: Callable[..., object] | None = None
 ) -> Iterator[None]:
     """`hear(module, received, sent)` after every stage's forward, `before(module, received)` before it."""
     hooks = [module.register_forward_hook(hear) for module in pipeline.modules]
@@ -169,9 +202,12 @@ class _Level:
     left: int = 0
 
 
-def _levels(memory: RankMemory) -> defaultdict[str, _Level]:
+Levels = defaultdict[str, _Level]
+
+
+def _levels(memory: RankMemory) -> Levels:
     """By action. One that allocates and frees nothing (a view, work in place) is at no level: zero."""
-    levels = defaultdict[str, _Level](lambda: _Level(0))
+    levels = Levels(lambda: _Level(0))
     before = 0
     for held, index in zip(memory.held_bytes, memory.action, strict=True):
         if index >= 0:
@@ -180,6 +216,10 @@ def _levels(memory: RankMemory) -> defaultdict[str, _Level]:
             level.high = max(level.high, level.left)
         before = held
     return levels
+
+
+def _place(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def n_bytes(tensor: Tensor) -> int:

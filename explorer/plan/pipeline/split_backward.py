@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from explorer.record.pipeline_cost import ActionCost, BlockCost, SplitCost
 
 Priced = tuple[ActionCost, SplitCost]
@@ -53,28 +55,39 @@ def in_a_row(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: fl
     splits = [cost.split for cost in costs if cost.split is not None]
     if len(splits) < len(costs):
         return None
-    owed = [round(scale * split.owed_bytes) for split in splits]
-    ends = [round(scale * split.weight_end_bytes) for split in splits]
-    weight_extra = first_extra = made = 0
-    for k, (block, split) in enumerate(zip(blocks, splits, strict=True)):
+    *inner, last = splits
+    splits = [*inner, _at_the_end(last)]
+    # While I goes on before it, the last block still holds what it lets go of at the end.
+    held = [*(split.owed_bytes for split in inner), last.owed_bytes if last.last is None else last.last.held_bytes]
+    weight_extra = first_extra = made = end = 0
+    for block, split in zip(blocks, splits, strict=True):
         own = min(block.gradient_bytes, split.first_weight_extra_bytes)
         first = own + round(scale * (split.first_weight_extra_bytes - own))
-        weight_extra = max(weight_extra, sum(ends[:k]) + round(scale * split.weight_extra_bytes))
-        first_extra = max(first_extra, made + sum(ends[:k]) + first)
+        weight_extra = max(weight_extra, end + round(scale * split.weight_extra_bytes))
+        first_extra = max(first_extra, made + end + first)
         made += block.gradient_bytes
+        end += round(scale * split.weight_end_bytes)
     return SplitCost(
         input_ms=scale * sum(split.input_ms for split in splits),
         weight_ms=scale * sum(split.weight_ms + k * split.weight_ms_per_block for k, split in enumerate(splits)),
         input_recompute_ms=scale * sum(split.input_recompute_ms for split in splits),
         weight_recompute_ms=scale * sum(split.weight_recompute_ms for split in splits),
         input_extra_bytes=max(
-            sum(owed[k + 1 :]) + round(scale * split.input_extra_bytes) for k, split in enumerate(splits)
+            round(scale * (sum(held[k + 1 :]) + split.input_extra_bytes)) for k, split in enumerate(splits)
         ),
-        owed_bytes=sum(owed),
+        owed_bytes=sum(round(scale * split.owed_bytes) for split in splits),
         weight_extra_bytes=weight_extra,
         first_weight_extra_bytes=first_extra,
-        weight_end_bytes=sum(ends),
+        weight_end_bytes=end,
     )
+
+
+def _at_the_end(split: SplitCost) -> SplitCost:
+    """As the last block of a stage."""
+    if split.last is None:
+        return split
+    names = ("input_extra_bytes", "owed_bytes", "weight_extra_bytes", "first_weight_extra_bytes")
+    return msgspec.structs.replace(split, **{name: getattr(split.last, name) for name in names})
 
 
 def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:

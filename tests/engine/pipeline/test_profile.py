@@ -30,7 +30,7 @@ def profiled(net: str) -> PipelineProfile:
     return profile_blocks(spec(net, NETS[net], 2, arguments=WIDE), groups, n_microbatches=4)
 
 
-TOLERANCE = 0.05 if torch.__version__ >= "2.13" else 0.07
+TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
 """Of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
 
 
@@ -39,13 +39,13 @@ def profiles() -> dict[str, PipelineProfile]:
     return {net: profiled(net) for net in NETS}
 
 
-@pytest.mark.parametrize("recomputed", [False, True], ids=["kept", "recomputed"])
+@pytest.mark.parametrize("every", [0, 1, 2], ids=["kept", "recomputed", "in turns"])
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("net", list(NETS))
 def test_peaks_by_rank_are_those_of_the_run(
-    net: str, schedule: str, recomputed: bool, profiles: dict[str, PipelineProfile]
+    net: str, schedule: str, every: int, profiles: dict[str, PipelineProfile]
 ) -> None:
-    policy = Policy.recompute(NETS[net]) if recomputed else KEEP_ALL
+    policy = Policy.recompute(NETS[net][::every]) if every else KEEP_ALL
     n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
     plan = spec(net, NETS[net], n_stages, policy, arguments=WIDE, schedule=schedule)
     found = off(profiles[net], plan)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.plan.pipeline.split_backward import all_in_weight, as_one_checkpoint, halves, in_a_row
-from explorer.record.pipeline_cost import ActionCost, BlockCost, SplitCost
+from explorer.record.pipeline_cost import ActionCost, BlockCost, LastBlock, SplitCost
 
 KEPT = SplitCost(input_ms=1.0, weight_ms=1.0, input_extra_bytes=30, owed_bytes=20, weight_extra_bytes=10,
                  first_weight_extra_bytes=18, weight_end_bytes=-40)  # fmt: skip
@@ -37,6 +37,21 @@ def test_kept_blocks_free_as_they_go() -> None:
     said = in_a_row([BLOCK] * 2, [BLOCK.kept] * 2, 1.0)
     assert said is not None
     assert (said.weight_extra_bytes, said.weight_end_bytes) == (10, -80)
+
+
+def test_the_last_block_lets_go_of_its_graph_when_i_ends() -> None:
+    last = LastBlock(
+        input_extra_bytes=25, held_bytes=15, owed_bytes=5, weight_extra_bytes=9, first_weight_extra_bytes=12
+    )
+    kept = msgspec.structs.replace(BLOCK.kept, split=msgspec.structs.replace(KEPT, last=last))
+    said = in_a_row([BLOCK] * 2, [kept] * 2, 1.0)
+    assert said is not None
+    assert said.owed_bytes == 20 + 5
+    assert said.input_extra_bytes == 15 + 30  # while I is in the first block, the last one still holds its graph
+    assert (said.weight_extra_bytes, said.first_weight_extra_bytes) == (10, 18)
+    alone = in_a_row([BLOCK], [kept], 1.0)
+    assert alone is not None
+    assert (alone.input_extra_bytes, alone.owed_bytes, alone.weight_extra_bytes) == (25, 5, 9)
 
 
 def test_a_microbatch_of_half_the_rows_makes_gradients_of_the_same_size() -> None:

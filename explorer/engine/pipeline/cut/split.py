@@ -112,7 +112,7 @@ class StageModule(nn.Module):
 
     def forward(self, *received: Tensor) -> tuple[Tensor, ...]:
         part = self.part
-        entered = [_Contiguous.apply(tensor) if part.stage and tensor.requires_grad else tensor for tensor in received]
+        entered = [Contiguous.apply(tensor) if part.stage and tensor.requires_grad else tensor for tensor in received]
         values: dict[int, Tensor] = dict(zip(part.receives, entered, strict=True))
         del entered
         if part.stage == 0:
@@ -130,7 +130,7 @@ class StageModule(nn.Module):
             return sent
         # A split backward cuts what is sent off its graph, in place, while a checkpoint of this stage that read the
         # same tensor still has to run again from it: so the one that is sent is another, over the same bytes.
-        return tuple(_Contiguous.apply(tensor) if tensor.requires_grad else tensor for tensor in sent)
+        return tuple(Contiguous.apply(tensor) if tensor.requires_grad else tensor for tensor in sent)
 
     def _enter(self, fqn: str, *_: Any) -> None:
         self._rng.enter(fqn, self.microbatch)
@@ -153,7 +153,7 @@ class StageModule(nn.Module):
         return _at(self._root[0], leaf.dotted) if isinstance(leaf, Path) else leaf
 
 
-class _Contiguous(torch.autograd.Function):
+class Contiguous(torch.autograd.Function):
     """Passes on; the gradient goes back contiguous."""
 
     @staticmethod
