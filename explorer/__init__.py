@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from explorer.engine.policy.recompute import is_recomputing
     from explorer.own_loop.judge import judge
     from explorer.own_loop.record_step import record_step
+    from explorer.own_loop.watch import watch
     from explorer.plan.policy.file import load_policy
 
-__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "judge", "load_policy", "record_step"]
+__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "judge", "load_policy", "record_step", "watch"]
 __version__ = "0.1.0"
 
 _WHERE = {
@@ -30,6 +31,7 @@ _WHERE = {
     "judge": "explorer.own_loop.judge",
     "load_policy": "explorer.plan.policy.file",
     "record_step": "explorer.own_loop.record_step",
+    "watch": "explorer.own_loop.watch",
 }
 
 

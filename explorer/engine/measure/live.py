@@ -64,25 +64,27 @@ class LiveStep:
     measurement: Measurement
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
-        self._model, self._optimizer, self._where = model, optimizer, where
-        self._device: Device = device_of(place_of(model))
+        self._model, self._where = model, where
+        self.optimizer = optimizer
+        """May become known while the step is under way."""
+        self.device: Device = device_of(place_of(model))
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
     def __enter__(self) -> None:
         """Raises BadInput where another instrument is on: each would record the other."""
         _refuse_other_instruments()
-        self._recorder = self._device.recorder()
+        self._recorder = self.device.recorder()
         self._policy = policy_of(self._model)
         segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
-        self._tracker = _LoopTracker(self._model, self._device.torch, self._existing(), segments=segments)
+        self._tracker = _LoopTracker(self._model, self.device.torch, self._existing(), segments=segments)
         with ExitStack() as opened:
             self._said = opened.enter_context(_heard())
             opened.enter_context(self._recorder)
             opened.callback(self._probe)
             self._probe()
             opened.enter_context(self._tracker)
-            opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self._optimizer)))
+            opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self.optimizer)))
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
             self._open = opened.pop_all()
@@ -96,7 +98,7 @@ class LiveStep:
         told = [*self._said, *doubts(log, max(found.allocations.held_bytes))]
         self.measurement = Measurement(
             spec=spec,
-            environment=self._device.environment(torch.get_num_threads()),
+            environment=self.device.environment(torch.get_num_threads()),
             origin="recorded",
             recorded_in=self._where,
             allocations=found.allocations,
@@ -120,22 +122,22 @@ class LiveStep:
     def _existing(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
         held = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-        here = (tensor for tensor in held if tensor.device.type == self._device.torch.type and _has_storage(tensor))
-        return tensors_before_step(self._model, self._optimizer, here)
+        here = (tensor for tensor in held if tensor.device.type == self.device.torch.type and _has_storage(tensor))
+        return tensors_before_step(self._model, self.optimizer, here)
 
     def _probe(self) -> None:
         with suppress(Exception):  # a device without memory has none for a probe either
-            self._probes.append(take_probe(self._device.torch, number=len(self._probes)))
+            self._probes.append(take_probe(self.device.torch, number=len(self._probes)))
 
     def _spec(self, found: Attribution) -> RunSpec:
         n_backwards = sum(span.phase == "forward" for span in found.phases)
-        kind = type(self._optimizer).__name__.lower()
+        kind = type(self.optimizer).__name__.lower()
         optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
         return RunSpec(
             model=ModelRef(target=f"{RECORDED}{self._where}"),
             policy=self._policy,
             autocast=self._tracker.autocast,
-            device="cuda" if self._device.torch.type == "cuda" else "cpu",
+            device="cuda" if self.device.torch.type == "cuda" else "cpu",
             optimizer=optimizer,
             mode="train" if self._model.training else "eval",
             n_accumulation=max(n_backwards, 1),

@@ -1,0 +1,66 @@
+"""What lay in memory when it was refused in a step that nobody recorded: no timeline, only who held how much."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+
+from explorer.engine.device.device import Device
+from explorer.engine.device.limits import failure_of
+from explorer.engine.measure.before_step import tensors_before_step
+from explorer.engine.watch.storages import KnownTensor
+from explorer.record.base import column
+from explorer.record.graph import RECORDED, ModelRef
+from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.run import RunSpec
+
+
+def held_at_refusal(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device, *, where: str, error: Exception
+) -> Measurement:
+    """Tensors that Python can reach, by role and block; on a GPU the rest of the allocator's bytes as unattributed.
+
+    What autograd alone holds cannot be reached on the CPU. `error` is why the step ended.
+    """
+    blocks = tuple(dict(model.named_modules()))
+    number = {fqn: i for i, fqn in enumerate(blocks)}
+    known = tensors_before_step(model, optimizer, ())
+    known += [KnownTensor(one, "unattributed", "") for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    rows: dict[int, tuple[int, int, int]] = {}
+    for thing in known:
+        if thing.tensor.device.type == device.torch.type and thing.tensor.layout is torch.strided:
+            storage = thing.tensor.untyped_storage()
+            row = (storage.nbytes(), ROLES.index(thing.role), number.get(thing.owner, 0))
+            if storage.nbytes():
+                rows.setdefault(storage._cdata, row)
+    found = list(rows.values())
+    if device.torch.type == "cuda":
+        rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in found)
+        found += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
+    n = len(found)
+    return Measurement(
+        spec=RunSpec(
+            model=ModelRef(target=f"{RECORDED}{where}"),
+            device="cuda" if device.torch.type == "cuda" else "cpu",
+            optimizer="none",
+            n_repeats=0,
+        ),
+        environment=device.environment(torch.get_num_threads()),
+        origin="recorded",
+        recorded_in=where,
+        allocations=Allocations(
+            n_ticks=0,
+            n_bytes=column(row[0] for row in found),
+            born=column([0] * n),
+            died=column([1] * n),
+            role=column(row[1] for row in found),
+            block=column(row[2] for row in found),
+            op=column([0] * n),
+            blocks=blocks,
+            ops=("",),
+            time_ns=column(),
+        ),
+        failure=failure_of(error),
+    )

@@ -1,0 +1,225 @@
+"""`explorer.watch(model, optimizer, at=(2, 100), on_oom="oom.explorer")`: chosen steps, and the one that died.
+
+    step 1 │ step 2 │ ...             a step ends where an optimizer that holds parameters of the model has stepped
+           └ one hook of the optimizer counts; instruments are on from the end of the step before to the step's own end
+
+Between the chosen steps nothing is on. Where memory is refused, the file is written before the exception leaves: in a
+chosen step with the whole timeline until then, in any other with what Python still held.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import warnings
+from collections.abc import Callable, Collection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from msgspec.structs import replace
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from explorer.engine.device.limits import is_out_of_memory
+from explorer.engine.measure.held import held_at_refusal
+from explorer.engine.measure.live import LiveStep
+from explorer.errors import BadInput, ExplorerError
+from explorer.own_loop.record_step import place_of_caller
+from explorer.own_loop.recorded_run import RecordedRun
+from explorer.plan.planners.refusal import refusal
+from explorer.record.measurement import Measurement
+
+RESERVE_BYTES = 64 * 2**20
+"""Address space kept while watching, given back before the file is written: memory was refused just then."""
+
+
+def watch(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    at: Collection[int] = (),
+    worst_of: int = 0,
+    on_oom: str | os.PathLike[str] | None = None,
+) -> Watch:
+    """Records the steps of the loop that are named in `at`, counted from 1, or keeps the worst of the next `worst_of`.
+
+    `runs` holds them by number. With `on_oom` the first step is recorded too, and a step that memory is refused in is
+    written to that file before the exception leaves, with what was asked, held, by whom, and what would have fitted;
+    under torchrun each rank writes one, `oom.rank3.explorer`. Ends with `close()`, or as a context manager.
+    Raises BadInput where nothing is asked for, or a step before the first.
+    """
+    if not at and not worst_of and on_oom is None:
+        raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
+    if any(step < 1 for step in at) or worst_of < 0:
+        raise BadInput(
+            f"Steps are counted from 1; asked for at={tuple(at)}, worst_of={worst_of}.", hint="Step 1 is the first."
+        )
+    chosen = {*at, *range(1, worst_of + 1), *((1,) if on_oom is not None else ())}
+    found = Watch(model, optimizer, chosen, place_of_caller())
+    found.worst_of = worst_of
+    found.on_oom = None if on_oom is None else of_rank(Path(on_oom))
+    return found.open()
+
+
+class Watch:
+    """A loop under watch, from `open` to `close`."""
+
+    worst_of = 0
+    on_oom: Path | None = None
+    on_run: Callable[[int, RecordedRun], None] | None = None
+    """Called with the number of a chosen step and its run, as soon as that has ended."""
+
+    def __init__(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, chosen: Collection[int], where: str
+    ) -> None:
+        self.runs: dict[int, RecordedRun] = {}
+        self.n_steps = 0
+        """Steps that have ended."""
+        self._model, self._optimizer, self._where = model, optimizer, where
+        self._chosen = frozenset(chosen)
+        self._own = {id(parameter) for parameter in model.parameters()}
+        self._live: LiveStep | None = None
+        self._hooks: list[Any] = []
+        self._reserve: mmap.mmap | None = None
+        self._before: Any = None
+
+    def open(self) -> Self:
+        """Watches from now on: the step under way is number 1."""
+        if self.on_oom is not None:
+            self._reserve = mmap.mmap(-1, RESERVE_BYTES)
+            self._before, sys.excepthook = sys.excepthook, self._uncaught
+        if self._optimizer is not None:
+            self._count(self._optimizer)
+        else:
+            self._hooks.append(register_optimizer_step_pre_hook(self._found))
+        self._begin()
+        return self
+
+    def close(self) -> None:
+        """Nothing of the watcher stays behind. A step under way is dropped."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._end(None)
+        if self._before is not None:
+            if sys.excepthook == self._uncaught:
+                sys.excepthook = self._before
+            self._before = None
+        if self._reserve is not None:
+            self._reserve.close()
+            self._reserve = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self.refused(error)
+        self.close()
+
+    def refused(self, error: Exception) -> Path | None:
+        """Writes the file of `on_oom` where `error` is an out-of-memory that no file was written for yet.
+
+        For loops that catch the error themselves; never raises another one in its place.
+        """
+        if self.on_oom is None or self._reserve is None or not is_out_of_memory(error):
+            return None
+        self._reserve.close()
+        self._reserve = None
+        try:
+            run = self._end(error) or self._held(error)
+            assert run.failure is not None
+            whole = max((one.measurement for one in self.runs.values()), key=_peak, default=None)
+            told = replace(run.failure, hint=" ".join(refusal(run, whole)) or run.failure.hint)
+            path = RecordedRun(replace(run, failure=told)).save(self.on_oom)
+        except Exception as trouble:  # memory is short: the error that ends the loop must be the loop's own
+            error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {trouble}")
+            return None
+        error.add_note(f"Checkpoint Explorer wrote {path}. {told.sentence} {told.hint}")
+        return path
+
+    def _uncaught(self, kind: Any, error: Any, traceback: Any) -> None:
+        if isinstance(error, Exception):
+            self.refused(error)
+        (self._before or sys.__excepthook__)(kind, error, traceback)
+
+    def _found(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """The first optimizer that holds parameters of the model is the one whose steps count."""
+        held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
+        if self._optimizer is None and not self._own.isdisjoint(held):
+            self._optimizer = optimizer
+            if self._live is not None:
+                self._live.optimizer = optimizer
+            self._count(optimizer)
+
+    def _count(self, optimizer: torch.optim.Optimizer) -> None:
+        """On the optimizer itself: torch goes through the global hooks behind these, and instruments change those."""
+        while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
+            optimizer = inner
+        self._hooks.append(optimizer.register_step_post_hook(self._stepped))
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        self.n_steps += 1
+        run = self._end(None)
+        if run is not None:
+            self._keep(self.n_steps, RecordedRun(run))
+        self._begin()
+
+    def _keep(self, step: int, run: RecordedRun) -> None:
+        if 0 < step <= self.worst_of:
+            worst = next(iter(self.runs.values()), None)
+            if worst is not None and worst.peak_bytes >= run.peak_bytes:
+                return
+            self.runs.clear()
+        self.runs[step] = run
+        if self.on_run is not None:
+            self.on_run(step, run)
+
+    def _begin(self) -> None:
+        step = self.n_steps + 1
+        if step not in self._chosen:
+            return
+        live = LiveStep(self._model, self._optimizer, f"{self._where}, step {step}{_rank_in_words()}")
+        try:
+            live.__enter__()
+        except ExplorerError as error:  # another profiler, say: the loop goes on
+            warnings.warn(f"Step {step} is not recorded. {error}", stacklevel=2)
+            return
+        self._live = live
+
+    def _end(self, error: Exception | None) -> Measurement | None:
+        """The step under way, where it is recorded."""
+        live, self._live = self._live, None
+        if live is None:
+            return None
+        live.__exit__(None if error is None else type(error), error, None)
+        return live.measurement
+
+    def _held(self, error: Exception) -> Measurement:
+        where = f"{self._where}, step {self.n_steps + 1}{_rank_in_words()}"
+        device = LiveStep(self._model, self._optimizer, where).device
+        return held_at_refusal(self._model, self._optimizer, device, where=where, error=error)
+
+
+def of_rank(path: Path) -> Path:
+    """`oom.explorer`, under torchrun `oom.rank3.explorer`."""
+    rank = rank_here()
+    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
+def rank_here() -> int | None:
+    """This process's rank as torchrun says it; None where it runs alone."""
+    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+
+
+def _rank_in_words() -> str:
+    rank = rank_here()
+    return "" if rank is None else f", rank {rank}"
+
+
+def _peak(run: Measurement) -> int:
+    return run.step_peak_bytes or 0

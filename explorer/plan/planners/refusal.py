@@ -1,0 +1,65 @@
+"""Why memory was refused, and what would have fitted: the sentences that a run cut short leaves behind."""
+
+from __future__ import annotations
+
+from explorer.errors import BadInput
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.names import is_within, listed
+from explorer.plan.planners.budget import Planner
+from explorer.plan.sizes import mib
+from explorer.record.measurement import Measurement
+
+_MOST_ROLES = 3
+
+
+def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ...]:
+    """What was held and by whom when `run` was refused, and what would have fitted; `whole`: a step that ran before."""
+    if run.failure is None or run.allocations is None or not run.allocations.n_bytes:
+        return ()
+    return (_held(run), _fits(run, whole) if whole is not None else _could_go(run))
+
+
+def _held(run: Measurement) -> str:
+    at = ledger(run)
+    largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:_MOST_ROLES]
+    said = []
+    for role, n_bytes in largest:
+        most = next((cell for cell in at.cells if cell.role == role), None)
+        where = f" (most in {most.block})" if most is not None and most.block and n_bytes > most.n_bytes else ""
+        said.append(f"{role} {mib(n_bytes)}{where}")
+    return f"Held then: {mib(at.total_bytes)}, of it {', '.join(said)}."
+
+
+def _fits(run: Measurement, whole: Measurement) -> str:
+    """The cheapest policy under which the earlier step would have stayed within what there was."""
+    assert run.failure is not None and run.allocations is not None
+    # Both as they were when the error arrived: what the refused operator itself had taken was given back by then.
+    there = run.allocations.held_bytes[-1] + (run.failure.free_bytes or 0)
+    before = f"an earlier step held {mib(whole.step_peak_bytes or 0)}"
+    if whole.graph is None:
+        return f"There was room for {mib(there)}; {before}."
+    try:
+        plan = Planner(whole, whole.graph, seconds=1.0).within(there)
+    except BadInput as error:
+        return f"There was room for {mib(there)}; {before}. {error.sentence}"
+    n_units = len(plan.policy.units)
+    if not n_units:
+        return f"There was room for {mib(there)}; {before}, which fits: this step is larger."
+    return (
+        f"There was room for {mib(there)}; {before}. With {listed(plan.policy.blocks)} recomputed it would have peaked "
+        f"at {mib(plan.step_peak_bytes)} (predicted)."
+    )
+
+
+def _could_go(run: Measurement) -> str:
+    """No whole step is known: what recomputing could have freed of what was held."""
+    repeats = run.graph.repeats if run.graph is not None else ()
+    ran = [fqn for fqn in repeats if run.by_fqn.get(fqn) is not None and run.by_fqn[fqn].n_forward]
+    cells = [cell for cell in ledger(run).cells if cell.role == "saved activation"]
+    freed = sum(cell.n_bytes for cell in cells if any(is_within(cell.block, fqn) for fqn in ran))
+    if not freed:
+        return "Record a step that fits (a smaller batch, or every block recomputed): a plan needs a whole one."
+    return (
+        f"Saved activations of {listed(tuple(ran))} hold {mib(freed)} of it: recomputing them frees most of that. "
+        "A plan needs a step that fits: record one with a smaller batch, or with these blocks recomputed."
+    )

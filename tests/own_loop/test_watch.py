@@ -1,0 +1,155 @@
+"""Chosen steps of a loop are recorded, the others cost nothing, and a loop that dies leaves a file first."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import optimizer as torch_optimizer
+
+import explorer
+from explorer.engine.device.limits import limited_process
+from explorer.errors import BadInput, OutOfMemory
+from explorer.jobs.run_file import read
+from explorer.record import Measurement
+from explorer.record.base import from_msgpack
+from tests.own_loop.test_record_step import Loop, carried, torchs_own_warning
+
+__all__ = ["torchs_own_warning"]
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Iterator[None]:
+    before = (sys.excepthook, torch.autograd.backward, dict(torch_optimizer._global_optimizer_pre_hooks))
+    yield
+    assert before == (sys.excepthook, torch.autograd.backward, dict(torch_optimizer._global_optimizer_pre_hooks))
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+
+
+def opened(path: Path) -> Measurement:
+    return from_msgpack(read(path.read_bytes()).record, Measurement)
+
+
+def steps(loop: Loop, n: int) -> Loop:
+    for _ in range(n):
+        loop.step()
+    return loop
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["optimizer", "found"])
+def test_the_steps_asked_for_are_recorded_and_the_loop_cannot_tell(named: bool) -> None:
+    bare, loop = steps(Loop(), 4), Loop()
+    with explorer.watch(loop.model, loop.optimizer if named else None, at=(2, 4)) as watch:
+        steps(loop, 4)
+    watched = carried(loop)
+    assert all(torch.equal(a, b) for a, b in zip(carried(bare), watched)) and len(watched) > 20
+    assert list(watch.runs) == [2, 4] and watch.n_steps == 4
+    phases = [span.phase for span in watch.runs[2].measurement.phases]
+    assert [phase for phase in phases if phase != "between"] == ["forward", "backward"] * 2 + ["optimizer"]
+    assert watch.runs[2].measurement.recorded_in.endswith("step 2")
+    assert watch.runs[2].measurement.spec.optimizer == "adamw"
+    assert not loop.optimizer._optimizer_step_post_hooks
+
+
+def test_the_worst_step_is_kept() -> None:
+    loop = Loop()
+    x, y = loop.x, loop.y
+    with explorer.watch(loop.model, worst_of=3) as watch:
+        for share in (2, 1, 4):
+            loop.x, loop.y = x[::share], y[::share]
+            loop.step()
+        steps(loop, 1)
+    assert list(watch.runs) == [2]
+
+
+def died(loop: Loop, watch: Any, n_before: int) -> pytest.ExceptionInfo[RuntimeError]:
+    """Step `n_before` + 1 asks for more than the process may take."""
+    with pytest.raises((RuntimeError, OutOfMemory)) as caught, limited_process(400 * MIB), watch:
+        steps(loop, n_before)
+        loss = loop.model(loop.x).square().mean()
+        torch.empty(800 * MIB, dtype=torch.uint8)
+        loss.backward()
+    return caught  # type: ignore[return-value]
+
+
+def test_a_recorded_step_that_is_refused_is_written_with_its_timeline(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    watch = explorer.watch(loop.model, loop.optimizer, at=(1, 2), on_oom=path)
+    caught = died(loop, watch, 1)
+    run = opened(path)
+    assert run.failure is not None and run.failure.kind == "out of memory" and run.failure.asked_bytes == 800 * MIB
+    assert run.failed_in == "forward" and len(run.phases) == 2 and run.by_fqn["3"].n_forward == 1
+    assert "saved activation" in run.failure.hint and "an earlier step held" in run.failure.hint
+    notes = caught.value.__cause__.__notes__ if caught.value.__cause__ else caught.value.__notes__
+    assert str(path) in notes[0]
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_first_step_needs_no_asking(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    died(loop, explorer.watch(loop.model, on_oom=path), 0)
+    run = opened(path)
+    assert run.failed_in == "forward" and run.failure is not None
+    assert "Saved activations of 0, 1, 2 and 1 more hold" in run.failure.hint
+
+
+def test_any_other_step_says_what_was_held_and_by_whom(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    died(loop, explorer.watch(loop.model, loop.optimizer, on_oom=path), 3)
+    run = opened(path)
+    assert run.recorded_in.endswith("step 4") and not run.phases
+    own = sum(parameter.nbytes for parameter in loop.model.parameters())
+    log = run.allocations
+    assert log is not None
+    assert sum(size for size, role in zip(log.n_bytes, log.role) if role == 0) == own
+
+
+def test_other_errors_write_nothing(tmp_path: Path) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    with pytest.raises(RuntimeError, match="shape"), explorer.watch(loop.model, on_oom=path):
+        loop.model(loop.x).view(3, 5)
+    assert not path.exists()
+
+
+SCRIPT = """
+import torch, explorer, resource
+model = torch.nn.Sequential(*[torch.nn.Linear(512, 512) for _ in range(8)])
+explorer.watch(model, on_oom="oom.explorer")
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + 2**28, resource.RLIM_INFINITY))
+model(torch.randn(200_000, 512)).sum().backward()
+"""
+
+
+def test_an_error_that_nobody_catches_is_written_too_one_file_a_rank(tmp_path: Path) -> None:
+    root = str(Path(explorer.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": root, "RANK": "3", "WORLD_SIZE": "4"},
+    )  # fmt: skip
+    assert ended.returncode == 1 and "can't allocate memory" in ended.stderr
+    run = opened(tmp_path / "oom.rank3.explorer")
+    assert run.failure is not None and run.failure.kind == "out of memory" and run.recorded_in.endswith("rank 3")
+
+
+def test_what_cannot_be_watched_is_one_sentence() -> None:
+    model = nn.Linear(2, 2)
+    for wrong in ({}, {"at": (0,)}, {"worst_of": -1}):
+        with pytest.raises(BadInput):
+            explorer.watch(model, **wrong)  # type: ignore[arg-type]
+
+
+def test_a_chosen_step_under_another_instrument_is_left_out_and_the_loop_goes_on() -> None:
+    loop = Loop()
+    with explorer.record_step(loop.model), pytest.warns(UserWarning, match="Step 1 is not recorded"):
+        watch = explorer.watch(loop.model, at=(1,))
+        steps(loop, 1)
+        watch.close()
+    assert not watch.runs
