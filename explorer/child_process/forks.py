@@ -37,6 +37,7 @@ WARM = (
     "torch._dynamo",  # the first checkpoint call imports it (seconds)
     "explorer.engine.measure.autograd_graph",
     "explorer.engine.derivatives.matrix",
+    "explorer.engine.arena.run",
     "explorer.lab.run",
     "explorer.engine.pipeline.run",
     "explorer.engine.pipeline.play.rank_main",

@@ -12,6 +12,7 @@ import struct
 from typing import IO, Any, Generic, TypeVar
 
 from explorer.errors import UnreadableFile
+from explorer.record.arena import Arena
 from explorer.record.autograd import AutogradPictures
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
@@ -72,6 +73,16 @@ class DeriveMatrix(Record, tag=True):
     spec: RunSpec
 
 
+class RunArena(Record, tag=True):
+    """-> Arena: planners side by side on one step. `spec.time_limit_s` is of each bout."""
+
+    spec: RunSpec
+    shares: tuple[float, ...]
+    """Budgets, of the peak with everything kept."""
+    only: tuple[str, ...] = ()
+    """Names of rivals (plan/arena/rivals); empty: all."""
+
+
 class RunPipeline(Record, tag=True):
     """-> PipelineRun: one step of `spec` under its plan, held against the unsplit model."""
 
@@ -112,6 +123,7 @@ Request = (
     | Compare
     | DrawAutograd
     | DeriveMatrix
+    | RunArena
     | RunPipeline
     | OpenRanks
     | ProfileStages
@@ -125,6 +137,7 @@ RESULTS: dict[type[Record], type[Record]] = {
     Compare: Comparison,
     DrawAutograd: AutogradPictures,
     DeriveMatrix: DerivativeMatrix,
+    RunArena: Arena,
     RunPipeline: PipelineRun,
     OpenRanks: PipelineRun,
     ProfileStages: PipelineProfile,
@@ -134,6 +147,8 @@ RESULTS: dict[type[Record], type[Record]] = {
 
 DESCRIBE_LIMIT_S = 600.0
 """For requests without a RunSpec, such as Describe."""
+MOST_BOUTS = 100
+"""Of an arena: each has a limit of its own, this one ends a job that has lost its way."""
 
 
 def model_of_request(request: Request) -> str:
@@ -192,6 +207,8 @@ _MOST_BYTES = 1 << 40
 
 def time_limit_s(request: Request) -> float:
     """How long a request may work: the longest limit among its run specs, else that of a RunSpec by default."""
+    if isinstance(request, RunArena):
+        return request.spec.time_limit_s * MOST_BOUTS
     fields = (getattr(request, name) for name in request.__struct_fields__)
     limits = [field.time_limit_s for field in fields if isinstance(field, RunSpec)]
     return max(limits, default=DESCRIBE_LIMIT_S)

@@ -11,6 +11,7 @@ import time
 import zlib
 
 from explorer.errors import UnreadableFile
+from explorer.record.arena import Arena
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelRef
@@ -25,6 +26,7 @@ KINDS: dict[str, type[Record]] = {
     "measurement": Measurement,
     "comparison": Comparison,
     "derivative matrix": DerivativeMatrix,
+    "arena": Arena,
     "pipeline run": PipelineRun,
 }
 """What the store keeps, under the names it is listed by."""

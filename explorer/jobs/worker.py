@@ -23,6 +23,7 @@ from explorer.jobs.protocol import (
     OpenRanks,
     ProfileStages,
     Request,
+    RunArena,
     RunLab,
     RunPipeline,
     SaveSnapshot,
@@ -69,10 +70,20 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.derivatives.matrix import derivative_matrix
 
             return derivative_matrix(request.spec, report)
+        case RunArena():
+            from explorer.engine.arena.run import run_arena
+
+            return run_arena(request.spec, request.shares, request.only, report=report)
         case RunLab():
             from explorer.lab.run import run_lab
 
             return run_lab(request.name, request.switches, device=request.device, report=report)
+        case _:
+            return _pipeline_answer(request, report)
+
+
+def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages, report: Report) -> Record:
+    match request:
         case RunPipeline():
             from explorer.engine.pipeline.run import run_pipeline
 

@@ -84,7 +84,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     if failed is not None:
         return comparison
     coarse = tf32_kinds() if baseline.device == "cuda" else ()
-    with left_as_found(), deterministic_kernels(strict=_runs_strictly(baseline)), without_tf32():
+    with left_as_found(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
         judged = equivalence(baseline, candidate, full=full, meter=meter)
     judged["without_tf32"] = coarse
     comparison = msgspec.structs.replace(comparison, **judged)
@@ -155,7 +155,7 @@ def side_by_side(base: Outcome, cand: Outcome, yardsticks: Yardsticks) -> dict[s
     }
 
 
-def _runs_strictly(baseline: RunSpec) -> bool:
+def runs_strictly(baseline: RunSpec) -> bool:
     """Whether the step runs with deterministic kernels alone. Tried on CUDA only: the CPU's answer changes nothing."""
     if baseline.device == "cpu":
         return False

@@ -68,7 +68,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     with left_as_found():
         meter("loading the model")
         loaded = load_for(specs[0])
-        _warm_checkpoint(device.torch)
+        warm_checkpoint(device.torch)
         recorded = [record(spec, loaded, device, meter.of(name)) for spec, name in zip(specs, names)]
         timed = [_Timed() for _ in specs]
         ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
@@ -195,7 +195,7 @@ class _Meter:
         return lambda what: self(name + what)
 
 
-def _warm_checkpoint(device: torch.device) -> None:
+def warm_checkpoint(device: torch.device) -> None:
     """The first call of torch.utils.checkpoint imports torch._dynamo (seconds): not to be charged to any policy."""
     value = torch.ones(1, device=device, requires_grad=True)
     checkpoint(torch.exp, value, use_reentrant=False).sum().backward()

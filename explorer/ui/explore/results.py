@@ -1,4 +1,4 @@
-"""The tabs beside the graph: memory, cost, gradients, blocks, autograd. Hidden ones are not computed."""
+"""The tabs beside the graph: memory, cost, gradients, blocks, autograd, arena. Hidden ones are not computed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
+from explorer.ui.explore.arena import arena_panel
 from explorer.ui.explore.autograd import autograd_panel
 from explorer.ui.explore.cost import cost_panel
 from explorer.ui.explore.gradients import gradients_panel, matrix_panel
@@ -28,7 +29,7 @@ from explorer.view.graph.nesting import RUN
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
 
-TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd"]
+TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd", "Arena"]
 
 
 def results(state: ExploreState) -> None:
@@ -43,7 +44,7 @@ def results(state: ExploreState) -> None:
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     recorded = state.draft.spec.model.is_recorded
-    memory, cost, gradients, blocks, autograd = tabs
+    memory, cost, gradients, blocks, autograd, arena = tabs
     if memory.open:
         with memory:
             _memory(state, baseline, comparison, graph, block)
@@ -65,6 +66,19 @@ def results(state: ExploreState) -> None:
             if asked is not None:
                 page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=asked))
                 st.rerun()
+    if arena.open:
+        with arena:
+            _arena(state, recorded=recorded)
+
+
+def _arena(state: ExploreState, *, recorded: bool) -> None:
+    if recorded:
+        st.caption(glossary.NO_MODEL)
+        return
+    request = arena_panel(state.draft.spec, work.result(state, "arena"), busy=state.job.id is not None)
+    if request is not None:
+        page_job.start(state.job, request)
+        st.rerun()
 
 
 def _waiting(state: ExploreState) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 
 import streamlit as st
 
+from explorer.record.arena import Arena
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.matrix import DerivativeMatrix
@@ -37,6 +38,8 @@ class ExploreState:
     """Key of the autograd graphs."""
     matrix: str | None = None
     """Key of the derivative matrix."""
+    arena: str | None = None
+    """Key of the arena."""
     tick: tuple[str, int] | None = None
     """Run and event that were picked in the timeline; None: the peak."""
     view: str | None = None
@@ -71,13 +74,16 @@ def _forget(state: ExploreState, job: PageJob) -> None:
 def _show(state: ExploreState, run: opened.Opened) -> None:
     """Model, policy, options and figures of a stored run; what is under way goes on."""
     record = run.record
-    assert isinstance(record, Comparison | Measurement | DerivativeMatrix), "no other kind is shown here"
+    assert isinstance(record, Comparison | Measurement | DerivativeMatrix | Arena), "no other kind is shown here"
     drafts.restart(state.draft, record.candidate.spec if isinstance(record, Comparison) else record.spec)
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id
     elif isinstance(record, Measurement):
         state.baseline = run.run_id
+    elif isinstance(record, Arena):
+        state.arena = run.run_id
+        st.session_state["tabs"] = "Arena"
     else:
         state.matrix = run.run_id
         st.session_state["tabs"] = "Gradients"

@@ -6,11 +6,11 @@ import time
 from typing import Any, Literal
 
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure
+from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, known, page_job, pins
 
-ASKED = (Describe, Measure, Compare, DrawAutograd, DeriveMatrix)
+ASKED = (Describe, Measure, Compare, DrawAutograd, DeriveMatrix, RunArena)
 FIRST_WORD_S = 0.05
 """A warm worker says within this what it does: then the first drawing shows it, and not only the second."""
 
@@ -34,6 +34,8 @@ def take(state: ExploreState, job: Job) -> None:
             state.pictures = key
         case DeriveMatrix():
             state.matrix = key
+        case RunArena():
+            state.arena = key
 
 
 def prepare(state: ExploreState) -> None:
@@ -70,7 +72,7 @@ def compare(state: ExploreState) -> None:
         time.sleep(0.002)
 
 
-def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "matrix"]) -> Any:
+def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "matrix", "arena"]) -> Any:
     """The record that `name` points to; None where there is none. What cannot be read is forgotten, and said."""
     record = page_job.record(state.job, getattr(state, name))
     if record is None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from explorer.jobs.store import StoredRun
+from explorer.record.arena import Arena
 from explorer.record.comparison import Comparison
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
@@ -20,6 +21,7 @@ PAGES = {
     "measurement": "explore",
     "comparison": "explore",
     "derivative matrix": "explore",
+    "arena": "explore",
     "pipeline run": "pipeline",
 }
 """Which page shows which kind of run."""
@@ -30,7 +32,7 @@ class Opened(NamedTuple):
     """A run that its page shall show."""
 
     run_id: str
-    record: Measurement | Comparison | DerivativeMatrix | PipelineRun
+    record: Measurement | Comparison | DerivativeMatrix | Arena | PipelineRun
 
 
 def hand_over(run: StoredRun) -> str:

@@ -21,6 +21,7 @@ DOING = {
     "Compare": "Running baseline and candidate",
     "DrawAutograd": "Drawing the autograd graph",
     "DeriveMatrix": "Taking derivatives of every kind",
+    "RunArena": "Arena",
     "ProfileStages": "Measuring what each block costs",
     "RunPipeline": "Running the pipelined step and the unsplit ones",
     "RunLab": "Running",

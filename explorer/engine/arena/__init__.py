@@ -1,0 +1,1 @@
+"""Rivals on real steps: each in a process of its own, judged and timed against the step with everything kept."""

@@ -1,0 +1,121 @@
+"""The arena: one measured step, everybody's policy under every budget, and a bout on real steps for each that differs.
+
+describe ─▶ first run (whatever fits) ─▶ policies, without running anything ─▶ one process a bout
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+
+from explorer.engine.arena.fight import fight
+from explorer.engine.device.apart import apart
+from explorer.engine.measure.fits import measure_what_fits
+from explorer.engine.model.describe import describe
+from explorer.errors import BadInput, Cancelled, Crashed, ExplorerError, ModelFailed, OutOfMemory
+from explorer.plan.arena.rival import Rival, Situation
+from explorer.plan.arena.table import chosen
+from explorer.record.arena import Arena, Bout, Ground
+from explorer.record.failure import failure_of
+from explorer.record.policy import KEEP_ALL
+from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import RunSpec
+
+
+def run_arena(spec: RunSpec, shares: Sequence[float], only: Sequence[str] = (), *, report: Report = silent) -> Arena:
+    """Every rival, or those of `only`, under every share of the peak with everything kept.
+
+    Equal policies run once. Raises BadInput for an unknown rival, and what describing and measuring the model raise.
+    """
+    contestants = chosen(only)
+    spec = msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None)
+    graph = describe(spec.model, seed=spec.seed, device=spec.device, report=report)
+    first = measure_what_fits(spec, _named(report, "first run"))
+    if first.failure is not None:
+        raise _as_error(first.failure.kind, first.failure.sentence, first.failure.hint)
+    situation = Situation(first, graph)
+    baseline = situation.forecaster.baseline
+    ground = Ground(
+        peak_bytes=situation.keep_all_bytes,
+        saved_bytes=(baseline.saved_after_forward_bytes if baseline is not None else None) or 0,
+        is_measured=not first.spec.policy.units,
+    )
+    planned = [_planned(name, rival, situation, share) for name, rival, share in _pairs(contestants, shares)]
+    bouts: list[Bout] = []
+    for i, bout in enumerate(planned):
+        known = next((one for one in bouts if one.policy is not None and one.policy == bout.policy), None)
+        if bout.why:
+            bouts.append(bout)
+        elif known is not None:
+            bouts.append(_same_as(known, bout))
+        else:
+            where = f"{contestants[bout.rival].title}{_at(bout.share)}"
+            bouts.append(_fought(spec, bout, ground, _within(report, where, i, len(planned))))
+    return Arena(
+        spec=spec,
+        environment=first.environment,
+        ground=ground,
+        bouts=tuple(bouts),
+    )
+
+
+def _pairs(contestants: Mapping[str, Rival], shares: Sequence[float]) -> Iterator[tuple[str, Rival, float | None]]:
+    for name, rival in contestants.items():
+        for share in shares if rival.takes_budget else (None,):
+            yield name, rival, share
+
+
+def _planned(name: str, rival: Rival, situation: Situation, share: float | None) -> Bout:
+    """What it chose and what is foreseen of that, or why it chose nothing."""
+    budget = None if share is None else int(share * situation.keep_all_bytes)
+    bout = Bout(rival=name, share=share, budget_bytes=budget)
+    if rival.choose is None:
+        return bout
+    try:
+        policy = rival.choose(situation, budget or situation.keep_all_bytes)
+    except BadInput as error:
+        return msgspec.structs.replace(bout, why=error.sentence)
+    foreseen = situation.forecaster.forecast(policy)
+    return msgspec.structs.replace(
+        bout,
+        policy=policy,
+        predicted_peak_bytes=foreseen.step_peak_bytes,
+        predicted_time_ratio=foreseen.time_ratio,
+    )
+
+
+def _fought(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
+    """In a process of its own; how that ended, where it did not end well, is the bout's failure."""
+    try:
+        found = apart(fight, spec, bout, ground, report=report, what=f"ran {bout.rival}", limit_s=spec.time_limit_s)
+    except Cancelled:
+        raise
+    except ExplorerError as error:
+        return msgspec.structs.replace(bout, failure=failure_of(error, in_step=True))
+    if found is None:
+        ended = OutOfMemory("The system ended the step for lack of memory.")
+        return msgspec.structs.replace(bout, failure=failure_of(ended, in_step=True))
+    return found
+
+
+def _same_as(known: Bout, bout: Bout) -> Bout:
+    """The figures of a bout with the same policy, under this one's name and budget."""
+    return msgspec.structs.replace(known, rival=bout.rival, share=bout.share, budget_bytes=bout.budget_bytes)
+
+
+def _as_error(kind: str, sentence: str, hint: str) -> ExplorerError:
+    error = {"out of memory": OutOfMemory, "crash": Crashed}.get(kind, ModelFailed)
+    return error(sentence, hint=hint)
+
+
+def _at(share: float | None) -> str:
+    return "" if share is None else f" at {share:.0%}"
+
+
+def _named(report: Report, name: str) -> Report:
+    return lambda progress: report(msgspec.structs.replace(progress, what=f"{name}: {progress.what}"))
+
+
+def _within(report: Report, where: str, done: int, total: int) -> Report:
+    return lambda progress: report(Progress(what=f"{where}: {progress.what}", done=done, total=total))

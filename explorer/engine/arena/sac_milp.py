@@ -1,0 +1,127 @@
+"""torch's `sac_milp`: estimators watch a step on fake tensors, an integer program says which modules give up how much.
+
+Two things that torch leaves to its user are done here. On the CPU its cost model, which asks CUDA for the speed of the
+card and else ends the process, is given figures of a processor: what counts is how operators stand to each other. And
+the answer is applied: in each module that it names, what torch's own program for a module keeps is saved.
+Source: torch/distributed/_tools/sac_ilp.py
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.distributed._tools.runtime_estimator import RuntimeEstimator
+from torch.distributed._tools.sac_estimator import SACEstimator
+from torch.utils._pytree import tree_leaves
+from torch.utils._runtime_estimation import _IGNORE_OPS
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.flop_counter import flop_registry
+
+from explorer.engine.arena.contestant import Contestant
+from explorer.engine.model.loaded import call
+from explorer.engine.step import Trainee, autocast, prepare
+from explorer.errors import BadInput
+from explorer.record.arena import Bout, Ground
+
+_COST_MODEL = "operator-level-cost-model"
+_BYTES_PER_MS, _FLOPS_PER_MS = 1e7, 5e7
+"""Of one processor core, roughly."""
+
+
+def contestant(trainee: Trainee, bout: Bout, ground: Ground) -> Contestant:
+    """Raises BadInput where its packages are missing, its estimators fail, or it finds no solution."""
+    ilp = _program()
+    assert bout.budget_bytes is not None, "it takes a budget"
+    try:
+        info, stats = _estimated(trainee)
+        graph = _ilp_utils().parse_module_info(info)
+        decisions, _, peak_bytes = ilp.sac_milp(graph, memory_budget=bout.budget_bytes / 2**30)
+    except Exception as error:  # torch's estimators know few kinds of models
+        raise BadInput(f"Its estimators raised {type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+    if peak_bytes < 0:
+        raise BadInput("Its program found no solution within the budget.")
+    modules = dict(trainee.model.named_modules())
+    for name, given_up in decisions.items():
+        kept = ilp.get_optimal_checkpointing_policy_per_module(stats[name], 1.0 - given_up)
+        module: nn.Module = modules[name.partition(".")[2]]
+        module.forward = functools.partial(_selective, module.forward, kept)  # type: ignore[method-assign]
+    return Contestant(trainee=trainee, predicted_peak_bytes=peak_bytes, note=_in_words(decisions))
+
+
+def _program() -> Any:
+    try:
+        importlib.import_module("pwlf")
+        return importlib.import_module("torch.distributed._tools.sac_ilp")
+    except ImportError as error:
+        raise BadInput("It needs the packages pulp and pwlf: pip install pulp pwlf.") from error
+
+
+def _ilp_utils() -> Any:
+    return importlib.import_module("torch.distributed._tools.ilp_utils")
+
+
+def _estimated(trainee: Trainee) -> tuple[Any, dict[str, Any]]:
+    """Memory, time and trade-offs of every module, from fake steps of a model built the same way."""
+    if trainee.device.type == "cpu":
+        setattr(RuntimeEstimator, "_roofline_estimate", classmethod(_on_a_processor))  # noqa: B010
+    with FakeTensorMode():
+        fake = prepare(trainee.spec)
+        _forward_backward(fake)
+        if fake.optimizer is not None:
+            fake.optimizer.step()
+        memory, runtime, sac = MemTracker(), RuntimeEstimator(), SACEstimator()
+        memory.track_external(fake.model, *([fake.optimizer] if fake.optimizer is not None else []))
+        for watching in (memory, runtime(_COST_MODEL), sac(_COST_MODEL)):
+            fake.model.zero_grad(set_to_none=True)
+            with watching:
+                _forward_backward(fake)
+        info = _ilp_utils().aggregate_stats(fake.model, memory, runtime, sac, fake.device)
+    return info, sac.sac_mod_stats
+
+
+def _forward_backward(trainee: Trainee) -> None:
+    """Without reading the loss: a fake tensor has no value."""
+    for inputs, targets in trainee.microbatches():
+        with autocast(trainee):
+            loss = trainee.loss_function(call(trainee.model, inputs), targets)
+        loss.backward()
+
+
+def _on_a_processor(cls: type, function: Any, args: Any, kwargs: Any) -> tuple[Any, float]:
+    """Result and milliseconds of an operator: by what it moves or computes, whichever takes longer."""
+    kwargs = kwargs or {}
+    result = function(*args, **kwargs)
+    packet = function._overloadpacket
+    if packet in _IGNORE_OPS:
+        return result, 0.0
+    tensors = (leaf for leaf in tree_leaves((args, kwargs, result)) if isinstance(leaf, torch.Tensor))
+    n_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    flops = flop_registry[packet](*args, **kwargs, out_val=result) if packet in flop_registry else 0
+    return result, max(n_bytes / _BYTES_PER_MS, flops / _FLOPS_PER_MS)
+
+
+def _selective(forward: Callable[..., Any], kept: Sequence[int], *args: Any, **kwargs: Any) -> Any:
+    """The i-th operator of the module is saved where `kept[i]` says so, as torch's estimator has counted them."""
+
+    def contexts() -> Any:
+        places = itertools.count()
+
+        def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+            return CheckpointPolicy.MUST_SAVE if kept[next(places)] else CheckpointPolicy.PREFER_RECOMPUTE
+
+        return create_selective_checkpoint_contexts(policy)
+
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+def _in_words(decisions: dict[str, float]) -> str:
+    given = ", ".join(f"{name.partition('.')[2] or name} {share:.0%}" for name, share in decisions.items())
+    return f"Activations given up: {given}." if given else "It recomputes nothing."

@@ -1,0 +1,1 @@
+"""Planners that are held against each other, one file a rival."""

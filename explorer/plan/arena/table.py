@@ -1,0 +1,53 @@
+"""Every rival, found by its file."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from explorer.errors import BadInput, nearest
+from explorer.plan.arena.rival import Rival
+
+OURS = "explorer"
+
+
+@cache
+def rivals() -> dict[str, Rival]:
+    """By name, in the order in which they are shown."""
+    folder = Path(__file__).parent / "rivals"
+    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
+    found: dict[str, Rival] = {
+        name.replace("_", "-"): importlib.import_module(f"explorer.plan.arena.rivals.{name}").RIVAL for name in names
+    }
+    return dict(sorted(found.items(), key=lambda named: (named[1].place, named[0])))
+
+
+def chosen(names: Sequence[str]) -> dict[str, Rival]:
+    """Those named, all where none is. Raises BadInput that offers the nearest names."""
+    known = rivals()
+    strangers = [name for name in names if name not in known]
+    if strangers:
+        raise BadInput(
+            f"The arena has no rival {', '.join(map(repr, strangers))}.",
+            hint=nearest(strangers[0], known) or f"It has {', '.join(known)}.",
+        )
+    return {name: rival for name, rival in known.items() if not names or name in names}
+
+
+def parse_shares(text: str) -> tuple[float, ...]:
+    """`0.3,0.5` or `30%,50%`. Raises BadInput."""
+    shares = []
+    for part in text.split(","):
+        word = part.strip()
+        try:
+            share = float(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+        except ValueError:
+            share = 0.0
+        if not 0 < share <= 1:
+            raise BadInput(
+                f"{word!r} is no share of the peak with everything kept.", hint="Shares lie in 0 to 1: 0.3,0.5,0.7,0.9."
+            )
+        shares.append(share)
+    return tuple(dict.fromkeys(shares))

@@ -1,0 +1,66 @@
+"""Planners side by side on the drawn model: who takes part, under which budgets, and what real steps said."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.jobs.protocol import RunArena
+from explorer.plan.arena.table import rivals
+from explorer.record.arena import Arena
+from explorer.record.run import RunSpec
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.charts import draw
+from explorer.view.compare.arena import arena_chart, beaten_sentence, outcome_in_words, title_of
+from explorer.view.words import explore as glossary
+
+SHARES = (0.3, 0.5, 0.7, 0.9)
+USUAL = (0.5, 0.7)
+
+
+def arena_panel(spec: RunSpec, arena: Arena | None, *, busy: bool) -> RunArena | None:
+    """The last arena, and what to ask of the next one. Returns the request where the button was pressed."""
+    st.caption(glossary.ARENA)
+    known = rivals()
+    names = st.multiselect(
+        "Planners",
+        list(known),
+        default=[name for name, rival in known.items() if rival.choose is not None],
+        format_func=title_of,
+        key="arena_rivals",
+        help=glossary.ARENA_RIVALS,
+    )
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom"):
+        shares = st.pills(
+            "Budgets, of the peak with everything kept",
+            SHARES,
+            selection_mode="multi",
+            default=USUAL,
+            format_func=lambda share: f"{share:.0%}",
+            key="arena_budgets",
+        )
+        pressed = st.button(
+            "Run the arena",
+            icon=":material/stadium:",
+            key="arena_run",
+            disabled=busy or not names or not shares,
+            help="Takes about a minute a planner and budget, in processes of their own; Cancel works.",
+        )
+    if arena is not None:
+        _results(arena, spec)
+    return RunArena(spec=spec, shares=tuple(shares), only=tuple(names)) if pressed else None
+
+
+def _results(arena: Arena, spec: RunSpec) -> None:
+    if arena.spec.model != spec.model:
+        st.caption(plain(f"Of {arena.spec.model.target}."))
+    st.markdown(plain(beaten_sentence(arena)))
+    draw(arena_chart(arena), key="arena_chart")
+    said: dict[str, None] = {}
+    for bout in arena.bouts:
+        if sentence := outcome_in_words(bout):
+            at = "" if bout.share is None else f" at {bout.share:.0%}"
+            said[f"{title_of(bout.rival)}{at}: {sentence}"] = None
+    if said:
+        with st.expander("Who could not run, missed the budget or moved a gradient", key="arena_said", expanded=True):
+            for line in said:
+                st.text(line)
