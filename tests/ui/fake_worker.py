@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, RunArena
 from explorer.record import Failure, ModelGraph
+from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.progress import Progress
 from tests import graphs
@@ -63,6 +64,11 @@ class FakeWorker:
                 job.finish(graphs.measured(self.graph, spec))
             case Compare(candidate=spec):
                 job.finish(graphs.compared(self.graph, spec))
+            case RunArena(spec=spec):
+                bouts = (Bout(rival="rotor", share=0.5, budget_bytes=1, why="It plans chains."),)
+                environment = graphs.measured(self.graph, spec).environment
+                ground = Ground(peak_bytes=2, saved_bytes=1, is_measured=True)
+                job.finish(Arena(spec=spec, environment=environment, ground=ground, bouts=bouts))
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))

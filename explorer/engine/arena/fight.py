@@ -27,7 +27,7 @@ from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_of, is_out_of_memory
 from explorer.engine.device.tf32 import without_tf32
-from explorer.engine.measure.before_step import existing_tensors, storage_bytes
+from explorer.engine.measure.before_step import storage_bytes, tensors_before_step
 from explorer.engine.measure.measure import warm_checkpoint
 from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.load import load_for
@@ -109,7 +109,7 @@ class _Ring:
         self._device.release()
         trainee.model.zero_grad(set_to_none=True)
         batch = tree_leaves((trainee.inputs, trainee.targets))
-        base_bytes = storage_bytes(existing_tensors(trainee.model, trainee.optimizer, batch), trainee.device)
+        base_bytes = storage_bytes(tensors_before_step(trainee.model, trainee.optimizer, batch), trainee.device)
         recorder = self._device.recorder()
         with recorder, self._limited():
             run_step(trainee)

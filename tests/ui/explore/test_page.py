@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, RunArena
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.ui.explore.files import policy_text, take_policy, torch_text
 from explorer.ui.session import address as link
@@ -331,7 +331,7 @@ def test_an_autograd_graph_is_drawn_on_request(app: App, worker: FakeWorker) -> 
     assert at.get("graphviz_chart") or "blocks.0 kept" in texts(at)
 
 
-@pytest.mark.parametrize("tab", ["Memory", "Cost", "Gradients", "Blocks", "Autograd"])
+@pytest.mark.parametrize("tab", ["Memory", "Cost", "Gradients", "Blocks", "Autograd", "Arena"])
 @pytest.mark.parametrize("measured", [False, True])
 def test_every_tab_stands_before_and_after_a_run(app: App, tab: str, measured: bool) -> None:
     at = app()
@@ -436,3 +436,16 @@ def test_a_file_whose_own_evidence_speaks_against_it_says_so(app: App) -> None:
     assert graph_data(at)["on"] == ["blocks.0"]
     assert "evidence in this policy file says" in texts(at)
     assert "evidence in this policy file" not in texts(press(at, "run"))
+
+
+def test_the_arena_asks_for_what_was_chosen_and_shows_what_came(app: App, worker: FakeWorker) -> None:
+    at = app()
+    at.session_state["tabs"] = "Arena"
+    at = settle(at.run())
+    at.button(key="arena_run").click().run()
+    (job,) = worker.of(RunArena)
+    assert job.request.shares == (0.5, 0.7) and "explorer" in job.request.only
+    assert "compile-budget" not in job.request.only
+    at = settle(at.run())
+    assert "Rotor at 50%: cannot run here, because: It plans chains." in texts(at)
+    assert not at.exception
