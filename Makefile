@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests run side by side, one worker a core, at most four.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || echo $$n)
 
-.PHONY: app test quick check bench gpu browser clean
+.PHONY: app test quick check bench gallery gpu browser clean
 
 app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours
 	$(BIN)/streamlit run app.py $(if $(MODEL),-- --model $(MODEL))
@@ -25,6 +25,9 @@ gpu: .venv/.test        ## everything that only a GPU can show, below eight minu
 
 bench: .venv/.test browser ## figures: ratios and medians, see benchmarks/README.md
 	$(BIN)/python -m benchmarks
+
+gallery: .venv/.app      ## sample models and lessons as pages without a server: open gallery/index.html
+	$(BIN)/python -m explorer gallery --out gallery
 
 browser: .venv/.test
 	@$(BIN)/python tests/browser/chromium.py

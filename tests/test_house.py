@@ -55,7 +55,7 @@ ROOMS: dict[str, list[str]] = {
         "catalogue names sizes lessons",
     ],
     "lab": ["run", "*", "kit"],
-    "view": ["compare memory pipeline graph lab", "words", "drawing"],
+    "view": ["report", "compare memory pipeline graph lab", "words", "drawing"],
     "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph"],
     "cli": ["main", "verbs", "report pipeline_report results", "options", "worker", "command"],
 }

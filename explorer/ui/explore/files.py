@@ -21,6 +21,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.readable import small
+from explorer.ui.shared.reports import charts_bytes, report_bytes
 from explorer.view.compare.safety import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
@@ -149,6 +150,27 @@ def run_menu(state: ExploreState) -> None:
                 mime="application/octet-stream",
                 key="download_run",
                 icon=":material/download:",
+                on_click="ignore",
+                width="stretch",
+            )
+            st.download_button(
+                "Report (HTML)",
+                data=lambda: report_bytes(key),
+                file_name=f"{file_stem(state)}.html",
+                mime="text/html",
+                key="download_report",
+                icon=":material/article:",
+                on_click="ignore",
+                width="stretch",
+                help="One file for somebody else: figures, charts, verdict, environment. No server, no network.",
+            )
+            st.download_button(
+                "All charts (SVG)",
+                data=lambda: charts_bytes(key),
+                file_name=f"{file_stem(state)}-charts.zip",
+                mime="application/zip",
+                key="download_charts",
+                icon=":material/image:",
                 on_click="ignore",
                 width="stretch",
             )

@@ -17,6 +17,7 @@ from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.readable import on_primary
+from explorer.ui.shared.reports import report_bytes
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.timeline import timeline
 from explorer.view.words.cut_short import stored_peak
@@ -144,6 +145,12 @@ def _one(run: StoredRun) -> None:
             "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
             mime="application/octet-stream", key="export", icon=":material/download:", on_click="ignore",
         )  # fmt: skip
+        if run.kind in PINNABLE:
+            st.download_button(
+                "Report", data=lambda: report_bytes(run.run_id), file_name=f"{run.run_id}.html", mime="text/html",
+                key="report", icon=":material/article:", on_click="ignore",
+                help="One HTML file for somebody else: no server, no network.",
+            )  # fmt: skip
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm(run)
 

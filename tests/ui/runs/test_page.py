@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
 from explorer.ui.session import address as link
 from explorer.ui.session import backend, known, opened
+from explorer.ui.shared.reports import charts_bytes, report_bytes
 from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, say, settle, texts
@@ -149,6 +152,16 @@ def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Stor
     (run,) = store.list()
     assert store.load(run.run_id) == graphs.compared(graphs.gpt(6), SPEC)
     assert "was added" in at.success[0].value
+
+
+def test_a_report_is_there_for_runs_that_have_one(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = select(runs_page(), 0)
+    assert [button.label for button in at.get("download_button")] == ["Export", "Report"]
+    text = report_bytes(run_id).decode()
+    assert "mine" in text and "104.5 → 34.5 MiB" in text
+    with zipfile.ZipFile(io.BytesIO(charts_bytes(run_id))) as files:
+        assert "memory-timeline.svg" in files.namelist() and len(files.namelist()) == 10
 
 
 def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:

@@ -1,0 +1,93 @@
+"""`python -m explorer report [RUN]`: a stored run as one HTML file, or every chart of it as SVG; without RUN a list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from explorer.cli.command import Output, answer_console, print_json, say, verb
+from explorer.cli.options import describe
+from explorer.cli.worker import check_writable, worker, write_file
+from explorer.errors import BadInput, ExplorerError, NotSaved
+from explorer.jobs import run_file
+from explorer.jobs.store import Store
+from explorer.record.base import from_msgpack
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.view.report.report import ReportOf, charts_of, report_text
+from explorer.view.report.svg import svg
+
+Which = Annotated[
+    str | None, typer.Argument(metavar="[RUN]", help="A run file, or the id of a stored run; without it: a list.")
+]
+ReportPath = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the HTML file goes.")]
+SvgFolder = Annotated[Path | None, typer.Option("--svg", metavar="FOLDER", help="All charts as SVG files.")]
+
+
+@verb
+def report(output: Output, run: Which = None, out: ReportPath = None, svg: SvgFolder = None) -> None:
+    """A run as one HTML file for somebody else: no server, no network; or its charts as SVG."""
+    if run is None:
+        _list(output)
+        return
+    if out is None and svg is None:
+        raise BadInput("A report needs a place.", hint="Give --out report.html, --svg FOLDER, or both.")
+    check_writable(out)
+    found = found_run(run)
+    if out is not None:
+        of = ReportOf(run=found.run, name=found.name, graph=_graph(found), created=found.created)
+        write_file(out, report_text(of).encode())
+        say(f"Wrote {out}.")
+    if svg is not None:
+        _write_charts(found.run, svg)
+
+
+def found_run(which: str) -> ReportOf:
+    """The run in a file, or the stored one of that id. Raises BadInput, UnreadableFile."""
+    path = Path(which)
+    stored = run_file.read(path.read_bytes() if path.is_file() else Store().export_file(which))
+    record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
+    if not isinstance(record, (Comparison, Measurement)):
+        raise BadInput(
+            f"{which} holds a {stored.kind}; reports are made of measurements and comparisons.",
+            hint="`python -m explorer report` lists the runs.",
+        )
+    return ReportOf(run=record, name=stored.name, created=stored.created)
+
+
+def _graph(found: ReportOf) -> ModelGraph | None:
+    """Of a model that can be loaded here; what stands in its way is said, and the report goes without hazards."""
+    if found.known_graph is not None or found.shown.spec.model.is_recorded:
+        return found.known_graph
+    try:
+        with worker() as engine:
+            return describe(engine, found.shown.spec.model, found.shown.spec.seed)
+    except ExplorerError as error:
+        say(f"[yellow]Without hazards:[/] {error.sentence}")
+        return None
+
+
+def _write_charts(run: Comparison | Measurement, folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotSaved(f"{folder} could not be made: {error.strerror}.", hint="Give another folder.") from error
+    for name, chart in charts_of(run).items():
+        write_file(folder / f"{name}.svg", svg(chart).encode())
+    say(f"Wrote {len(charts_of(run))} charts to {folder}.")
+
+
+def _list(output: Output) -> None:
+    runs = [run for run in Store().list() if run.kind in ("measurement", "comparison")]
+    if output.json:
+        print_json(runs)
+        return
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for run in runs:
+        table.add_row(f"[cyan]{run.run_id}[/]", run.kind, run.name)
+    console = answer_console()
+    console.print(table if runs else "No run is stored yet: measure or compare a model first.")

@@ -1,0 +1,60 @@
+"""What the sample models and the lessons show, as a folder of pages that a browser opens from disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+from explorer.record.lab import LabOutcome, Lesson
+from explorer.view.lab import lab_chart, lab_table
+from explorer.view.report.html import box, document, drawn, paragraph, section, table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exhibit:
+    """One page of the gallery."""
+
+    file: str
+    title: str
+    line: str
+    """What it shows, in a sentence."""
+    shelf: str
+    """`Sample models`, or the theme of a lesson."""
+
+
+def index_text(exhibits: Sequence[Exhibit]) -> str:
+    """The first page: every other one by shelf."""
+    shelves = dict.fromkeys(exhibit.shelf for exhibit in exhibits)
+    said = (
+        "Every figure was measured by a real run on the machine that made this gallery. "
+        "The pages need no server and no network."
+    )
+    parts = [section(shelf, [_shelf([one for one in exhibits if one.shelf == shelf])]) for shelf in shelves]
+    return document("Checkpoint Explorer: gallery", ["<h1>Checkpoint Explorer</h1>", paragraph(said, "quiet"), *parts])
+
+
+def _shelf(exhibits: Sequence[Exhibit]) -> str:
+    return f'<div class="gallery">{"".join(map(_card, exhibits))}</div>'
+
+
+def _card(one: Exhibit) -> str:
+    said = f"<b>{escape(one.title)}</b>{paragraph(one.line, 'quiet')}"
+    return f'<a href="{escape(one.file)}"><div class="card">{said}</div></a>'
+
+
+def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:
+    """A lesson with what one run of it answered."""
+    switches = [
+        {"switch": switch.question, "stood at": switch.label(outcome.switches[switch.name])}
+        for switch in lesson.switches
+    ]
+    shown = [drawn(lab_chart(outcome)), table(lab_table(outcome))]
+    body = [
+        f"<h1>{escape(lesson.title)}</h1>",
+        paragraph(lesson.question, "quiet"),
+        section("Story", [*map(paragraph, lesson.paragraphs), table(switches) if switches else ""]),
+        section("What a run showed", [*shown, box(outcome.findings)]),
+        paragraph(f"A real run of {outcome.seconds:.1f} s on {outcome.device}.", "quiet"),
+    ]
+    return document(lesson.title, body)

@@ -1,0 +1,94 @@
+"""SVG's own words: text with Plotly's few tags, patterns that read without colour, symbols."""
+
+from __future__ import annotations
+
+import re
+from html import escape, unescape
+from typing import Any
+
+CHAR = 6.6
+"""Width of a letter of 12 pixels, about."""
+_TAGS = re.compile(r"(</?(?:b|i|sup|br)\s*/?>)")
+_DASHES = {"dot": "2 3", "dash": "6 4", "dashdot": "6 3 2 3"}
+_SHAPES = {
+    "/": "M-1,{n1} L{n1},-1 M-1,1 L1,-1 M{m1},{n1} L{n1},{m1}",
+    "\\": "M-1,-1 L{n1},{n1} M{m1},-1 L{n1},1 M-1,{m1} L1,{n1}",
+    "x": "M0,0 L{n},{n} M0,{n} L{n},0",
+    "-": "M0,{h} L{n},{h}",
+    "|": "M{h},0 L{h},{n}",
+    "+": "M0,{h} L{n},{h} M{h},0 L{h},{n}",
+}
+_SYMBOLS = {
+    "diamond": "M0,-{r}L{r},0L0,{r}L-{r},0Z",
+    "square": "M-{s},-{s}H{s}V{s}H-{s}Z",
+    "x": "M-{s},-{s}L{s},{s}M-{s},{s}L{s},-{s}",
+}
+
+
+def plain(text: str) -> str:
+    """Plotly's text without its tags, a line break for each of its own."""
+    return unescape(re.sub(r"<[^>]*>", "", text.replace("<br>", "\n")))
+
+
+def text(words: str, x: float, y: float, **attributes: str | float) -> str:
+    """One `text` element; `<br>` starts a line, `<b>` and `<sup>` are kept."""
+    said = "".join(f' {name.rstrip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
+    lines = [_line(line) for line in words.split("<br>")]
+    if len(lines) == 1:
+        return f'<text x="{x:.1f}" y="{y:.1f}"{said}>{lines[0]}</text>'
+    up = y - 7.0 * (len(lines) - 1)
+    spans = "".join(f'<tspan x="{x:.1f}" y="{up + 14 * i:.1f}">{line}</tspan>' for i, line in enumerate(lines))
+    return f"<text{said}>{spans}</text>"
+
+
+def _line(words: str) -> str:
+    opening = {"<b>": '<tspan font-weight="600">', "<sup>": '<tspan dy="-4" font-size="9">'}
+    opening["<i>"] = '<tspan font-style="italic">'
+    parts = []
+    for part in _TAGS.split(words):
+        known = _TAGS.fullmatch(part)
+        parts.append(
+            "</tspan>" if part.startswith("</") else opening.get(part, "") if known else escape(unescape(part))
+        )
+    return "".join(parts)
+
+
+def dash(kind: str | None) -> str:
+    """The attribute of a line that is not solid."""
+    return f' stroke-dasharray="{_DASHES[kind]}"' if kind in _DASHES else ""
+
+
+def pattern(shape: str, ground: str, ink: str, size: float) -> tuple[str, str]:
+    """(id, definition) of a hatch over a colour; equal ones share an id wherever they stand."""
+    name = "h" + re.sub(r"[^0-9a-z]", "", f"{ground}{ink}".lower()) + "".join(f"{ord(letter):x}" for letter in shape)
+    n = float(size)
+    if shape == ".":
+        drawn = f'<circle cx="{n / 2}" cy="{n / 2}" r="{n / 6:.2f}" fill="{ink}"/>'
+    else:
+        way = _SHAPES[shape].format(n=n, h=n / 2, n1=n + 1, m1=n - 1)
+        drawn = f'<path d="{way}" stroke="{ink}" stroke-width="1.2" fill="none"/>'
+    box = f'<rect width="{n}" height="{n}" fill="{ground}"/>'
+    return name, f'<pattern id="{name}" width="{n}" height="{n}" patternUnits="userSpaceOnUse">{box}{drawn}</pattern>'
+
+
+def symbol(kind: str, size: float, colour: str) -> str:
+    """A marker around the origin."""
+    name, is_open = kind.removesuffix("-open"), kind.endswith("-open")
+    paint = f'fill="none" stroke="{colour}" stroke-width="1.8"' if is_open or name == "x" else f'fill="{colour}"'
+    if name not in _SYMBOLS:
+        return f'<circle r="{size / 2:.1f}" {paint}/>'
+    return f'<path d="{_SYMBOLS[name].format(r=size / 2 * 1.2, s=size / 2 * 0.9)}" {paint}/>'
+
+
+def filled(template: str, custom: Any, place: dict[str, Any]) -> str:
+    """A hover text of Plotly's: `%{customdata[2]}`, `%{y}`, `%{x:.2f}`."""
+
+    def said(match: re.Match[str]) -> str:
+        field, _, form = match[1].partition(":")
+        if field.startswith("customdata"):
+            value = custom[int(field[11:-1])] if "[" in field else custom
+        else:
+            value = place.get(field, "")
+        return f"{value:{form}}" if form else str(value)
+
+    return plain(re.sub(r"<extra>.*", "", re.sub(r"%\{([^}]+)\}", said, template)))

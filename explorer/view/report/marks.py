@@ -1,0 +1,165 @@
+"""Plotly's traces as SVG: stepped lines, areas in a stack, outlines, marks, bars that lie down."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from typing import Any
+
+from explorer.view.report import ink
+from explorer.view.report.scales import Scale
+
+MAX_HOVERS = 500
+"""Points of a line that answer the pointer."""
+
+
+@dataclass
+class Drawing:
+    """What the traces of one figure add up to."""
+
+    x: Scale
+    y: Scale
+    y2: Scale
+    inside: list[str] = field(default_factory=list)
+    """Stretches with the picture when somebody zooms."""
+    above: list[str] = field(default_factory=list)
+    """Keeps its shape: marks, each with its place."""
+    patterns: dict[str, str] = field(default_factory=dict)
+    hovers: list[list[Any]] = field(default_factory=list)
+    """[x in pixels, text], of lines."""
+    stacks: dict[str, list[float]] = field(default_factory=dict)
+    bars: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Where the next bar of a stack starts, by name."""
+
+    def paint(self, colour: str, shape: str, over: dict[str, Any]) -> str:
+        """A fill, hatched where the trace has a pattern."""
+        if not shape:
+            return colour
+        name, definition = ink.pattern(shape, colour, over.get("fgcolor") or "white", over.get("size") or 6)
+        self.patterns[name] = definition
+        return f"url(#{name})"
+
+
+def draw_scatter(drawing: Drawing, trace: Any) -> None:
+    """A line, an area or marks."""
+    y = drawing.y2 if trace.yaxis == "y2" else drawing.y
+    xs = [] if trace.x is None else [drawing.x.value(value) for value in trace.x]
+    ys = [] if trace.y is None else [y.value(value) for value in trace.y]
+    if trace.stackgroup:
+        _stacked(drawing, trace, [x or 0.0 for x in xs], [value or 0.0 for value in ys])
+        return
+    mode = trace.mode or "lines"
+    if "lines" in mode and xs:
+        way = _way(drawing.x, y, xs, ys, stepped=trace.line.shape == "hv")
+        if trace.fill == "toself":
+            fill = drawing.paint(trace.fillcolor, trace.fillpattern.shape or "", _plain(trace.fillpattern))
+            drawing.inside.append(f'<path d="{way}Z" fill="{fill}"/>')
+        else:
+            width = trace.line.width if trace.line.width is not None else 2
+            stroke = f'stroke="{trace.line.color}" stroke-width="{width}"{ink.dash(trace.line.dash)}'
+            drawing.inside.append(f'<path d="{way}" fill="none" {stroke}/>')
+    if trace.hoverinfo != "skip" and trace.hovertemplate and "lines" in mode:
+        drawing.hovers += _hovers(drawing, trace, xs)
+    if "markers" in mode and trace.marker.opacity != 0:
+        _marks(drawing, trace, y, xs, ys)
+
+
+def _plain(part: Any) -> dict[str, Any]:
+    plain: dict[str, Any] = part.to_plotly_json()
+    return plain
+
+
+def _way(x: Scale, y: Scale, xs: Sequence[Any], ys: Sequence[Any], *, stepped: bool) -> str:
+    """A path; None lifts the pen."""
+    parts, down = [], False
+    for left, up in zip(xs, ys):
+        if left is None or up is None:
+            down = False
+            continue
+        px, py = x.pixels(left), y.pixels(up)
+        parts.append(f"H{px:.1f}V{py:.1f}" if down and stepped else f"{'L' if down else 'M'}{px:.1f},{py:.1f}")
+        down = True
+    return "".join(parts)
+
+
+def _stacked(drawing: Drawing, trace: Any, xs: list[float], ys: list[float]) -> None:
+    below = drawing.stacks.get(trace.stackgroup, [0.0] * len(xs))
+    top = [low + own for low, own in zip(below, ys)]
+    drawing.stacks[trace.stackgroup] = top
+    up = _way(drawing.x, drawing.y, xs, top, stepped=True)
+    back = "".join(
+        f"V{drawing.y.pixels(low):.1f}H{drawing.x.pixels(x):.1f}"
+        for x, low in zip(reversed(xs[:-1]), reversed(below[:-1]))
+    )
+    start = f"L{drawing.x.pixels(xs[-1]):.1f},{drawing.y.pixels(below[-1]):.1f}" if xs else ""
+    fill = drawing.paint(trace.fillcolor, trace.fillpattern.shape or "", _plain(trace.fillpattern))
+    drawing.inside.append(f'<path d="{up}{start}{back}Z" fill="{fill}"/>')
+
+
+def _hovers(drawing: Drawing, trace: Any, xs: Sequence[Any]) -> Iterator[list[Any]]:
+    every = max(1, -(-len(xs) // MAX_HOVERS))
+    for i in range(0, len(xs), every):
+        if xs[i] is not None:
+            custom = trace.customdata[i] if trace.customdata is not None else ()
+            place = {"x": trace.x[i], "y": trace.y[i]}
+            yield [round(drawing.x.pixels(xs[i]), 1), ink.filled(trace.hovertemplate, custom, place)]
+
+
+def _marks(drawing: Drawing, trace: Any, y: Scale, xs: Sequence[Any], ys: Sequence[Any]) -> None:
+    marker = trace.marker
+    for i, (left, up) in enumerate(zip(xs, ys)):
+        if left is None or up is None:
+            continue
+        kind = marker.symbol if isinstance(marker.symbol, str) else "circle"
+        colour = marker.color or trace.line.color or "currentColor"
+        shape = ink.symbol(kind, marker.size or 6, colour)
+        px, py = drawing.x.pixels(left), y.pixels(up)
+        title = ""
+        if trace.hovertemplate:
+            custom = trace.customdata[i] if trace.customdata is not None else ()
+            title = ink.filled(trace.hovertemplate, custom, {"x": trace.x[i], "y": trace.y[i]})
+        drawing.above.append(placed(px, py, f"{_title(title)}{shape}"))
+
+
+def placed(px: float, py: float, inner: str, *, kind: str = "at") -> str:
+    """What keeps its shape and has its place; `note`: a zoom does not move it."""
+    at = f'data-x="{px:.1f}" data-y="{py:.1f}" transform="translate({px:.1f},{py:.1f})"'
+    return f'<g class="{kind}" {at}>{inner}</g>'
+
+
+def _title(words: str) -> str:
+    return f"<title>{escape(words)}</title>" if words else ""
+
+
+def draw_bars(drawing: Drawing, trace: Any, *, place: tuple[int, int]) -> None:
+    """Lying bars. `place`: this trace among those side by side, and how many there are; (0, 1): they pile up."""
+    i, n = place
+    step = abs(drawing.y.end - drawing.y.start) / max(len(drawing.y.names), 1)
+    thick = 0.75 * step / n
+    shapes = trace.marker.pattern.shape or ""
+    for j, (name, value) in enumerate(zip(trace.y, trace.x)):
+        if value is None:
+            continue
+        start = drawing.bars[name] if n == 1 else 0.0
+        drawing.bars[name] = start + value
+        left, right = drawing.x.pixels(start), drawing.x.pixels(start + value)
+        top = drawing.y.at(name) - 0.375 * step + i * thick
+        shape = shapes if isinstance(shapes, str) else shapes[j]
+        fill = drawing.paint(trace.marker.color, shape, _plain(trace.marker.pattern))
+        edge = f' stroke="{trace.marker.line.color}"' if trace.marker.line.color else ""
+        custom = trace.customdata[j] if trace.customdata is not None else ()
+        title = ink.filled(trace.hovertemplate or "", custom, {"x": value, "y": name})
+        box = f'x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0):.1f}" height="{thick:.1f}"'
+        drawing.inside.append(f'<rect {box} fill="{fill}"{edge}>{_title(title)}</rect>')
+        middle = top + thick / 2
+        if trace.error_x.array is not None and trace.error_x.array[j] is not None:
+            drawing.inside.append(_spread(drawing.x, start + value, trace.error_x.array[j], middle))
+        if trace.text is not None:
+            drawing.above.append(ink.text(str(trace.text[j]), right + 5, middle + 4, class_="ink"))
+
+
+def _spread(x: Scale, value: float, spread: float, y: float) -> str:
+    low, high = x.pixels(value - spread), x.pixels(value + spread)
+    return f'<path d="M{low:.1f},{y:.1f}H{high:.1f}M{low:.1f},{y - 3:.1f}v6M{high:.1f},{y - 3:.1f}v6" class="spread"/>'

@@ -1,0 +1,70 @@
+"""`report`: a run file or a stored run as one HTML file and as SVG."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from typer.testing import CliRunner, Result
+
+from explorer.cli import main as cli
+from explorer.jobs import run_file
+from explorer.jobs.store import Store
+from explorer.record import Comparison, Measurement, RunSpec
+from explorer.record.base import from_msgpack
+from tests import graphs, pipelines
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
+
+
+@pytest.fixture
+def measured() -> Measurement:
+    """A run that brings its graph, as a recorded step does: no model is loaded for its hazards."""
+    pair = from_msgpack(GOLDEN.read_bytes(), Comparison)
+    return replace(pair.candidate, graph=graphs.gpt(4))
+
+
+def run(*arguments: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(cli.app, ["report", *arguments])
+    assert result.exit_code == code, (result.stdout, result.stderr, result.exception)
+    return result
+
+
+def test_a_stored_run_and_a_run_file_give_the_same_report(tmp_path: Path, measured: Measurement) -> None:
+    run_id = Store().save(measured, "my run")
+    file = tmp_path / "my.run"
+    file.write_bytes(Store().export_file(run_id))
+    for which, name in ((run_id, "a.html"), (str(file), "b.html")):
+        run(which, "--out", str(tmp_path / name))
+    text = (tmp_path / "a.html").read_text()
+    assert text == (tmp_path / "b.html").read_text()
+    assert "<h1>my run</h1>" in text and "<h2>Hazards</h2>" in text
+
+
+def test_all_charts_come_as_svg(tmp_path: Path, measured: Measurement) -> None:
+    (tmp_path / "my.run").write_bytes(run_file.write(run_file.stored_record(measured)))
+    run(str(tmp_path / "my.run"), "--svg", str(tmp_path / "new" / "charts"))
+    charts = sorted((tmp_path / "new" / "charts").iterdir())
+    assert [path.name for path in charts] == [
+        "alive-at-the-peak.svg", "bytes-by-role.svg", "memory-timeline.svg", "saved-bytes-by-block.svg"
+    ]  # fmt: skip
+    for path in charts:
+        ET.parse(path)
+
+
+def test_without_a_run_the_stored_ones_are_listed(measured: Measurement) -> None:
+    assert "No run is stored yet" in run().stdout
+    run_id = Store().save(measured, "my run")
+    assert run_id in run().stdout and "my run" in run().stdout
+
+
+def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measurement) -> None:
+    run_id = Store().save(measured)
+    assert "A report needs a place." in run(run_id, code=2).stderr
+    assert "There is no run nonsense" in run("nonsense", "--out", str(tmp_path / "r.html"), code=2).stderr
+    assert "cannot be written" in run(run_id, "--out", str(tmp_path), code=2).stderr
+    graph = graphs.gpt(4)
+    other = Store().save(pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph))))
+    assert "holds a pipeline run" in run(other, "--out", str(tmp_path / "r.html"), code=2).stderr
