@@ -17,15 +17,30 @@ from explorer.record.policy import Policy, Unit
 if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
     from explorer.engine.policy.recompute import is_recomputing
+    from explorer.own_loop.hugging_face import HuggingFaceCallback
     from explorer.own_loop.judge import judge
+    from explorer.own_loop.lightning import LightningCallback
     from explorer.own_loop.record_step import record_step
     from explorer.own_loop.watch import watch
     from explorer.plan.policy.file import load_policy
 
-__all__ = ["Policy", "Unit", "apply_policy", "is_recomputing", "judge", "load_policy", "record_step", "watch"]
+__all__ = [
+    "HuggingFaceCallback",
+    "LightningCallback",
+    "Policy",
+    "Unit",
+    "apply_policy",
+    "is_recomputing",
+    "judge",
+    "load_policy",
+    "record_step",
+    "watch",
+]
 __version__ = "0.1.0"
 
 _WHERE = {
+    "HuggingFaceCallback": "explorer.own_loop.hugging_face",
+    "LightningCallback": "explorer.own_loop.lightning",
     "apply_policy": "explorer.engine.policy.apply",
     "is_recomputing": "explorer.engine.policy.recompute",
     "judge": "explorer.own_loop.judge",

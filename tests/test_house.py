@@ -31,13 +31,20 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
     "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
     "ui": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "streamlit"}),
-    "own_loop": ({"engine", "jobs", "view", "plan", "record", "errors"}, {"msgspec", "torch"}),
+    "own_loop": (
+        {"engine", "jobs", "view", "plan", "record", "errors"},
+        {"msgspec", "torch", "transformers", "lightning"},
+    ),
     "cli": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "typer", "rich"}),
     "app": ({"ui"}, {"streamlit"}),
     "sample_models": (set(), {"torch"}),
 }
 # msgspec is where records come from: whoever makes a changed copy of one may name it (`structs.replace`).
-LATE = {"explorer/jobs/worker.py": {"engine", "lab"}, "explorer/__init__.py": {"engine", "own_loop", "plan"}}
+LATE = {
+    "explorer/jobs/worker.py": {"engine", "lab"},
+    "explorer/cli/verbs/run.py": {"own_loop"},
+    "explorer/__init__.py": {"engine", "own_loop", "plan"},
+}
 """The worker alone imports engine and lab, inside a function; the public face imports by name on first use."""
 
 # ring -> its rooms, from the one that may import all that follow to the one that imports none of them.

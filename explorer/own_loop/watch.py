@@ -13,7 +13,7 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -40,7 +40,7 @@ def watch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | None = None,
     *,
-    at: Collection[int] = (),
+    at: int | Collection[int] = (),
     worst_of: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
 ) -> Watch:
@@ -51,11 +51,12 @@ def watch(
     under torchrun each rank writes one, `oom.rank3.explorer`. Ends with `close()`, or as a context manager.
     Raises BadInput where nothing is asked for, or a step before the first.
     """
+    at = (at,) if isinstance(at, int) else tuple(at)
     if not at and not worst_of and on_oom is None:
         raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
     if any(step < 1 for step in at) or worst_of < 0:
         raise BadInput(
-            f"Steps are counted from 1; asked for at={tuple(at)}, worst_of={worst_of}.", hint="Step 1 is the first."
+            f"Steps are counted from 1; asked for at={at}, worst_of={worst_of}.", hint="Step 1 is the first."
         )
     chosen = {*at, *range(1, worst_of + 1), *((1,) if on_oom is not None else ())}
     found = Watch(model, optimizer, chosen, place_of_caller())
@@ -69,34 +70,44 @@ class Watch:
 
     worst_of = 0
     on_oom: Path | None = None
-    on_run: Callable[[int, RecordedRun], None] | None = None
-    """Called with the number of a chosen step and its run, as soon as that has ended."""
 
     def __init__(
         self, model: nn.Module, optimizer: torch.optim.Optimizer | None, chosen: Collection[int], where: str
     ) -> None:
         self.runs: dict[int, RecordedRun] = {}
+        self.written: dict[int, Path] = {}
+        """Files of chosen steps, see `save_as`."""
         self.n_steps = 0
         """Steps that have ended."""
-        self._model, self._optimizer, self._where = model, optimizer, where
+        self.where = where
+        self._files = ""
+        self._model, self._optimizer = model, optimizer
         self._chosen = frozenset(chosen)
         self._own = {id(parameter) for parameter in model.parameters()}
         self._live: LiveStep | None = None
         self._hooks: list[Any] = []
         self._reserve: mmap.mmap | None = None
         self._before: Any = None
+        self._plain: Any = None
 
     def open(self) -> Self:
         """Watches from now on: the step under way is number 1."""
         if self.on_oom is not None:
             self._reserve = mmap.mmap(-1, RESERVE_BYTES)
             self._before, sys.excepthook = sys.excepthook, self._uncaught
+            # Most loops die in one of these; an error that leaves them is met while the frames still hold the memory.
+            self._hooks.append(self._model.register_forward_hook(self._left, always_call=True))
+            self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
         if self._optimizer is not None:
             self._count(self._optimizer)
         else:
             self._hooks.append(register_optimizer_step_pre_hook(self._found))
         self._begin()
         return self
+
+    def save_as(self, files: str) -> None:
+        """Writes each chosen step to `files` as soon as it has ended, `{step}` for its number."""
+        self._files = files
 
     def close(self) -> None:
         """Nothing of the watcher stays behind. A step under way is dropped."""
@@ -106,6 +117,8 @@ class Watch:
         if self._before is not None:
             if sys.excepthook == self._uncaught:
                 sys.excepthook = self._before
+            if torch.autograd.backward == self._backward:
+                torch.autograd.backward = self._plain
             self._before = None
         if self._reserve is not None:
             self._reserve.close()
@@ -142,6 +155,18 @@ class Watch:
         error.add_note(f"Checkpoint Explorer wrote {path}. {told.sentence} {told.hint}")
         return path
 
+    def _left(self, model: nn.Module, args: Any, output: Any) -> None:
+        error = sys.exc_info()[1]
+        if isinstance(error, Exception):
+            self.refused(error)
+
+    def _backward(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            self._plain(*args, **kwargs)
+        except Exception as error:
+            self.refused(error)
+            raise
+
     def _uncaught(self, kind: Any, error: Any, traceback: Any) -> None:
         if isinstance(error, Exception):
             self.refused(error)
@@ -176,14 +201,14 @@ class Watch:
                 return
             self.runs.clear()
         self.runs[step] = run
-        if self.on_run is not None:
-            self.on_run(step, run)
+        if self._files:
+            self.written[step] = run.save(of_rank(Path(self._files.replace("{step}", str(step)))))
 
     def _begin(self) -> None:
         step = self.n_steps + 1
         if step not in self._chosen:
             return
-        live = LiveStep(self._model, self._optimizer, f"{self._where}, step {step}{_rank_in_words()}")
+        live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{_rank_in_words()}")
         try:
             live.__enter__()
         except ExplorerError as error:  # another profiler, say: the loop goes on
@@ -200,7 +225,7 @@ class Watch:
         return live.measurement
 
     def _held(self, error: Exception) -> Measurement:
-        where = f"{self._where}, step {self.n_steps + 1}{_rank_in_words()}"
+        where = f"{self.where}, step {self.n_steps + 1}{_rank_in_words()}"
         device = LiveStep(self._model, self._optimizer, where).device
         return held_at_refusal(self._model, self._optimizer, device, where=where, error=error)
 

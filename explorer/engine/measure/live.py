@@ -35,17 +35,17 @@ from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.tracker import BACKWARD, Tracker
 from explorer.errors import BadInput
 from explorer.record.graph import RECORDED, ModelRef
-from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement, Phase
+from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
 
-BETWEEN = PHASES.index("between")
+BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
 
 
 class _LoopTracker(Tracker):
     """A tracker that takes the first call of the model for the border to forward."""
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
-        if self._phase == BETWEEN and not frame.reruns:
+        if self._phase in (BETWEEN, OPTIMIZER) and not frame.reruns:
             self.on_phase("forward")
             self.autocast = _autocast()
         super().entered(block, frame, inputs)
@@ -160,13 +160,25 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
         finally:
             tracker.on_phase("between")
 
-    def stepping(phase: Phase) -> Callable[..., None]:
-        return lambda optimizer, args, kwargs: tracker.on_phase(phase)
+    def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            tracker.on_phase("optimizer")
+            return None
+
+        def closed() -> Any:  # forward and backward run inside the optimizer's step, as in Lightning
+            loss = closure()
+            tracker.on_phase("optimizer")
+            return loss
+
+        return (args[0], closed, *args[2:]) if len(args) > 1 else args, {
+            **kwargs, **({"closure": closed} if "closure" in kwargs else {})
+        }  # fmt: skip
 
     torch.autograd.backward = backward
     hooks = [
-        register_optimizer_step_pre_hook(stepping("optimizer")),
-        register_optimizer_step_post_hook(stepping("between")),
+        register_optimizer_step_pre_hook(steps),
+        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.on_phase("between")),
     ]
     try:
         yield

@@ -1,0 +1,218 @@
+"""Training loops of others, recorded by one added line or none: the loop cannot tell, and a refusal leaves a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import explorer
+from explorer.engine.device.limits import limited_process
+from explorer.errors import OutOfMemory
+from explorer.own_loop.watch import Watch
+from tests.own_loop.test_record_step import torchs_own_warning
+from tests.own_loop.test_watch import MIB, opened
+
+__all__ = ["torchs_own_warning"]
+Loop = Callable[..., nn.Module]
+N_STEPS = 4
+
+
+class Net(nn.Module):
+    """With dropout, so that a generator that somebody moved shows; too much memory is asked for in step `refuse_in`."""
+
+    def __init__(self, refuse_in: int = 0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(32, 128), nn.GELU(), nn.Linear(128, 32)) for _ in range(3))
+        self.dropout = nn.Dropout(0.2)
+        self.head = nn.Linear(32, 4)
+        self.refuse_in, self.n_calls = refuse_in, 0
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor | None = None) -> Any:
+        self.n_calls += 1
+        for block in self.blocks:
+            x = x + self.dropout(block(x))
+        if self.n_calls == self.refuse_in:
+            torch.empty(800 * MIB, dtype=torch.uint8)
+        out = self.head(x)
+        return out if labels is None else {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+
+
+def batches(size: int = 64) -> DataLoader[Any]:
+    generator = torch.Generator().manual_seed(1)
+    x, y = (
+        torch.randn(N_STEPS * size, 32, generator=generator),
+        torch.randint(4, (N_STEPS * size,), generator=generator),
+    )
+    return DataLoader(TensorDataset(x, y), batch_size=size)
+
+
+def nanogpt_like(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+    """Accumulation by hand, clipping, a learning rate set each step, zero_grad at the end."""
+    model = Net(refuse_in)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
+    with line(model, optimizer):
+        for i, (x, y) in enumerate(batches()):
+            for group in optimizer.param_groups:
+                group["lr"] = 1e-3 / (i + 1)
+            for part_x, part_y in zip(x.chunk(2), y.chunk(2)):
+                (nn.functional.cross_entropy(model(part_x), part_y) / 2).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+    return model
+
+
+def timm_like(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+    """AMP with a scaler, SGD with momentum, a moving average of the weights, a schedule."""
+    model = Net(refuse_in)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, N_STEPS)
+    scaler = torch.amp.GradScaler("cpu")
+    with line(model, optimizer):
+        for x, y in batches():
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            average.update_parameters(model)
+            schedule.step()
+    return model
+
+
+def accelerate_like(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+    """accelerate's own loop with accumulation."""
+    accelerate = pytest.importorskip("accelerate")
+    accelerator = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True)
+    model = Net(refuse_in)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model, optimizer, loader = accelerator.prepare(model, optimizer, batches(32))
+    with line(model, optimizer):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(nn.functional.cross_entropy(model(x), y))
+                accelerator.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+                optimizer.zero_grad()
+    return model
+
+
+def hugging_face(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+    """transformers' Trainer with accumulation, and a callback instead of a line."""
+    pytest.importorskip("accelerate")
+    from transformers import Trainer, TrainingArguments
+
+    model = Net(refuse_in)
+    rows = [{"x": x, "labels": y} for x, y in batches().dataset]
+    arguments = TrainingArguments(
+        output_dir=str(line.folder), use_cpu=True, per_device_train_batch_size=32, gradient_accumulation_steps=2,  # type: ignore[attr-defined]
+        num_train_epochs=1, report_to=[], save_strategy="no", disable_tqdm=True, seed=0, label_names=["labels"],
+    )  # fmt: skip
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)  # type: ignore[arg-type]
+    if line.wanted:  # type: ignore[attr-defined]
+        callback = explorer.HuggingFaceCallback(files=str(line.folder / "step{step}.explorer"), **line.wanted)  # type: ignore[attr-defined]
+        trainer.add_callback(callback)
+        try:
+            trainer.train()
+        finally:
+            line.found.append(callback.watch)  # type: ignore[attr-defined]
+            callback.watch.close()
+    else:
+        trainer.train()
+    return model
+
+
+def lightning(line: Callable[..., Any], refuse_in: int) -> nn.Module:
+    """Lightning's Trainer with clipping, and a callback instead of a line."""
+    pl = pytest.importorskip("lightning.pytorch")
+    net = Net(refuse_in)
+
+    class Module(pl.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def training_step(self, batch: Any, i: int) -> torch.Tensor:
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.AdamW(self.parameters(), lr=1e-3)
+
+    wanted = line.wanted  # type: ignore[attr-defined]
+    files = str(line.folder / "step{step}.explorer")  # type: ignore[attr-defined]
+    callbacks = [explorer.LightningCallback(files=files, **wanted)] if wanted else []
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, gradient_clip_val=1.0, callbacks=callbacks,
+    )  # fmt: skip
+    try:
+        trainer.fit(Module(), batches())
+    finally:
+        line.found.extend(callback.watch for callback in callbacks)  # type: ignore[attr-defined]
+    return net
+
+
+class Line:
+    """The one line that is added to a loop, or none."""
+
+    def __init__(self, folder: Path, **wanted: Any) -> None:
+        self.folder, self.wanted = folder, wanted
+        self.found: list[Watch] = []
+
+    @contextmanager
+    def __call__(self, model: nn.Module, optimizer: Any) -> Iterator[None]:
+        if not self.wanted:
+            yield
+            return
+        with explorer.watch(model, optimizer, **self.wanted) as watch:
+            self.found.append(watch)
+            yield
+
+
+LOOPS = [nanogpt_like, timm_like, accelerate_like, hugging_face, lightning]
+
+
+@pytest.fixture(params=LOOPS, ids=lambda loop: loop.__name__)
+def loop(request: pytest.FixtureRequest) -> Loop:
+    return request.param  # type: ignore[no-any-return]
+
+
+def trained(loop: Loop, line: Line, refuse_in: int = 0) -> SimpleNamespace:
+    torch.manual_seed(0)
+    model = loop(line, refuse_in)
+    return SimpleNamespace(state=model.state_dict(), rng=torch.get_rng_state())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_weights_are_bitwise_those_of_the_loop_alone(loop: Loop, tmp_path: Path) -> None:
+    bare, line = trained(loop, Line(tmp_path)), Line(tmp_path, at=(2,))
+    watched = trained(loop, line)
+    assert bare.state.keys() == watched.state.keys() and torch.equal(bare.rng, watched.rng)
+    assert all(torch.equal(bare.state[name], watched.state[name]) for name in bare.state)
+    (watch,) = line.found
+    (run,) = watch.runs.values()
+    phases = [span.phase for span in run.measurement.phases if span.phase != "between"]
+    n = run.measurement.by_fqn[""].n_forward or run.measurement.by_fqn["net"].n_forward
+    assert phases == ["forward", "backward"] * n + ["optimizer"] and run.measurement.complete
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
+    path = tmp_path / "oom.explorer"
+    with pytest.raises((RuntimeError, OutOfMemory)), limited_process(400 * MIB):
+        trained(loop, Line(tmp_path, on_oom=path), refuse_in=1)
+    run = opened(path)
+    assert run.failure is not None and run.failure.asked_bytes == 800 * MIB
+    assert run.failed_in == "forward" and "Held then" in run.failure.hint
