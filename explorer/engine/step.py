@@ -47,6 +47,8 @@ class Trainee:
     loss_function: Callable[[Any, Any], torch.Tensor]
     optimizer: torch.optim.Optimizer | None
     handle: PolicyHandle
+    left_behind: str = ""
+    """Why it is not the model that was given, if it is not."""
 
     def microbatches(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each microbatch: views of the batch, split along dimension 0."""
@@ -75,7 +77,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     def loss(output: Any, targets: Any) -> torch.Tensor:
         return own.loss(output, targets=targets)
 
-    return Trainee(spec, device, model, own.inputs, own.targets, loss, optimizer, handle)
+    return Trainee(spec, device, model, own.inputs, own.targets, loss, optimizer, handle, own.left_behind)
 
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from explorer import is_recomputing
 from explorer.record.graph import ModelRef
+from tests.engine import carried_elsewhere
+from tests.engine.carried_elsewhere import bump
 from tests.engine.trap_nets import WIDTH, Built, Wrapped, built, mean_square
 
 N_CALLS = 0
@@ -163,6 +165,20 @@ class FileGlobal(Memory):
         N_CALLS += 1
 
 
+class ClassElsewhere(Memory):
+    """Nobody makes an instance of that class; the code names it."""
+
+    def moves(self, x: Tensor) -> None:
+        carried_elsewhere.Registry.n_calls += 1
+
+
+class GlobalElsewhere(Memory):
+    """A function of another file moves a global of that file."""
+
+    def moves(self, x: Tensor) -> None:
+        bump()
+
+
 class Slotted:
     __slots__ = ("n_calls",)
 
@@ -301,8 +317,8 @@ def _nothing(*_: Any) -> None:
 KINDS: dict[str, type[Memory]] = {
     kind.__name__: kind
     for kind in (MomentumEncoder, AverageByData, TrainedMoved, StepRead, FlipFlop, NumpyMean, FloatMean, Queue, Counted,
-                 OnTheClass, FileGlobal, InSlots, Unregistered, InClosure, Draws, InDefaults, OnAFunction, OnAParameter,
-                 OnAList, Iterated, InAQueue, SwitchesMode, KeepsHooks)
+                 OnTheClass, FileGlobal, ClassElsewhere, GlobalElsewhere, InSlots, Unregistered, InClosure, Draws,
+                 InDefaults, OnAFunction, OnAParameter, OnAList, Iterated, InAQueue, SwitchesMode, KeepsHooks)
 }  # fmt: skip
 
 
@@ -407,6 +423,14 @@ def another_each_time() -> Built:
     model, batch, loss = built([Wrapped(nn.GELU())])
     with torch.no_grad():
         model[0].bias.fill_(random.SystemRandom().random())
+    return model, batch, loss
+
+
+def clipped_another_each_time() -> Built:
+    """Hooks on tensors of a model that cannot be built twice: a copy of it takes unclipped steps."""
+    model, batch, loss = another_each_time()
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-1e-4, 1e-4))
     return model, batch, loss
 
 

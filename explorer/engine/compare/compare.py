@@ -29,9 +29,9 @@ from explorer.engine.device.limits import failure_of
 from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded
-from explorer.engine.step import forward_backward, prepare
+from explorer.engine.step import Trainee, forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
+from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
@@ -102,27 +102,37 @@ def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | N
 def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
     """The fields of a Comparison that judge: both specs run from copies of one loaded model."""
     loaded = load_for(baseline)
+    start = AtFirst(loaded.model)
+
+    def fresh(spec: RunSpec) -> Trainee:
+        start.put_back()
+        return prepare(spec, loaded)
+
     meter.step("baseline, for its gradients")
-    base = take(prepare(baseline, loaded), full=full)
+    trainee = fresh(baseline)
+    if trainee.left_behind:
+        return {"reproducible": False, "not_reproducible_because": trainee.left_behind}
+    base = take(trainee, full=full)
     fields: dict[str, Any] = {}
     rerun = exact = None
     own_changes: frozenset[StateKey] = frozenset()
     unjudged: frozenset[StateKey] = frozenset()
     if full:
         meter.step("baseline again: does it equal itself?")
-        rerun, own_changes = _rerun(baseline, loaded, base)
+        rerun, own_changes = _rerun(fresh(baseline), base)
         because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
         fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
         rerun = rerun if because else base  # one copy of what is equal is enough
         meter.step("baseline in float64: how far is it from exact?")
+        start.put_back()
         exact, because = reference(baseline, loaded, base)
         fields |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
     try:
-        cand = take(prepare(candidate, loaded), full=full, lead=base)
+        cand = take(fresh(candidate), full=full, lead=base)
         meter.step("candidate, watched: masks and module state")
         if full and candidate.policy.units:
-            fields["masks"], changes = _watched(candidate, loaded)
+            fields["masks"], changes = _watched(fresh(candidate))
             own = own_changes | unjudged
             fields["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
             fields["masks_watched"] = True
@@ -169,18 +179,16 @@ def runs_strictly(baseline: RunSpec) -> bool:
     return True
 
 
-def _rerun(baseline: RunSpec, loaded: Loaded, first: Outcome) -> tuple[Outcome, frozenset[StateKey]]:
+def _rerun(trainee: Trainee, first: Outcome) -> tuple[Outcome, frozenset[StateKey]]:
     """The baseline once more, and what its own backward changes in the model: no recompute did that."""
-    trainee = prepare(baseline, loaded)
     audit = StateAudit(trainee.model)
     return take(trainee, on_phase=audit.on_phase, like=first), frozenset(audit.changes)
 
 
-def _watched(candidate: RunSpec, loaded: Loaded) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:
+def _watched(trainee: Trainee) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:
     """Random numbers drawn again and state moved again, from a step of the candidate that nobody judges."""
-    trainee = prepare(candidate, loaded)
     audit = StateAudit(trainee.model)
-    watch = DrawWatch(trainee.model, candidate.policy)
+    watch = DrawWatch(trainee.model, trainee.spec.policy)
     with watch.watching():
         forward_backward(trainee, audit.on_phase)
     audit.close()

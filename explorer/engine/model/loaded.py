@@ -31,6 +31,8 @@ class Loaded:
     inputs: Any
     targets: Any
     loss_function: LossFunction | None
+    left_behind: str = ""
+    """Of a copy: what of the model that was given it lacks, as a sentence."""
 
     def output(self, model: nn.Module | None = None) -> Any:
         """The output for the whole batch, of `model` where one is given."""

@@ -2,7 +2,8 @@
 
 A deep copy is not. It loses hooks on tensors (clipping, an optimizer in backward), and what functions carry along
 (closures, bound methods) stays that of the original. So the factory builds the model again from the same seed, and the
-result is held against the first one. Only a factory that does not build the same twice has to be copied.
+result is held against the first one. Only a factory that does not build the same twice has to be copied; a copy that is
+another model says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,21 @@ def twin(loaded: Loaded, *, seed: int) -> Loaded:
         return replace(built, inputs=own_batch(built.inputs), targets=own_batch(built.targets))
     parts = (loaded.model, loaded.inputs, loaded.targets, loaded.loss_function)
     model, inputs, targets, loss_function = copy.deepcopy(parts)
-    return replace(loaded, model=model, inputs=inputs, targets=targets, loss_function=loss_function)
+    lost = left_behind(loaded.model, model)
+    return replace(loaded, model=model, inputs=inputs, targets=targets, loss_function=loss_function, left_behind=lost)
+
+
+def left_behind(model: nn.Module, copied: nn.Module) -> str:
+    """What a copy has not kept, as a sentence; empty where it is the same model."""
+    there, here = (read_state(each, whole=True) for each in (model, copied))
+    lost = [f"{key[0]}.{key[1]}".lstrip(".") for key, value in there.items() if not same_state(value, here.get(key))]
+    if not lost:
+        return ""
+    return (
+        "The factory builds another model each time, and a copy of one is not the same model: it lacks hooks on "
+        f"tensors, or functions of it hold the original ({', '.join(lost[:3])}{', …' if len(lost) > 3 else ''}). "
+        "Let the factory draw its weights from torch's generators, which are seeded before it is called."
+    )
 
 
 def is_same_start(one: Loaded, other: Loaded) -> bool:

@@ -3,7 +3,8 @@
     buffers ─ plain attributes ─┬─ lists, dicts, deques, sets, arrays, objects with or without slots
                                 ├─ modules that nobody registered, with their parameters and gradients
                                 ├─ closures, partials and bound methods (hooks too, where asked for)
-                                └─ attributes of the model's own classes, data of the files they stand in
+                                └─ attributes of the model's own classes, data of the files they stand in,
+                                   and what their code speaks of in other files of their author
 
 What torch and the standard library keep for themselves is left out: it says nothing about the model.
 """
@@ -19,7 +20,7 @@ import types
 from array import array
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.kept_inside import captured, is_own_function, state_of_itself
+from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, Any]
@@ -48,7 +50,7 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
 
     `whole`: what an observer may have on the model as well: hooks, modes, attributes of parameters.
     """
-    walk = _Walk(model)
+    walk = Walk(model)
     state: State = {}
     for fqn, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -63,18 +65,38 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
             state[fqn, "hooks", "attribute"] = [walk.frozen(list(getattr(module, name).values())) for name in _HOOKS]
             for name, parameter in module.named_parameters(recurse=False):
                 state[fqn, f"{name} itself", "attribute"] = walk.of_parameter(parameter)
-    state.update({("", name, "attribute"): value for name, value in walk.of_classes()})
+    state.update({("", place.said, "attribute"): walk.frozen(place.value) for place in walk.common()})
     return state
 
 
-class _Walk:
+class Place(NamedTuple):
+    """A name in a file or on a class."""
+
+    owner: File | type
+    name: str
+    said: str
+
+    @property
+    def value(self) -> Any:
+        return self.owner[self.name] if isinstance(self.owner, dict) else vars(self.owner)[self.name]
+
+    def put(self, value: Any) -> None:
+        if isinstance(self.owner, dict):
+            self.owner[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)
+
+
+class Walk:
     """One look at everything: each thing once, however many ways lead to it."""
 
     def __init__(self, model: nn.Module) -> None:
         self._images: dict[int, Any] = {}
         self._held: list[Any] = [*model.modules(), *model.parameters(), *model.buffers()]
         self._classes: dict[type, None] = {}
-        self._files: dict[int, dict[str, Any]] = {}
+        self._files: dict[int, File] = {}
+        self._elsewhere: dict[tuple[int, str], File] = {}
+        self._followed: set[types.FunctionType] = set()
         self._images.update((id(thing), f"{type(thing).__qualname__} of the model") for thing in self._held)
 
     def frozen(self, value: Any) -> Any:
@@ -127,26 +149,43 @@ class _Walk:
             if base in self._classes or not _is_own(base.__module__):
                 continue
             self._classes[base] = None
-            for function in vars(base).values():
+            for value in list(vars(base).values()):
+                function = getattr(value, "__func__", value)
                 if is_own_function(function):
                     self._files[id(function.__globals__)] = function.__globals__
+                    self._follow(function)
 
-    def of_classes(self) -> Iterator[tuple[str, Any]]:
-        """Data on the classes and in the files that were met, by `Class.name` and by plain name.
+    def _follow(self, function: types.FunctionType) -> None:
+        """Remembers what the code of `function` speaks of in files that are not met as a whole."""
+        if function in self._followed:
+            return
+        self._followed.add(function)
+        for file, name in spoken_of(function):
+            value = file[name]
+            if isinstance(value, type) and is_of_the_author(value):
+                self.meet(value)
+            elif isinstance(value, types.FunctionType) and is_own_function(value):
+                self._follow(value)
+            elif _is_data(name, value):
+                self._elsewhere[id(file), name] = file
+
+    def common(self) -> Iterator[Place]:
+        """Data on the classes and in the files that were met: all models made of those have it in common.
 
         What functions carry counts as well: defaults that are changed in place, attributes, closures of decorators.
         """
         for file in list(self._files.values()):
-            for name, value in list(file.items()):
-                if _is_data(name, value):
-                    yield name, self.frozen(value)
+            yield from (Place(file, name, name) for name, value in list(file.items()) if _is_data(name, value))
+        for (_, name), file in list(self._elsewhere.items()):
+            if id(file) not in self._files:
+                yield Place(file, name, f"{file['__name__']}.{name}")
         done: set[type] = set()
         while left := [kind for kind in self._classes if kind not in done]:
             for kind in left:
                 done.add(kind)
                 for name, value in list(vars(kind).items()):
                     if _is_data(name, value):
-                        yield f"{kind.__qualname__}.{name}", self.frozen(value)
+                        yield Place(kind, name, f"{kind.__qualname__}.{name}")
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
@@ -171,7 +210,7 @@ class _Walk:
 
 def frozen(value: Any) -> Any:
     """One value as plain data that later changes cannot reach."""
-    return _Walk(nn.Module()).frozen(value)
+    return Walk(nn.Module()).frozen(value)
 
 
 def same_state(left: Any, right: Any) -> bool:

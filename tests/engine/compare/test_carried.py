@@ -29,6 +29,8 @@ MOVED = {
     "Counted": ("state moved", "seen of 1.trap"),
     "OnTheClass": ("state moved", "OnTheClass.n_calls"),
     "FileGlobal": ("state moved", "N_CALLS"),
+    "ClassElsewhere": ("state moved", "Registry.n_calls"),
+    "GlobalElsewhere": ("state moved", "tests.engine.carried_elsewhere.N_CALLS"),
     "InSlots": ("state moved", "deep of 1.trap"),
     "Unregistered": ("state moved", "hidden of 1.trap"),
     "InClosure": ("state moved", "count of 1.trap"),
@@ -93,3 +95,10 @@ def test_an_optimizer_inside_backward_is_judged_by_its_parameters(*, right: bool
     found = judged("optimizer_in_backward", right=right)
     assert (found.n_gradients, found.trains_in_backward) == (0, True)
     assert found.verdict == ("bitwise equal" if right else "different")
+
+
+def test_a_copy_without_its_hooks_is_not_judged_as_the_model() -> None:
+    found = judged("clipped_another_each_time")
+    assert found.verdict == "not comparable"
+    assert "hooks on tensors" in found.not_reproducible_because and "weight itself" in found.not_reproducible_because
+    assert judged("another_each_time").verdict == "bitwise equal", "a copy that lacks nothing is judged"

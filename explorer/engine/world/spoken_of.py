@@ -1,0 +1,56 @@
+"""What the code of a model speaks of: names of its own file, and of the files of its author that it imports.
+
+    import helpers                        helpers.Registry, helpers.N_CALLS
+    from helpers import Registry, bump    Registry, and what `bump` itself speaks of
+
+Only names that the code uses: a data set that lies in an imported file is no memory of the model. Installed packages
+are left out.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from explorer.engine.world.kept_inside import is_own_function
+
+File = dict[str, Any]
+
+
+def spoken_of(function: types.FunctionType) -> Iterator[tuple[File, str]]:
+    """Each name that `function` uses, with the file in which it stands: its own, or one that it imports."""
+    return _named(frozenset(_names(function.__code__)), function.__globals__, set())
+
+
+def is_of_the_author(thing: Any) -> bool:
+    """Whether a function, class or module stands in a file that its author wrote, not in an installed package."""
+    if isinstance(thing, types.ModuleType):
+        return _is_own_file(vars(thing))
+    if isinstance(thing, type):
+        return _is_own_file(vars(sys.modules.get(thing.__module__, types.ModuleType(""))))
+    return is_own_function(thing)
+
+
+def _is_own_file(file: File) -> bool:
+    path, name = file.get("__file__") or "", str(file.get("__name__"))
+    return bool(path) and "-packages" not in path and name.partition(".")[0] not in sys.stdlib_module_names
+
+
+def _named(names: Collection[str], file: File, seen: set[int]) -> Iterator[tuple[File, str]]:
+    seen.add(id(file))
+    for name in names:
+        if name in file and not name.startswith("__"):
+            yield file, name
+            thing = file[name]
+            if isinstance(thing, types.ModuleType) and id(vars(thing)) not in seen and is_of_the_author(thing):
+                yield from _named(names, vars(thing), seen)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Globals and attributes that the code uses, that of functions within it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
