@@ -15,6 +15,7 @@ from explorer.engine.compare.outcome import Outcome, Tensors, take
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import AUTOCAST, prepare
+from explorer.engine.world.rng import RngState, seed_everything
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
@@ -32,7 +33,8 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
             outcome = take(trainee, lead=baseline)
     except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
         return None, does_not_run(error)
-    because = too_far(outcome, baseline, coarsest_epsilon(spec, baseline.gradients))
+    draws = _draws(spec, loaded, baseline)
+    because = too_far(outcome, baseline, coarsest_epsilon(spec, baseline.gradients), draws=draws)
     return (None, because) if because else (outcome, "")
 
 
@@ -42,15 +44,23 @@ def does_not_run(error: Exception) -> str:
     return f"The model does not run in float64: {type(error).__name__}: {first}"
 
 
-def too_far(exact: Outcome, baseline: Outcome, epsilon: float) -> str:
+def _draws(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> bool:
+    """Whether the baseline's step moved any generator."""
+    seed_everything(spec.seed)
+    start = RngState.capture(loaded.model).positions()
+    return any(position != start.get(name, position) for name, position in baseline.rng.items())
+
+
+def too_far(exact: Outcome, baseline: Outcome, epsilon: float, *, draws: bool = True) -> str:
     """Why a run in float64 is no reference: it left the baseline's way. Empty where it is one."""
     distance = relative_distance(exact.gradients, baseline.gradients)
     if distance is not None and distance <= math.sqrt(epsilon):
         return ""
     far = "an unknown part" if distance is None else f"{distance:.1e}"
+    numbers = "other random numbers" if draws else "no generator moved, so random numbers of a source without a seed"
     return (
-        f"In float64 the gradients lie {far} of their norm away from the baseline's: other random numbers, "
-        "other branches, or a model too sensitive to judge rounding by."
+        f"In float64 the gradients lie {far} of their norm away from the baseline's: {numbers}, other branches (a ReLU "
+        "near zero, a maximum of two), or a model that amplifies rounding."
     )
 
 
