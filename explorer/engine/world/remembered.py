@@ -69,7 +69,7 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
     return state
 
 
-class Place(NamedTuple):
+class CommonPlace(NamedTuple):
     """A name in a file or on a class."""
 
     owner: File | type
@@ -169,23 +169,23 @@ class Walk:
             elif _is_data(name, value):
                 self._elsewhere[id(file), name] = file
 
-    def common(self) -> Iterator[Place]:
+    def common(self) -> Iterator[CommonPlace]:
         """Data on the classes and in the files that were met: all models made of those have it in common.
 
         What functions carry counts as well: defaults that are changed in place, attributes, closures of decorators.
         """
         for file in list(self._files.values()):
-            yield from (Place(file, name, name) for name, value in list(file.items()) if _is_data(name, value))
+            yield from (CommonPlace(file, name, name) for name, value in list(file.items()) if _is_data(name, value))
         for (_, name), file in list(self._elsewhere.items()):
             if id(file) not in self._files:
-                yield Place(file, name, f"{file['__name__']}.{name}")
+                yield CommonPlace(file, name, f"{file['__name__']}.{name}")
         done: set[type] = set()
         while left := [kind for kind in self._classes if kind not in done]:
             for kind in left:
                 done.add(kind)
                 for name, value in list(vars(kind).items()):
                     if _is_data(name, value):
-                        yield Place(kind, name, f"{kind.__qualname__}.{name}")
+                        yield CommonPlace(kind, name, f"{kind.__qualname__}.{name}")
 
     def _object(self, value: Any) -> Any:
         kind = type(value)
