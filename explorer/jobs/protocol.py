@@ -24,6 +24,7 @@ from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import Front, Wish
 from explorer.record.progress import Progress
 from explorer.record.run import Device, RunSpec
 
@@ -108,6 +109,14 @@ class ProfileStages(Record, tag=True):
     """Costs are read on a microbatch of this share of the batch, and scaled from there."""
 
 
+class FindPlans(Record, tag=True):
+    """-> Front: plans for a measured step, the one that `wish` asks for or all that are worth having."""
+
+    run: Measurement
+    graph: ModelGraph
+    wish: Wish = Wish()
+
+
 class RunLab(Record, tag=True):
     """-> LabOutcome: one experiment of the lab; switches that are not given stand at their defaults."""
 
@@ -127,6 +136,7 @@ Request = (
     | RunPipeline
     | OpenRanks
     | ProfileStages
+    | FindPlans
     | RunLab
 )
 
@@ -141,6 +151,7 @@ RESULTS: dict[type[Record], type[Record]] = {
     RunPipeline: PipelineRun,
     OpenRanks: PipelineRun,
     ProfileStages: PipelineProfile,
+    FindPlans: Front,
     RunLab: LabOutcome,
 }
 

@@ -19,6 +19,7 @@ from explorer.jobs.protocol import (
     DeriveMatrix,
     Describe,
     DrawAutograd,
+    FindPlans,
     Measure,
     OpenRanks,
     ProfileStages,
@@ -74,6 +75,10 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.arena.run import run_arena
 
             return run_arena(request.spec, request.shares, request.only, report=report)
+        case FindPlans():
+            from explorer.plan.planners.front import find_plans
+
+            return find_plans(request.run, request.graph, request.wish, report)
         case RunLab():
             from explorer.lab.run import run_lab
 
@@ -123,7 +128,7 @@ class Starter:
 def needs_of(request: Request) -> tuple[str, ...]:
     """What the server has to have imported, so that no job pays for it: the first graph does not wait for all."""
     match request:
-        case Describe():
+        case Describe() | FindPlans():
             return WARM[:1]
         case Measure() | Compare() | SaveSnapshot():
             return WARM[:3]

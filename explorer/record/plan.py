@@ -54,3 +54,16 @@ class Plan(Record):
     def proven(self) -> bool:
         """Whether nothing among the candidates is cheaper by more than a thousandth."""
         return self.certificate.gap <= 1e-3
+
+
+class Wish(Record):
+    """What a person has to spend: bytes, or time as a share of the step; neither: whatever there is to choose from."""
+
+    budget_bytes: int | None = None
+    more_time: float | None = None
+
+
+class Front(Record):
+    """Plans of one measured step: from everything kept down to the least peak, or the one that was wished for."""
+
+    plans: tuple[Plan, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from explorer.record.base import Record
+from explorer.record.plan import Plan
 
 
 class Progress(Record):
@@ -13,6 +14,8 @@ class Progress(Record):
     what: str
     done: int
     total: int
+    plans: tuple[Plan, ...] = ()
+    """Found so far, by work that finds one after another."""
 
 
 Report = Callable[[Progress], None]

@@ -5,12 +5,18 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, RunArena
-from explorer.record import Failure, ModelGraph
+from explorer.errors import BadInput
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
+from explorer.plan.planners.front import find_plans
+from explorer.record import Failure, Measurement, ModelGraph
 from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.autograd import AutogradPicture, AutogradPictures
-from explorer.record.progress import Progress
+from explorer.record.base import to_json
+from explorer.record.plan import Front, Wish
+from explorer.record.progress import Progress, silent
 from tests import graphs
+
+PLANS: dict[str, Front] = {}
 
 
 class FakeJob:
@@ -44,6 +50,7 @@ class FakeWorker:
         self.graph, self.slow, self.store = graph, slow, store
         self.jobs: dict[str, FakeJob] = {}
         self.ids = itertools.count(1)
+        self.slow_plans = False
         self.fail_with: Failure | None = None
         self.warning = ""
 
@@ -52,7 +59,7 @@ class FakeWorker:
         self.jobs[job.id] = job
         if isinstance(request, Compare) and self.fail_with:
             job.finish(failure=self.fail_with)
-        elif not (isinstance(request, Compare) and self.slow):
+        elif not (isinstance(request, Compare) and self.slow or isinstance(request, FindPlans) and self.slow_plans):
             self.answer(job)
         return job
 
@@ -72,9 +79,24 @@ class FakeWorker:
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))
-        job.warning = "" if isinstance(job.request, Describe | DrawAutograd) else self.warning
-        if self.store is not None and not job.warning and not isinstance(job.request, Describe | DrawAutograd):
+            case FindPlans(run=run, graph=graph, wish=wish):
+                self.plan(job, (run, graph, wish))
+        unkept = isinstance(job.request, Describe | DrawAutograd | FindPlans)
+        job.warning = "" if unkept else self.warning
+        if self.store is not None and not job.warning and not unkept:
             job.run_id = self.store.save(job.result)
+
+    def plan(self, job: FakeJob, asked: tuple[Measurement, ModelGraph, Wish]) -> None:
+        """What the real planner finds; the same question is answered once."""
+        name = to_json((asked[0].spec, asked[1].fingerprint, asked[2])).decode()
+        try:
+            PLANS[name] = PLANS.get(name) or find_plans(*asked, silent)
+            job.finish(PLANS[name])
+        except BadInput as error:
+            job.finish(failure=Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
+
+    def open_jobs(self) -> tuple[FakeJob, ...]:
+        return tuple(job for job in self.jobs.values() if not job.finished)
 
     def job(self, id: str) -> FakeJob | None:
         return self.jobs.get(id)

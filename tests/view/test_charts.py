@@ -8,6 +8,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, ModelRef, RunSpec
 from explorer.record.matrix import DerivativeCell, DerivativeMatrix
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
+from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
 from explorer.view.compare.matrix import matrix_chart
 from explorer.view.drawing.chart import Chart
@@ -20,6 +21,7 @@ from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_char
 from explorer.view.pipeline.shares import calls_chart, truth_chart
 from tests import graphs, pipelines
 from tests.view.builders import compared
+from tests.view.compare.test_front import MARKS
 
 
 def of_a_comparison(pair: Comparison) -> list[Chart]:
@@ -63,7 +65,7 @@ def of_a_pipeline() -> list[Chart]:
 def all_charts() -> list[Chart]:
     cell = DerivativeCell(derivative="backward", variant="recompute", outcome="bitwise equal", sentence="Equal.")
     matrix = DerivativeMatrix(spec=RunSpec(model=ModelRef(target="m.py")), blocks=("a",), cells=(cell,))
-    return [*of_a_comparison(compared(recompute=range(6))), *of_a_pipeline(), matrix_chart(matrix)]
+    return [*of_a_comparison(compared(recompute=range(6))), *of_a_pipeline(), matrix_chart(matrix), front_chart(MARKS)]
 
 
 def test_no_two_charts_share_their_words() -> None:

@@ -19,11 +19,8 @@ def time_ratio(
     baseline: Measurement, graph: ModelGraph | None, inside: Mapping[Unit, Sequence[Unit]], policy: Policy
 ) -> float | None:
     """Step time over that of the measured `baseline`; None where that has no times. `inside`: units by their holder."""
-    root, times = baseline.by_fqn.get(""), baseline.times
-    if root is None or times is None:
-        return None
-    step, whole, hooked = times.step.median_ms, times.forward.median_ms, root.forward.median_ms
-    if not step or not whole or not hooked:
+    step, without_hooks = baseline.times.step.median_ms if baseline.times else None, scale(baseline)
+    if not step or without_hooks is None:
         return None
     again = 0.0
     for unit, children in inside.items():
@@ -31,4 +28,11 @@ def time_ratio(
         flops = sum(cost.forward_flops for cost in costs)
         share = nested_rerun_flops(baseline, graph, unit, children, policy) / flops if flops else 1.0
         again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
-    return 1 + again * whole / hooked / step
+    return 1 + again * without_hooks / step
+
+
+def scale(baseline: Measurement) -> float | None:
+    """What forward takes without hooks, over what it takes with those that time blocks; None: not both were timed."""
+    root, times = baseline.by_fqn.get(""), baseline.times
+    whole, hooked = times.forward.median_ms if times else None, root.forward.median_ms if root else None
+    return whole / hooked if whole and hooked else None

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
+from explorer.plan.forecast.rerun_time import scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import lineage
 from explorer.plan.policy.counted import Fqns, in_error
@@ -105,6 +106,7 @@ class _Costs:
         self._baseline, self._graph = baseline, graph
         step = baseline.times.step.median_ms if baseline.times else None
         timed = step is not None and all(cost.forward.ms for cost in baseline.blocks if cost.n_forward and cost.fqn)
+        self._scale = scale(baseline) or 1.0
         self.unit: CostUnit = "ms" if timed else "FLOPs"
         self.step = float(step if timed and step is not None else baseline.total_flops or 0)
         self._mean: dict[tuple[str, ...], float] = {}
@@ -128,7 +130,7 @@ class _Costs:
         last = self._baseline.by_fqn.get(unit[-1])
         if last is not None and last.forward_flops:
             ms[-1] *= rerun_flops(self._baseline, self._graph, unit[-1:], KEEP_ALL) / last.forward_flops
-        return sum(ms) + CHECKPOINT_MS * n_calls
+        return sum(ms) * self._scale + CHECKPOINT_MS * n_calls
 
     def _first(self, fqn: str) -> str:
         parts = fqn.split(".")

@@ -15,9 +15,10 @@ import streamlit as st
 
 from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
+from explorer.ui.explore import plans, work
 from explorer.ui.explore import state as states
-from explorer.ui.explore import work
 from explorer.ui.explore.blocks import graph_panel, tools
+from explorer.ui.explore.budget import budget_row
 from explorer.ui.explore.files import policy_menu, run_menu
 from explorer.ui.explore.forecast import worth_recomputing
 from explorer.ui.explore.headline import Drawn, cells
@@ -57,11 +58,15 @@ def page() -> None:
     draft = state.draft
     page_job.attach(state.job, work.ASKED)
     page_job.settle(state.job, partial(work.take, state))
+    work.measure_next(state)
     work.prepare(state)
+    state.charted = None
     if (graph := backend.graph_of(draft.spec)) is not None:
         drafts.absorb(draft, graph)
         states.follow_selection(state, graph)
         work.recall(state)
+        plans.settle(state, graph)
+        plans.look(shown(state), graph, start=state.job.id is None)
         draft.redraw = False
     drafts.to_address(draft)
 
@@ -126,7 +131,10 @@ def _desk(state: ExploreState, places: Places) -> None:
         peak = known.baseline.step_peak_bytes if known.baseline else None
         foretold = presets_foreseen(known, graph, policy)
         tools(state, graph, {name: expected(one, peak) for name, (chosen, one) in foretold.items() if chosen.units})
+        budget_row(state, known, graph, foreseen)
         graph_panel(state, drawn)
+        if state.charted not in (None, policy):  # a chart that follows the graph is open
+            st.rerun()
         if graph.note:
             st.caption(graph.note)
     elif state.job.id is not None:

@@ -1,4 +1,4 @@
-"""The tabs beside the graph: memory, cost, gradients, blocks, autograd, arena. Hidden ones are not computed."""
+"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd, arena. Hidden ones are not computed."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from explorer.ui.explore import work
 from explorer.ui.explore.arena import arena_panel
 from explorer.ui.explore.autograd import autograd_panel
 from explorer.ui.explore.cost import cost_panel
+from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.gradients import gradients_panel, matrix_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.shown import shown
@@ -29,7 +30,7 @@ from explorer.view.graph.nesting import RUN
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
 
-TABS = ["Memory", "Cost", "Gradients", "Blocks", "Autograd", "Arena"]
+TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd", "Arena"]
 
 
 def results(state: ExploreState) -> None:
@@ -44,10 +45,13 @@ def results(state: ExploreState) -> None:
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     recorded = state.draft.spec.model.is_recorded
-    memory, cost, gradients, blocks, autograd, arena = tabs
+    memory, budget, cost, gradients, blocks, autograd, arena = tabs
     if memory.open:
         with memory:
             _memory(state, baseline, comparison, graph, block)
+    if budget.open and graph is not None:
+        with budget:
+            front_panel(state, graph)
     if cost.open:
         with cost:
             _cost(comparison, recorded=recorded)

@@ -148,6 +148,11 @@ def _step_ms(run: Measurement) -> float | None:
     return run.times.step.median_ms if run.times else None
 
 
+def cost(foreseen: Forecast) -> float | None:
+    """Step time over that with everything kept; of a step that nobody timed its FLOPs."""
+    return foreseen.time_ratio if foreseen.time_ratio is not None else foreseen.flop_ratio
+
+
 def presets_foreseen(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
     """Every preset that the menu offers, with the options of the drawn `policy`, and what it should do."""
     key = f"presets {known.kept_key} {known.baseline_key} {graph.fingerprint} {to_json(with_units(policy, ()))!r}"

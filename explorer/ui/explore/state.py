@@ -11,6 +11,8 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Plan, Wish
+from explorer.record.policy import Policy
 from explorer.ui.session import opened, page_job
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
@@ -19,6 +21,20 @@ from explorer.ui.shared.draft import Draft
 
 BY_ROLE = "by role"
 """The view of the memory chart that shows a selected block; None: both runs."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """What a person typed into the budget field, and what came of it."""
+
+    text: str = ""
+    wish: Wish | None = None
+    """None: nothing was typed, or nothing that can be read."""
+    said: str = ""
+    """Why there is no plan for it."""
+    job: str | None = None
+    """Which job looks for the plan."""
+    plan: Plan | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -42,6 +58,13 @@ class ExploreState:
     """Key of the arena."""
     tick: tuple[str, int] | None = None
     """Run and event that were picked in the timeline; None: the peak."""
+    budget: Budget = field(default_factory=Budget)
+    slid: Policy | None = None
+    """What the slider drew last: a drag is one step of undo."""
+    charted: Policy | None = None
+    """The policy that a chart is about which follows the graph; None: no such chart is open."""
+    to_measure: list[Policy] = field(default_factory=list)
+    """Policies whose runs were asked for, in order."""
     view: str | None = None
     """Which memory chart a person chose, or BY_ROLE; None: the usual one."""
     looked_at: str = ""

@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any, Literal
 
+import msgspec
+
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
+from explorer.record.policy import Policy
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, known, page_job, pins
 
@@ -27,9 +30,12 @@ def take(state: ExploreState, job: Job) -> None:
         case Measure():
             state.baseline = key
             known.note(key, job.result)
-        case Compare():
-            state.shown, state.tick, state.doubt = key, None, ""
+        case Compare(candidate=spec):
             known.note(key, job.result)
+            for_the_front = spec.policy in state.to_measure
+            state.to_measure = [policy for policy in state.to_measure if policy != spec.policy]
+            if spec == state.draft.spec or not for_the_front:
+                state.shown, state.tick, state.doubt = key, None, ""
         case DrawAutograd():
             state.pictures = key
         case DeriveMatrix():
@@ -70,6 +76,24 @@ def compare(state: ExploreState) -> None:
     job, deadline = page_job.running(state.job), time.monotonic() + FIRST_WORD_S
     while job is not None and not job.began and time.monotonic() < deadline:
         time.sleep(0.002)
+
+
+def measure(state: ExploreState, policies: list[Policy]) -> None:
+    """Has each of `policies` compared with everything kept, one after another."""
+    state.to_measure = list(policies)
+    state.job.failure = None
+    measure_next(state)
+
+
+def measure_next(state: ExploreState) -> None:
+    """Goes on with the policies that are left; a run without a result, cancelled too, ends it."""
+    if state.job.failure is not None:
+        state.to_measure = []
+    if not state.to_measure or state.job.id is not None:
+        return
+    spec = state.draft.spec
+    candidate = msgspec.structs.replace(spec, policy=state.to_measure[0])
+    page_job.start(state.job, Compare(baseline=pins.baseline_of(spec), candidate=candidate))
 
 
 def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "matrix", "arena"]) -> Any:

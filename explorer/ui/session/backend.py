@@ -14,15 +14,18 @@ import streamlit as st
 
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs.client import Worker
+from explorer.jobs.protocol import FindPlans
 from explorer.jobs.store import Store
 from explorer.plan.catalogue import Sample, catalogue, own_samples
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Wish
 from explorer.record.run import Device, RunSpec
 
 KEPT = 24
 """Records held in memory; the rest is read from the store again."""
+MOST_FRONTS = 32
 MOST_KNOWN = 4096
 """Questions whose answers are remembered by the id of their run."""
 
@@ -71,6 +74,19 @@ def store() -> Store:
 def records() -> Records:
     """What was computed or opened lately."""
     return Records()
+
+
+@st.cache_resource(show_spinner=False)
+def fronts() -> Records:
+    """The jobs that look, or looked, for the plans of a measured step: see explorer/ui/explore/plans.py."""
+    return Records(MOST_FRONTS)
+
+
+def give_way() -> None:
+    """Stops looking for plans that nobody asked for: somebody waits for something else."""
+    for job in worker().open_jobs():
+        if isinstance(job.request, FindPlans) and job.request.wish == Wish():
+            job.cancel()
 
 
 @st.cache_resource(show_spinner=False)

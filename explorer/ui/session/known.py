@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.base import to_json
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 
@@ -26,6 +27,33 @@ def note(key: str, record: Any) -> None:
     """Remembers that the run under `key` measured what `record` says."""
     for name in _asked(record):
         backend.known().keep(name, key)
+    if isinstance(record, Comparison):
+        _note_point(key, record)
+
+
+class Measured(NamedTuple):
+    """What a comparison with everything kept said of one policy."""
+
+    policy: Policy
+    step_peak_bytes: int
+    time_ratio: float
+    time_spread: float | None
+
+
+def points(baseline: RunSpec) -> tuple[Measured, ...]:
+    """Policies that were compared with `baseline`, each as it was measured last."""
+    _found(_spec_key(baseline), baseline.model.target)
+    compared: dict[Policy, tuple[str, Measured]] = backend.known().get(_points_key(baseline)) or {}
+    return tuple(point for key, point in compared.values() if not backend.known().get(f"gone {key}"))
+
+
+def _note_point(key: str, record: Comparison) -> None:
+    figures, run = record.headlines(), record.candidate
+    if not record.comparable or run.step_peak_bytes is None or figures["time_ratio"] is None:
+        return
+    said = Measured(run.spec.policy, run.step_peak_bytes, figures["time_ratio"], figures["time_ratio_spread"])
+    name = _points_key(record.baseline.spec)
+    backend.known().keep(name, (backend.known().get(name) or {}) | {run.spec.policy: (key, said)})
 
 
 def measured(spec: RunSpec) -> tuple[str, Measurement] | None:
@@ -45,6 +73,7 @@ def compared(baseline: RunSpec, candidate: RunSpec) -> str | None:
 def forget(key: str) -> None:
     """The run under `key` is gone."""
     backend.known().drop(key)
+    backend.known().keep(f"gone {key}", "yes")
 
 
 def _found(name: str, target: str) -> str | None:
@@ -98,6 +127,10 @@ def _asked(record: Any) -> list[str]:
 
 def _spec_key(spec: RunSpec) -> str:
     return f"measured {to_json(spec).decode()}"
+
+
+def _points_key(baseline: RunSpec) -> str:
+    return f"points {to_json(baseline).decode()}"
 
 
 def _pair_key(baseline: RunSpec, candidate: RunSpec) -> str:

@@ -61,6 +61,7 @@ def start(life: PageJob, request: Request) -> None:
     try:
         for model in _models(request):
             backend.check_offered(model)
+        backend.give_way()
         life.id, life.what = backend.worker().submit(request).id, type(request).__name__
     except ExplorerError as error:
         fail(life, error)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure, RunArena
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.ui.explore.files import policy_text, take_policy, torch_text
 from explorer.ui.session import address as link
@@ -41,7 +41,7 @@ def press(at: AppTest, key: str) -> AppTest:
 
 def test_the_first_visit_describes_and_measures_the_baseline_unasked(app: App, worker: FakeWorker) -> None:
     at = app()
-    assert [type(job.request) for job in worker.jobs.values()] == [Describe, Measure]
+    assert [type(job.request) for job in worker.jobs.values()] == [Describe, Measure, FindPlans]
     assert figures(at)["Step peak"] == "104.5 MiB"
     assert [row[0] for row in graph_data(at)["geometry"]["rows"]] == ["embedding", "dropout", "blocks", "norm", "head"]
 
@@ -49,7 +49,7 @@ def test_the_first_visit_describes_and_measures_the_baseline_unasked(app: App, w
 def test_a_second_visitor_finds_the_measured_baseline(app: App, worker: FakeWorker) -> None:
     app()
     other = app()
-    assert len(worker.jobs) == 2
+    assert len(worker.jobs) == 3
     assert figures(other)["Step peak"] == "104.5 MiB"
 
 

@@ -1,0 +1,56 @@
+"""Plans as the page asks for them: the whole front, told plan by plan, or the one that a wish asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain, pairwise
+
+from explorer.plan.planners.budget import Planner
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Front, Plan, Wish
+from explorer.record.progress import Progress, Report
+
+N_POINTS = 10
+N_BETWEEN = 3
+
+
+def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) -> Front:
+    """Raises BadInput for a wish that no plan fulfils, with what can be reached."""
+    report(Progress(what="writing the step down as a program", done=0, total=0))
+    planner = Planner(run, graph)
+    if wish.budget_bytes is not None:
+        report(Progress(what="looking for the cheapest policy", done=0, total=0))
+        return Front(plans=(planner.within(wish.budget_bytes),))
+    if wish.more_time is not None:
+        report(Progress(what="looking for the least memory", done=0, total=0))
+        return Front(plans=(planner.least_memory(wish.more_time),))
+    found: list[Plan] = []
+    for plan in chain(planner.front(N_POINTS), _between(planner, found)):
+        found.append(plan)
+        report(Progress(what="finding plans", done=len(found), total=N_POINTS + 1 + N_BETWEEN, plans=tuple(found)))
+    return Front(plans=tuple(found))
+
+
+def _between(planner: Planner, found: list[Plan]) -> Iterator[Plan]:
+    """Plans where the front has its largest steps, in bytes times cost: a preset may lie in there."""
+    refused: set[int] = set()
+    for _ in range(N_BETWEEN):
+        line = sorted(found, key=lambda plan: plan.step_peak_bytes)
+        steps = [(least, most) for least, most in pairwise(line) if _budget(least, most) not in refused]
+        if not steps:
+            return
+        least, most = max(steps, key=lambda pair: (pair[1].step_peak_bytes - pair[0].step_peak_bytes) * _saved(*pair))
+        plan = planner.within(_budget(least, most))
+        if plan.policy in (least.policy, most.policy):
+            refused.add(_budget(least, most))
+        else:
+            yield plan
+
+
+def _budget(least: Plan, most: Plan) -> int:
+    return (least.step_peak_bytes + most.step_peak_bytes) // 2
+
+
+def _saved(least: Plan, most: Plan) -> float:
+    return max(0.0, least.extra_cost - most.extra_cost)

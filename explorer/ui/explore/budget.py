@@ -1,0 +1,149 @@
+"""The budget above the graph: a field, a slider over the cheapest plans, and one line that says how the policy does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import streamlit as st
+
+from explorer.record.forecast import Forecast
+from explorer.record.graph import ModelGraph
+from explorer.record.plan import Plan
+from explorer.ui.explore import plans
+from explorer.ui.explore.plans import Found
+from explorer.ui.explore.shown import Shown, cost, predicted
+from explorer.ui.explore.state import ExploreState
+from explorer.ui.session.bound import bound
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.draft import with_units
+from explorer.ui.shared.readable import small
+from explorer.view.drawing.units import mib
+from explorer.view.words import plan as words
+
+FIELD_WIDTH = 190
+LOOK_EVERY_S = 0.5
+WORTH_SAYING = 0.01
+"""The front is said to be better where it saves this share of the step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A plan as the page foretells it: against its own baseline, under the options that are drawn."""
+
+    plan: Plan
+    peak_bytes: int
+    cost: float
+
+
+def points(state: ExploreState, known: Shown, graph: ModelGraph, found: Found) -> tuple[Point, ...]:
+    """Plans that no other plan beats in peak and cost, the least peak first; the one that was wished for is one."""
+    wished, options = state.budget.plan, state.draft.spec.policy
+    every = found.plans if wished is None else (*found.plans, wished)
+    foretold = [(plan, predicted(known, graph, with_units(options, plan.policy.units))) for plan in every]
+    placed = [
+        Point(plan=plan, peak_bytes=one.step_peak_bytes, cost=ratio)
+        for plan, one in foretold
+        if one.step_peak_bytes is not None and (ratio := cost(one)) is not None
+    ]
+    unbeaten: list[Point] = []
+    for point in sorted(placed, key=lambda point: (point.peak_bytes, point.cost)):
+        if not unbeaten or point.cost < unbeaten[-1].cost:
+            unbeaten.append(point)
+    return tuple(unbeaten)
+
+
+def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
+    """Field, slider, line."""
+    found = plans.look(known, graph)
+    front = points(state, known, graph, found)
+    with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
+        field = bound("budget", state.budget.text, partial(plans.ask, state, known, graph))
+        st.text_input(
+            "Budget",
+            field.value,
+            key=field.key,
+            on_change=field.on_change,
+            placeholder="60 MiB, 50 %, +10 % time",
+            help=words.BUDGET,
+            width=FIELD_WIDTH,
+        )
+        with st.container(width="stretch"):
+            _slider(state, graph, foreseen, () if found.running else front)
+    waits = found.running or state.budget.job is not None
+    look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
+    look(state, known, graph, foreseen)
+
+
+def _slider(state: ExploreState, graph: ModelGraph, foreseen: Forecast, front: tuple[Point, ...]) -> None:
+    """One step a plan; what is drawn beside the front stands at the plan of the nearest peak."""
+    if len(front) < 2:
+        st.select_slider(words.SLIDER, ["…"], key="front_slider_empty", disabled=True, help=words.SLIDER_HELP)
+        return
+    drawn = state.draft.spec.policy.units
+    peak = foreseen.step_peak_bytes or front[-1].peak_bytes
+    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - peak))
+    at = next((i for i, point in enumerate(front) if point.plan.policy.units == drawn), near)
+    shown = bound(f"front_slider_{front[0].peak_bytes}_{len(front)}", at, partial(_slide, state, graph, front))
+    st.select_slider(
+        words.SLIDER,
+        range(len(front)),
+        shown.value,
+        format_func=lambda i: f"{mib(front[i].peak_bytes)}, ×{front[i].cost:.2f}",
+        key=shown.key,
+        on_change=shown.on_change,
+        help=words.SLIDER_HELP,
+    )
+
+
+def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at: int) -> None:
+    draft = state.draft
+    before = draft.spec.policy
+    plans.take(state, graph, front[at].plan)
+    if state.slid == before and draft.spec.policy != before and len(draft.undo) > 1:
+        draft.undo = draft.undo[:-1]
+    state.slid = draft.spec.policy
+
+
+def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
+    """Looks at what the worker has found; once it is done the page is drawn again."""
+    job = plans.asked(state)
+    if (job is None or job.finished) and (state.budget.job is not None or not plans.look(known, graph).running):
+        st.rerun()
+    _line(state, known, graph, foreseen)
+
+
+def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
+    """What the worker does, or how the drawn policy does."""
+    found, mine = plans.look(known, graph), state.budget
+    if mine.said:
+        small(f":red[{plain(mine.said)}]")
+    elif mine.job is not None:
+        small(f":material/hourglass_top: {plain(words.looking(mine.text))}")
+    else:
+        said, meaning = stands(state, known, points(state, known, graph, found), foreseen)
+        looks = f" {words.found_so_far(len(found.plans), found.n_expected)}" if found.running else ""
+        small(f"{said}{looks}" if said or looks else plain(found.none_because or words.EMPTY), help=meaning)
+
+
+def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen: Forecast) -> tuple[str, str | None]:
+    """Whether the drawn policy keeps the budget, and how it stands to the best; with what that means."""
+    policy = state.draft.spec.policy
+    measured = known.candidate.step_peak_bytes if known.candidate is not None else None
+    peak = measured if measured is not None else foreseen.step_peak_bytes
+    wish = state.budget.wish
+    kept = ""
+    if wish is not None and wish.budget_bytes is not None and peak is not None:
+        kept = words.against_budget(peak, wish.budget_bytes, measured=measured is not None)
+    drawn = (point.plan for point in front if point.plan.policy.units == policy.units)
+    plan = next(drawn, None)
+    if plan is not None and policy.units:
+        proven, meaning = words.certificate(plan)
+        return f"{kept} {proven}".strip(), meaning
+    own, peak = cost(foreseen), foreseen.step_peak_bytes
+    if not policy.units or own is None or peak is None:
+        return kept or (words.START if front else ""), None
+    best = min((point for point in front if point.peak_bytes <= peak), key=lambda point: point.cost, default=None)
+    if best is not None and best.cost < own - WORTH_SAYING:
+        return f"{kept} {words.better(mib(best.peak_bytes), best.cost, own)}".strip(), None
+    return kept or words.AS_GOOD, None

@@ -1,0 +1,113 @@
+"""Plans that the worker finds beside everything else: the front of a measured step, and what a person wished for.
+
+a baseline is there ──▶ the front is looked for, plan by plan ──▶ kept for every visitor of that step
+a run is asked for  ──▶ the front gives way, and is looked for again once nothing else is under way
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from explorer.errors import ExplorerError
+from explorer.jobs.client import Job
+from explorer.jobs.protocol import FindPlans
+from explorer.plan.planners.wish import parse_wish
+from explorer.record.base import to_json
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.plan import Front, Plan
+from explorer.ui.explore.shown import Shown
+from explorer.ui.explore.state import Budget, ExploreState
+from explorer.ui.session import backend
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import with_units
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The front as far as it is known."""
+
+    plans: tuple[Plan, ...] = ()
+    n_expected: int = 0
+    running: bool = False
+    none_because: str = ""
+
+
+def look(known: Shown, graph: ModelGraph | None, *, start: bool = False) -> Found:
+    """What was found so far. With `start` a front that nobody has looked for is, if the worker is idle."""
+    kept = known.kept
+    if graph is None or kept is None or not kept.complete or kept.allocations is None:
+        return Found()
+    key = _key(kept, graph)
+    job: Job | None = backend.fronts().get(key)
+    if start and (job is None or _was_cut_off(job)) and not backend.worker().open_jobs():
+        job = backend.worker().submit(FindPlans(run=kept, graph=graph), keep=False)
+        backend.fronts().keep(key, job)
+    if job is None:
+        return Found()
+    if job.finished and job.failure is not None and not _was_cut_off(job):
+        return Found(none_because=job.failure.sentence)
+    plans = job.result.plans if isinstance(job.result, Front) else job.progress.plans
+    return Found(plans=plans, n_expected=job.progress.total, running=not job.finished)
+
+
+def _was_cut_off(job: Job) -> bool:
+    return job.failure is not None and job.failure.kind == "cancelled"
+
+
+def _key(kept: Measurement, graph: ModelGraph) -> str:
+    """Of one step: measured again it has the same timeline."""
+    return f"{graph.fingerprint} {kept.step_peak_bytes} {to_json(kept.spec).decode()}"
+
+
+def ask(state: ExploreState, known: Shown, graph: ModelGraph, text: str) -> None:
+    """Takes over what was typed, and has the plan for it looked for. What asks for nothing gets its sentence."""
+    before, state.budget = state.budget, Budget(text=text.strip())
+    mine = state.budget
+    if before.job is not None and (job := backend.worker().job(before.job)) is not None:
+        job.cancel()
+    if not mine.text:
+        return
+    if known.kept is None or known.kept.step_peak_bytes is None:
+        mine.said = "The baseline is not measured yet; a budget is planned from its timeline."
+        return
+    try:
+        mine.wish = parse_wish(mine.text, known.kept.step_peak_bytes)
+    except ExplorerError as error:
+        mine.said = _sentence(error.sentence, error.hint)
+        return
+    backend.give_way()
+    request = FindPlans(run=known.kept, graph=graph, wish=mine.wish)
+    mine.job = backend.worker().submit(request, keep=False).id
+
+
+def asked(state: ExploreState) -> Job | None:
+    """The job that looks for the plan that a person asked for."""
+    return backend.worker().job(state.budget.job) if state.budget.job is not None else None
+
+
+def settle(state: ExploreState, graph: ModelGraph) -> None:
+    """A plan that was found is drawn: one step of undo."""
+    mine = state.budget
+    if mine.job is None:
+        return
+    job = backend.worker().job(mine.job)
+    if job is not None and not job.finished:
+        return
+    mine.job = None
+    if job is None or job.failure is not None:
+        failure = job.failure if job is not None else None
+        mine.said = _sentence(failure.sentence, failure.hint) if failure else "The app was restarted; ask again."
+        return
+    assert isinstance(job.result, Front), "what FindPlans gives"
+    (mine.plan,) = job.result.plans
+    take(state, graph, mine.plan)
+
+
+def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
+    """Draws the policy of `plan`; the options stay as they are."""
+    drafts.set_policy(state.draft, with_units(state.draft.spec.policy, plan.policy.units), graph)
+
+
+def _sentence(said: str, hint: str) -> str:
+    return f"{said} {hint}".strip()

@@ -1,0 +1,138 @@
+"""Peak against time: what each policy costs in one and buys in the other, foretold and measured, as unlike marks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import plotly.graph_objects as go
+
+from explorer.record.policy import Policy
+from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
+from explorer.view.drawing.figure import empty, figure
+from explorer.view.drawing.units import byte_axis, count, mib
+from explorer.view.words.policy import in_words
+
+QUESTION = "How much time does less memory cost?"
+Kind = Literal["plan", "preset", "run", "drawn"]
+NAMES: dict[Kind, str] = {
+    "plan": "cheapest plans, predicted",
+    "preset": "presets, predicted",
+    "run": "runs, measured",
+    "drawn": "the policy that is drawn",
+}
+SYMBOLS: dict[Kind, str] = {"plan": "circle-open", "preset": "square-open", "run": "diamond", "drawn": "cross-thin"}
+COLOURS: dict[Kind, str] = {
+    "plan": RECOMPUTE,
+    "preset": RUN_COLOURS["baseline"],
+    "run": RUN_COLOURS["candidate"],
+    "drawn": RUN_COLOURS["candidate"],
+}
+SIZES: dict[Kind, int] = {"plan": 10, "preset": 10, "run": 11, "drawn": 22}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mark:
+    """One policy on the plane of peak and time."""
+
+    kind: Kind
+    policy: Policy
+    peak_bytes: int
+    time_ratio: float
+    """Step time over that with everything kept."""
+    name: str = ""
+    spread: float | None = None
+    """Of a measured time: half the distance between the quartiles."""
+    measured: bool = False
+
+
+def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
+    """Every mark's customdata is its place in `marks`."""
+    return Chart(
+        name="peak against time",
+        figure=_picture(marks, budget_bytes),
+        alt=f"Scatter chart of policies: step peak against step time. {_answer(marks, budget_bytes)}.",
+        rows=lambda: [_row(mark) for mark in marks],
+    )
+
+
+def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
+    if not marks:
+        return empty(QUESTION, "No plan was found yet.")
+    fig = figure(QUESTION, _answer(marks, budget_bytes))
+    unit, unit_name = byte_axis(max(mark.peak_bytes for mark in marks))
+    for kind in NAMES:
+        if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
+            fig.add_trace(_trace(kind, of_kind, unit))
+    if budget_bytes is not None and budget_bytes <= 1.2 * max(mark.peak_bytes for mark in marks):
+        fig.add_vline(
+            x=budget_bytes / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
+            annotation={"text": f"budget {mib(budget_bytes)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
+        )  # fmt: skip
+    fig.update_layout(
+        xaxis={"title": {"text": f"step peak ({unit_name})"}},
+        yaxis={"title": {"text": "step time, × everything kept"}},
+        legend={"traceorder": "normal"},
+    )
+    return fig
+
+
+def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scatter:
+    marks = [mark for _, mark in placed]
+    spreads = [mark.spread or 0.0 for mark in marks]
+    return go.Scatter(
+        x=[mark.peak_bytes / unit for mark in marks],
+        y=[mark.time_ratio for mark in marks],
+        name=NAMES[kind],
+        mode="lines+markers" if kind == "plan" else "markers+text" if kind == "preset" else "markers",
+        text=[mark.name for mark in marks],
+        textposition=_beside(marks),
+        textfont={"size": 12},
+        customdata=[[place, *_hover(mark)] for place, mark in placed],
+        hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
+        line={"width": 1.5, "color": COLOURS[kind], "shape": "hv"},
+        marker={
+            "symbol": SYMBOLS[kind], "size": SIZES[kind], "color": COLOURS[kind],
+            "line": {"width": 3 if kind == "drawn" else 2, "color": COLOURS[kind]},
+        },
+        error_y={"type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads)},
+        unselected={"marker": {"opacity": 1}},
+    )  # fmt: skip
+
+
+def _beside(marks: Sequence[Mark]) -> list[str]:
+    """Above and below in turns from the left, so that names of neighbours do not meet."""
+    order = sorted(range(len(marks)), key=lambda i: marks[i].peak_bytes)
+    return ["top right" if order.index(i) % 2 else "bottom right" for i in range(len(marks))]
+
+
+def _hover(mark: Mark) -> tuple[str, str, str]:
+    origin = "measured" if mark.measured else "predicted"
+    spread = f" ± {mark.spread:.2f}" if mark.spread is not None else ""
+    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} time, {origin}"
+    return mark.name or NAMES[mark.kind], figures, in_words(mark.policy)
+
+
+def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
+    plans = [mark for mark in marks if mark.kind == "plan"]
+    if not plans:
+        return f"{count(len(marks), 'policy').replace('policys', 'policies')} foretold or measured, no plan yet"
+    least = min(plans, key=lambda mark: mark.peak_bytes)
+    if budget_bytes is not None and (fits := [mark for mark in plans if mark.peak_bytes <= budget_bytes]):
+        best = min(fits, key=lambda mark: mark.time_ratio)
+        return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} time, predicted"
+    most = max(plans, key=lambda mark: mark.peak_bytes)
+    return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} time, predicted"
+
+
+def _row(mark: Mark) -> dict[str, Any]:
+    return {
+        "what": mark.name or NAMES[mark.kind],
+        "policy": in_words(mark.policy),
+        "step peak (bytes)": mark.peak_bytes,
+        "step time (× everything kept)": round(mark.time_ratio, 4),
+        "±": None if mark.spread is None else round(mark.spread, 4),
+        "origin": "measured" if mark.measured else "predicted",
+    }

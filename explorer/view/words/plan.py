@@ -1,0 +1,78 @@
+"""What is proven about a plan, in words that need no knowledge of solvers."""
+
+from __future__ import annotations
+
+from explorer.record.plan import Plan
+from explorer.view.drawing.units import count, mib, percent
+
+BUDGET = (
+    "What the step may take: memory (60 MiB, 1.5 GiB), a share of what keeping everything needs (50 %), or time that "
+    "you would give for memory (+10 % time). The cheapest policy that keeps it is drawn; undo brings yours back."
+)
+SLIDER = "Memory for time"
+SLIDER_HELP = (
+    "Each step is a plan that no other plan beats: less memory at the left, less time at the right. The graph follows."
+)
+START = "Type a budget, or drag the slider: the cheapest policy is drawn at once."
+EMPTY = "Plans follow once the baseline is measured."
+AS_GOOD = "No plan that was found is faster at this peak."
+
+PROVEN_TO = 5e-3
+"""A gap that is smaller than what any clock here can tell."""
+ABOUT = (
+    "The planner wrote the measured step down as a small program: each module is kept or recomputed, no moment may "
+    "hold more than the budget, and as little time as possible is to be spent. A solver then looked for the best "
+    "choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is really "
+    "held and how long it really takes."
+)
+
+
+def certificate(plan: Plan) -> tuple[str, str]:
+    """(what is proven, what that means)"""
+    found = plan.certificate
+    among = f"{count(found.n_candidates, 'module')}"
+    least = plan.budget_bytes is None
+    better = "needs less memory" if least else "is faster"
+    if found.gap <= PROVEN_TO:
+        said = f"Proven: no other choice among {among} {better}."
+    elif found.gap >= 1:
+        said = f"The best that was found in time among {among}; nothing is proven."
+    else:
+        said = f"Nearly proven: no other choice among {among} {better} by more than {percent(found.gap)}."
+    looked = f"{count(found.n_rows, 'moment')} of the step decided it, {count(found.n_solves, 'call')} of the solver."
+    return said, f"{ABOUT} {looked}"
+
+
+FRONT = "Click a point to draw its policy. Everything hollow is predicted from one measured step; diamonds were run."
+MEASURE = (
+    "Runs everything kept and each of these policies in turns: the one that is drawn, the least peak, the sharpest "
+    "bend of the front, and half the way down. Cancel stops the one under way and leaves out the rest."
+)
+
+
+def measuring(n_left: int) -> str:
+    """While runs are under way that the front asked for."""
+    return f"Measuring the points that matter: {count(n_left, 'run')} to go."
+
+
+def looking(text: str) -> str:
+    """While the worker looks for the plan that was asked for."""
+    return f"Looking for the cheapest policy within {text} ..."
+
+
+def found_so_far(n: int, n_expected: int) -> str:
+    """While the worker looks for the front."""
+    return f"Finding plans: {n} of {n_expected}." if n_expected else "Finding plans."
+
+
+def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str:
+    """Markdown."""
+    origin = "measured" if measured else "predicted"
+    if peak_bytes <= budget_bytes:
+        return f":green[{mib(peak_bytes)} {origin}: within {mib(budget_bytes)}.]"
+    return f":red[{mib(peak_bytes)} {origin}: {mib(peak_bytes - budget_bytes)} over {mib(budget_bytes)}.]"
+
+
+def better(peak: str, cost: float, own: float) -> str:
+    """Of a policy that a plan beats."""
+    return f"A plan with {peak} takes ×{cost:.2f} time instead of ×{own:.2f}."

@@ -1,0 +1,40 @@
+"""The front is told plan by plan; a wish is answered by one plan, or by what can be reached."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.errors import BadInput
+from explorer.plan.planners.front import find_plans
+from explorer.record import RunSpec
+from explorer.record.plan import Wish
+from explorer.record.progress import Progress, silent
+from tests import graphs
+
+MIB = 1024**2
+GRAPH = graphs.gpt(3)
+RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+
+
+def test_every_plan_is_told_as_soon_as_it_is_found() -> None:
+    told: list[Progress] = []
+    front = find_plans(RUN, GRAPH, Wish(), told.append)
+    peaks = [plan.step_peak_bytes for plan in front.plans]
+    assert peaks[0] == RUN.step_peak_bytes == max(peaks) and len(set(peaks)) > 2
+    growing = [len(progress.plans) for progress in told]
+    assert growing[0] == 0 and growing[1:] == list(range(1, len(peaks) + 1))
+    assert told[-1].plans == front.plans
+    assert not front.plans[0].policy.units
+
+
+def test_a_wish_is_answered_by_one_plan() -> None:
+    (plan,) = find_plans(RUN, GRAPH, Wish(budget_bytes=40 * MIB), silent).plans
+    assert plan.step_peak_bytes <= 40 * MIB == plan.budget_bytes and plan.policy.units
+    (plan,) = find_plans(RUN, GRAPH, Wish(more_time=0.2), silent).plans
+    assert plan.cost_ratio is not None and plan.cost_ratio <= 1.2 and plan.step_peak_bytes < (RUN.step_peak_bytes or 0)
+
+
+def test_a_wish_that_cannot_be_is_told_what_can() -> None:
+    floor = find_plans(RUN, GRAPH, Wish(), silent).plans[-1]
+    with pytest.raises(BadInput, match=f"least that can be reached is {floor.step_peak_bytes / MIB:.1f} MiB"):
+        find_plans(RUN, GRAPH, Wish(budget_bytes=MIB), silent)

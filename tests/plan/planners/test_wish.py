@@ -1,0 +1,42 @@
+"""A budget as people type it is read as they mean it, and what means nothing gets one sentence."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.errors import BadInput
+from explorer.plan.planners.wish import parse_wish
+from explorer.record.plan import Wish
+
+MIB = 1024**2
+
+
+@pytest.mark.parametrize(
+    ("text", "wish"),
+    [
+        ("60 MiB", Wish(budget_bytes=60 * MIB)),
+        (" 1.5gib ", Wish(budget_bytes=1536 * MIB)),
+        ("1,5 GiB", Wish(budget_bytes=1536 * MIB)),
+        ("123456B", Wish(budget_bytes=123456)),
+        ("50 %", Wish(budget_bytes=100 * MIB)),
+        ("50%", Wish(budget_bytes=100 * MIB)),
+        ("120 %", Wish(budget_bytes=240 * MIB)),
+        ("+10 % time", Wish(more_time=0.1)),
+        ("+10%", Wish(more_time=0.1)),
+        ("10 % time", Wish(more_time=0.1)),
+        ("+0 % time", Wish(more_time=0.0)),
+    ],
+)
+def test_a_budget_is_read_as_it_is_meant(text: str, wish: Wish) -> None:
+    assert parse_wish(text, 200 * MIB) == wish
+
+
+@pytest.mark.parametrize(
+    "text", ["-3", "abc", "0", "", "   ", "60", "-5 MiB", "-10 % time", "+60 MiB", "50 % MiB", "60 MB", "1e9 GiB",
+             "nan %", "inf", "0 %", "0 MiB", "10 time", "60 MiB please", "+99999999 % time"],
+)  # fmt: skip
+def test_what_is_no_budget_gets_one_sentence(text: str) -> None:
+    with pytest.raises(BadInput) as said:
+        parse_wish(text, 200 * MIB)
+    assert said.value.sentence.endswith(".") and "\n" not in said.value.sentence
+    assert said.value.hint

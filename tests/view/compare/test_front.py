@@ -1,0 +1,69 @@
+"""Foretold and measured points are told apart without colour; the answer is read off the marks."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.record import Policy
+from explorer.record.plan import Certificate, Plan
+from explorer.view.compare.front import Mark, front_chart
+from explorer.view.words.plan import against_budget, certificate
+
+MIB = 2**20
+SOME, ALL = Policy.recompute(["a"]), Policy.recompute(["a", "b"])
+MARKS = (
+    Mark(kind="plan", policy=ALL, peak_bytes=40 * MIB, time_ratio=1.4),
+    Mark(kind="plan", policy=SOME, peak_bytes=70 * MIB, time_ratio=1.1),
+    Mark(kind="plan", policy=Policy(), peak_bytes=100 * MIB, time_ratio=1.0),
+    Mark(kind="preset", policy=ALL, peak_bytes=41 * MIB, time_ratio=1.4, name="Recompute all"),
+    Mark(kind="run", policy=SOME, peak_bytes=71 * MIB, time_ratio=1.12, spread=0.02, measured=True),
+    Mark(kind="drawn", policy=SOME, peak_bytes=71 * MIB, time_ratio=1.12, spread=0.02, measured=True),
+)
+
+
+def test_every_kind_has_a_symbol_of_its_own() -> None:
+    traces = front_chart(MARKS).figure.data
+    assert len({trace.marker.symbol for trace in traces}) == len({trace.name for trace in traces}) == 4
+    assert [place for trace in traces for place, *_ in trace.customdata] == list(range(len(MARKS)))
+    (run,) = [trace for trace in traces if trace.name == "runs, measured"]
+    assert list(run.error_y.array) == [0.02] and "measured" in run.customdata[0][2]
+    assert "open" not in run.marker.symbol
+
+
+def test_the_answer_is_about_the_budget() -> None:
+    assert "from 100.0 MiB down to 40.0 MiB for ×1.40 time, predicted" in front_chart(MARKS).alt
+    within = front_chart(MARKS, budget_bytes=80 * MIB)
+    assert "within 80.0 MiB: 70.0 MiB for ×1.10 time, predicted" in within.alt
+    assert "budget 80.0 MiB" in [note.text for note in within.figure.layout.annotations]
+    assert not front_chart(MARKS, budget_bytes=2**40).figure.layout.shapes, "a budget far away would squeeze the rest"
+
+
+def test_the_table_has_every_mark_and_its_origin() -> None:
+    rows = front_chart(MARKS).rows()
+    assert [row["origin"] for row in rows] == ["predicted"] * 4 + ["measured"] * 2
+    assert rows[4]["±"] == 0.02 and rows[3]["what"] == "Recompute all"
+    assert front_chart(()).figure.layout.title.text
+
+
+@pytest.mark.parametrize(
+    ("gap", "budget", "said"),
+    [
+        (0.0, MIB, "Proven: no other choice among 99 modules is faster."),
+        (0.0, None, "Proven: no other choice among 99 modules needs less memory."),
+        (0.031, MIB, "Nearly proven: no other choice among 99 modules is faster by more than 3.1 %."),
+        (1.0, MIB, "The best that was found in time among 99 modules; nothing is proven."),
+    ],
+)
+def test_a_certificate_in_words(gap: float, budget: int | None, said: str) -> None:
+    plan = Plan(
+        policy=SOME, step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0, step_cost=10.0,
+        cost_unit="ms", budget_bytes=budget,
+        certificate=Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1),
+    )  # fmt: skip
+    words, meaning = certificate(plan)
+    assert words == said and "7 moments of the step decided it, 1 call of the solver." in meaning
+
+
+def test_a_budget_is_kept_or_passed() -> None:
+    assert against_budget(50 * MIB, 60 * MIB, measured=True) == ":green[50.0 MiB measured: within 60.0 MiB.]"
+    assert against_budget(70 * MIB, 60 * MIB, measured=False) == ":red[70.0 MiB predicted: 10.0 MiB over 60.0 MiB.]"
