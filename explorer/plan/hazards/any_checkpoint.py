@@ -108,7 +108,7 @@ def moved_attributes(case: Case) -> Iterator[Hazard]:
 
 def kept_cache(case: Case) -> Iterator[Hazard]:
     """Only what a unit is handed from outside matters; a list that is made inside is made anew."""
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "keeps_cache" in b.traits)
+    blocks = case.handed("keeps_cache")
     if blocks:
         yield Hazard(
             rule="kept-cache", severity="error", blocks=blocks,
@@ -119,7 +119,7 @@ def kept_cache(case: Case) -> Iterator[Hazard]:
 
 
 def filled_inputs(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "fills_inputs" in b.traits)
+    blocks = case.handed("fills_inputs")
     if blocks:
         yield Hazard(
             rule="filled-inputs", severity="warning", blocks=blocks,
@@ -131,7 +131,7 @@ def filled_inputs(case: Case) -> Iterator[Hazard]:
 
 def changed_inputs(case: Case) -> Iterator[Hazard]:
     """Only what a unit is handed from outside matters; what it changes inside is made anew."""
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "changes_inputs" in b.traits)
+    blocks = case.handed("changes_inputs")
     if blocks:
         yield Hazard(
             rule="changed-inputs", severity="error", blocks=blocks,
@@ -174,7 +174,7 @@ def segment_apart(case: Case) -> Iterator[Hazard]:
 
 def random_last(case: Case) -> Iterator[Hazard]:
     """RReLU fills its noise after autograd packed it; early stop leaves the region before (pytorch 193671)."""
-    last = tuple(block.fqn for _, named in case.units for block in named[-1:] if "rng_last" in block.traits)
+    last = case.handing_on("rng_last")
     if last and case.policy.stops_early and case.trains:
         yield Hazard(
             rule="random-last", severity="error", blocks=last,

@@ -37,6 +37,14 @@ class Case:
         """Innermost blocks with `trait` among those that run again: the ones a person can point at."""
         return innermost(block.fqn for block in self.rerun if trait in block.traits)
 
+    def handed(self, trait: Trait) -> tuple[str, ...]:
+        """Blocks with `trait` that their unit begins with. What a unit is handed from outside is kept for its rerun."""
+        return tuple(block.fqn for _, named in self.units for block in named[:1] if trait in block.traits)
+
+    def handing_on(self, trait: Trait) -> tuple[str, ...]:
+        """Blocks with `trait` that their unit ends with."""
+        return tuple(block.fqn for _, named in self.units for block in named[-1:] if trait in block.traits)
+
     @property
     def trains(self) -> bool:
         """Whether dropout draws and statistics move: not so in eval mode."""

@@ -33,7 +33,7 @@ def no_gradient_enters(case: Case) -> Iterator[Hazard]:
 
 
 def nested_outputs(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for _, named in case.units for b in named[-1:] if "nested_outputs" in b.traits)
+    blocks = case.handing_on("nested_outputs")
     if blocks:
         yield Hazard(
             rule="reentrant-nested-outputs", severity="error", blocks=blocks,
@@ -44,7 +44,7 @@ def nested_outputs(case: Case) -> Iterator[Hazard]:
 
 
 def nested_inputs(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "nested_inputs" in b.traits)
+    blocks = case.handed("nested_inputs")
     if blocks:
         yield Hazard(
             rule="reentrant-nested-inputs", severity="error", blocks=blocks,
@@ -55,7 +55,7 @@ def nested_inputs(case: Case) -> Iterator[Hazard]:
 
 
 def keyword_arguments(case: Case) -> Iterator[Hazard]:
-    blocks = tuple(b.fqn for _, named in case.units for b in named[:1] if "keyword_inputs" in b.traits)
+    blocks = case.handed("keyword_inputs")
     if blocks:
         yield Hazard(
             rule="reentrant-keywords", severity="note", blocks=blocks,
