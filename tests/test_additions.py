@@ -16,6 +16,7 @@ from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import known
 from explorer.plan.hazards.case import Case
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
+from explorer.record.export import Export
 from explorer.record.hazard import Hazard
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile
@@ -61,8 +62,11 @@ def test_a_preset_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_export_format_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FORMATS, "haiku", ExportFormat(name="haiku", write=lambda file: f"{len(file.policy.units)}"))
-    assert exported(PolicyFile(policy=KEEP_ALL), "haiku") == "0"
+    def haiku(file: PolicyFile) -> Export:
+        return Export(target="haiku", written_for="readers", text=f"{len(file.policy.units)}")
+
+    monkeypatch.setitem(FORMATS, "haiku", ExportFormat(name="haiku", write=haiku))
+    assert exported(PolicyFile(policy=KEEP_ALL), "haiku").text == "0"
 
 
 def test_a_hazard_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:

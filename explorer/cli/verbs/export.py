@@ -5,24 +5,46 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
-from explorer.cli.command import say, verb
+from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
 from explorer.cli.options import Out, PolicyPath
 from explorer.cli.worker import print_or_write
-from explorer.plan.export.formats import FORMATS, export_format
+from explorer.plan.export.formats import FORMATS, exported
+from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
+from explorer.record.export import Export
+
+MOST_NAMED = 40
+_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
+_CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}
 
 
 @verb
 def export(
     policy: PolicyPath,
+    output: Output,
     to: Annotated[str, typer.Option("--to", metavar="TARGET", help=f"One of {', '.join(FORMATS)}.")],
     out: Out = None,
-    traceback: Annotated[bool, typer.Option("--traceback", help="After an error, show where it was raised.")] = False,
 ) -> None:
-    """A policy file in another form; torch: a Python file that applies it with torch alone."""
-    file = policy_file.load(policy)
-    form = export_format(to)
-    print_or_write(form.write(file), out)
-    if form.note:
-        say(f"[dim]{form.note}[/]")
+    """A policy file in the form of another program, and which blocks that will really recompute."""
+    form = exported(policy_file.load(policy), to)
+    if output.json:
+        print_json(form)
+    elif form.text:
+        print_or_write(form.text, out)
+    _tell(form)
+    if form.fit == "not expressible":
+        raise typer.Exit(DIFFERENT)
+
+
+def _tell(form: Export) -> None:
+    """To stderr: how well it fits, and what runs again there."""
+    say(f"[{_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({_CHECKED[form.checked]})")
+    if form.recomputed is not None and form.fit != "not expressible":
+        names = listed([fqn or "the model" for fqn in form.recomputed], MOST_NAMED)
+        say(f"It recomputes {escape(names) or 'nothing'}.")
+    for sentence in form.reasons:
+        say(escape(sentence))
+    for sentence in form.notes:
+        say(f"[dim]{escape(sentence)}[/]")

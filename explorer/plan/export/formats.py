@@ -6,8 +6,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.export.composer import to_composer
+from explorer.plan.export.deepspeed import to_deepspeed
+from explorer.plan.export.diffusers import to_diffusers
+from explorer.plan.export.flagscale import to_flagscale
+from explorer.plan.export.fsdp2 import to_fsdp2
+from explorer.plan.export.hugging_face import to_hugging_face
+from explorer.plan.export.lightning import to_lightning
+from explorer.plan.export.llm_foundry import to_llm_foundry
+from explorer.plan.export.megatron import to_layout, to_megatron
+from explorer.plan.export.memory_budget import to_memory_budget
+from explorer.plan.export.mmengine import to_mmengine
+from explorer.plan.export.olmo_core import to_olmo_core
+from explorer.plan.export.primus import to_primus
 from explorer.plan.export.torch_file import to_torch
-from explorer.plan.export.torchrun import NEEDS, to_schedule_csv, to_stages
+from explorer.plan.export.torchrun import to_schedule_csv, to_stages
+from explorer.plan.export.torchtitan import to_torchtitan
+from explorer.record.export import Export
 from explorer.record.policy_file import PolicyFile
 
 
@@ -16,28 +31,36 @@ class ExportFormat:
     """One form: what `export --to NAME` writes."""
 
     name: str
-    write: Callable[[PolicyFile], str]
-    note: str = ""
-    """What the text does not carry, for whoever takes it."""
+    write: Callable[[PolicyFile], Export]
 
 
 _ROWS = (
     ExportFormat(name="torch", write=to_torch),
-    ExportFormat(name="stages", write=to_stages, note=NEEDS),
-    ExportFormat(name="schedule", write=to_schedule_csv, note=NEEDS),
+    ExportFormat(name="fsdp2", write=to_fsdp2),
+    ExportFormat(name="memory-budget", write=to_memory_budget),
+    ExportFormat(name="stages", write=to_stages),
+    ExportFormat(name="schedule", write=to_schedule_csv),
+    ExportFormat(name="huggingface", write=to_hugging_face),
+    ExportFormat(name="diffusers", write=to_diffusers),
+    ExportFormat(name="lightning", write=to_lightning),
+    ExportFormat(name="torchtitan", write=to_torchtitan),
+    ExportFormat(name="megatron", write=to_megatron),
+    ExportFormat(name="megatron-layout", write=to_layout),
+    ExportFormat(name="primus", write=to_primus),
+    ExportFormat(name="flagscale", write=to_flagscale),
+    ExportFormat(name="olmo-core", write=to_olmo_core),
+    ExportFormat(name="mmengine", write=to_mmengine),
+    ExportFormat(name="llm-foundry", write=to_llm_foundry),
+    ExportFormat(name="composer", write=to_composer),
+    ExportFormat(name="deepspeed", write=to_deepspeed),
 )
 FORMATS = {row.name: row for row in _ROWS}
 
 
-def export_format(name: str) -> ExportFormat:
-    """Raises InvalidPolicy for an unknown name."""
+def exported(file: PolicyFile, name: str) -> Export:
+    """The policy in the form called `name`. Raises InvalidPolicy for an unknown name, and what the form raises."""
     if name not in FORMATS:
         raise InvalidPolicy(
             f"There is no exporter {name}.", hint=nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}."
         )
-    return FORMATS[name]
-
-
-def exported(file: PolicyFile, name: str) -> str:
-    """The text of the form. Raises InvalidPolicy for an unknown name, and what the form raises."""
-    return export_format(name).write(file)
+    return FORMATS[name].write(file)

@@ -9,12 +9,27 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from explorer.plan.export.outcome import Target
+from explorer.record.export import Export
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Evidence, PolicyFile
 
+TORCH = Target(
+    name="torch",
+    written_for="torch 2.11 to 2.13",
+    options=Policy.__struct_fields__[1:],
+    actions=("recompute", "save_ops", "offload"),
+    segments=True,
+    checked="executed",
+)
 
-def to_torch(file: PolicyFile) -> str:
-    """The file's text. Names and numbers from the policy are written as Python literals, never as code."""
+
+def to_torch(file: PolicyFile) -> Export:
+    return TORCH.exported(file.policy, _text(file))
+
+
+def _text(file: PolicyFile) -> str:
+    """Names and numbers from the policy are written as Python literals, never as code."""
     fillings = {"@ORIGIN@\n": _origin(file), "@DECISION@": _decision(file.policy), **_in_turn()}
     # In one pass: a block may be called @ORIGIN@.
     return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _TEMPLATE)

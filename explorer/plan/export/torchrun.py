@@ -14,6 +14,7 @@ from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
+from explorer.record.export import Export
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy_file import PolicyFile
@@ -34,14 +35,19 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 """Where the explorer is imported from, also where nobody installed it."""
 
 
-def to_stages(file: PolicyFile) -> str:
+def to_stages(file: PolicyFile) -> Export:
     """JSON: one list of fqns a stage, in execution order. Raises InvalidPlan where the file has no plan."""
-    return json.dumps([list(blocks) for blocks in _plan(file).stages], indent=2) + "\n"
+    return _splits("stages", json.dumps([list(blocks) for blocks in _plan(file).stages], indent=2) + "\n")
 
 
-def to_schedule_csv(file: PolicyFile) -> str:
+def to_schedule_csv(file: PolicyFile) -> Export:
     """One line of actions a rank, as torch's runtime loads it. Raises InvalidPlan where the file has no plan."""
-    return to_csv(rows_of(_plan(file)))
+    return _splits("schedule", to_csv(rows_of(_plan(file))))
+
+
+def _splits(target: str, text: str) -> Export:
+    written_for = "torch.distributed.pipelining 2.13"
+    return Export(target=target, written_for=written_for, text=text, notes=(NEEDS,), checked="executed")
 
 
 def torchrun_command(spec: RunSpec, folder: Path) -> str:

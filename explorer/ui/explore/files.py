@@ -119,7 +119,7 @@ def policy_text(state: ExploreState, graph: ModelGraph) -> str:
 
 def torch_text(state: ExploreState, graph: ModelGraph) -> str:
     """A Python file for torch alone."""
-    return _warning(state, graph) + exported(policy_of(state, graph), "torch")
+    return _warning(state, graph) + exported(policy_of(state, graph), "torch").text
 
 
 def _warning(state: ExploreState, graph: ModelGraph) -> str:

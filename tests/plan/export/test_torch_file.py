@@ -124,7 +124,7 @@ POLICIES = {
 @pytest.mark.parametrize("name", POLICIES)
 def test_the_exported_file_does_what_the_explorer_does(name: str) -> None:
     policy = POLICIES[name]
-    exporting = module_of(exported(PolicyFile(policy=policy), "torch"))
+    exporting = module_of(exported(PolicyFile(policy=policy), "torch").text)
     ours = step(lambda net: explorer.apply_policy(net, policy))
     theirs = step(exporting.apply_checkpointing)
     assert_same(ours[0], theirs[0])
@@ -133,10 +133,12 @@ def test_the_exported_file_does_what_the_explorer_does(name: str) -> None:
 
 def test_it_differs_where_the_policy_makes_a_difference() -> None:
     plain = step(lambda net: None)
-    faithful = step(module_of(exported(PolicyFile(policy=POLICIES["nested"]), "torch")).apply_checkpointing)
+    faithful = step(module_of(exported(PolicyFile(policy=POLICIES["nested"]), "torch").text).apply_checkpointing)
     assert_same(plain[0], faithful[0])
     for name in ("statistics every forward", "no rng"):
-        gradients, buffers = step(module_of(exported(PolicyFile(policy=POLICIES[name]), "torch")).apply_checkpointing)
+        gradients, buffers = step(
+            module_of(exported(PolicyFile(policy=POLICIES[name]), "torch").text).apply_checkpointing
+        )
         with pytest.raises(AssertionError):
             assert_same(plain[0] | plain[1], gradients | buffers)
 
@@ -144,7 +146,7 @@ def test_it_differs_where_the_policy_makes_a_difference() -> None:
 def test_a_loop_that_does_more_in_between_is_refused() -> None:
     net = Net()
     net.adds_in_between = True
-    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch")).apply_checkpointing(net)
+    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch").text).apply_checkpointing(net)
     with pytest.raises(
         ValueError, match=r"What loop\.0 returns was to go to loop\.1 alone, and add reads it.*one by one"
     ):
@@ -152,7 +154,7 @@ def test_a_loop_that_does_more_in_between_is_refused() -> None:
 
 
 def test_copies_and_pickles_of_a_loop_use_their_own_weights() -> None:
-    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch")).apply_checkpointing(net := Net().eval())
+    module_of(exported(PolicyFile(policy=POLICIES["a loop"]), "torch").text).apply_checkpointing(net := Net().eval())
     torch.manual_seed(0)
     x, state = torch.randn(4, 8), random.getstate()
     outputs = []
@@ -167,7 +169,7 @@ def test_copies_and_pickles_of_a_loop_use_their_own_weights() -> None:
 
 
 def test_copies_and_pickles_use_their_own_weights() -> None:
-    exporting = module_of(exported(PolicyFile(policy=POLICIES["segments and singles"]), "torch"))
+    exporting = module_of(exported(PolicyFile(policy=POLICIES["segments and singles"]), "torch").text)
     net = Net().eval()
     names = list(net.state_dict())
     exporting.apply_checkpointing(net)
@@ -183,7 +185,7 @@ def test_copies_and_pickles_use_their_own_weights() -> None:
 
 
 def test_another_model_is_refused() -> None:
-    exporting = module_of(exported(PolicyFile(policy=Policy.recompute(["layers.0", "stem"])), "torch"))
+    exporting = module_of(exported(PolicyFile(policy=Policy.recompute(["layers.0", "stem"])), "torch").text)
     with pytest.raises(ValueError, match=r"no block layers\.0: this file was made for another model"):
         exporting.apply_checkpointing(Net())
 
@@ -198,7 +200,7 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from(tmp_path: Path)
             policy=POLICIES["nested"], model=ModelRef(target="net.py:Net"), fingerprint="abc", evidence=evidence
         ),
         "torch",
-    )
+    ).text
     for words in (
         "Made for net.py:Net, fingerprint abc",
         "1,000 bytes instead of 3,000",
@@ -216,7 +218,7 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from(tmp_path: Path)
 def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     path.write_text(policy_file.dumps(Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"])))
-    module = module_of(exported(policy_file.load(path), "torch"))
+    module = module_of(exported(policy_file.load(path), "torch").text)
     assert [unit[0] for unit in module.UNITS] == [('stem."0"',), ("a\\",), ("@ORIGIN@",)]
 
 

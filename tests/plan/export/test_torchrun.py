@@ -20,8 +20,8 @@ FILE = PolicyFile(
 
 
 def test_stages_and_schedule_are_exported() -> None:
-    assert json.loads(exported(FILE, "stages")) == [["a", "b"], ["c"]]
-    assert from_csv(exported(FILE, "schedule")) == one_f_one_b(2, 3)
+    assert json.loads(exported(FILE, "stages").text) == [["a", "b"], ["c"]]
+    assert from_csv(exported(FILE, "schedule").text) == one_f_one_b(2, 3)
 
 
 @pytest.mark.parametrize("target", ["stages", "schedule"])

@@ -1,0 +1,62 @@
+"""Hugging Face transformers: a callback of its Trainer that sets the flag of the chosen layers.
+
+TrainingArguments choose layers 0, n, 2n, .. at most, counted through vision tower, encoder and decoder together; the
+flag on each layer is read at every forward, and the Trainer asks its callbacks after it has set all flags itself.
+"""
+
+from __future__ import annotations
+
+from explorer.plan.export.code import CHECKPOINT_OPTIONS, options_of, python_file
+from explorer.plan.export.outcome import Target
+from explorer.record.export import Export
+from explorer.record.policy_file import PolicyFile
+
+HUGGING_FACE = Target(
+    name="huggingface",
+    written_for="transformers 5.23",
+    options=CHECKPOINT_OPTIONS,
+    checked="executed",
+)
+
+
+def to_hugging_face(file: PolicyFile) -> Export:
+    """The callback; `recompute_layers(model)` does the same without a Trainer."""
+    blocks = HUGGING_FACE.recomputed(file.policy)
+    return HUGGING_FACE.exported(file.policy, python_file(_ABOUT, _BODY, blocks, options_of(file.policy)))
+
+
+_ABOUT = """\
+Activation checkpointing of single layers under transformers' Trainer.
+
+    Trainer(..., callbacks=[RecomputeLayers()])     # without activation_checkpointing in the TrainingArguments
+    recompute_layers(model)                         # the same in a loop of your own
+"""
+_BODY = """\
+def recompute_layers(model):
+    layers = chosen(model)
+    unable = [name for name, layer in layers.items() if not hasattr(layer, "gradient_checkpointing")]
+    if unable:
+        raise ValueError(
+            f"{', '.join(unable)} cannot be recomputed by transformers: choose whole layers, or export for torch."
+        )
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:
+        enable(activation_checkpointing_kwargs=dict(OPTIONS))
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(OPTIONS))
+    wanted = set(map(id, layers.values()))
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = id(module) in wanted
+
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    TrainerCallback = object
+
+
+class RecomputeLayers(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **others):
+        recompute_layers(model)
+"""

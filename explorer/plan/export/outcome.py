@@ -1,0 +1,133 @@
+"""What a target can say of a policy, and what is lost on the way there.
+
+A loss is what changes which blocks run again or what they compute. Options that move only memory inside of one block,
+or an engine that computes the same, are notes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from explorer.plan.names import above, some
+from explorer.record.export import Checked, Export
+from explorer.record.policy import Action, Policy
+
+STATISTICS = "Where a recomputed block has running statistics (BatchNorm), they move twice a step there."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A program that takes policies, as far as it can say them."""
+
+    name: str
+    written_for: str
+    options: tuple[str, ...] = ()
+    """Options of a policy that are handed on as they are."""
+    fixed: tuple[tuple[str, Any], ...] = ()
+    """Values that the target itself sets, where they are not torch's defaults."""
+    actions: tuple[Action, ...] = ("recompute",)
+    segments: bool = False
+    nested: bool = True
+    checked: Checked = "grammar"
+
+    def losses(self, policy: Policy) -> tuple[str, ...]:
+        """Sentences; empty: all that the policy says of its blocks is said there."""
+        return tuple(sentence for sentence in (*self._of_units(policy), *self._of_options(policy)) if sentence)
+
+    def notes(self, policy: Policy) -> tuple[str, ...]:
+        """Options that differ there and change no gradient."""
+        set_there = {**{name: getattr(Policy(), name) for name in _HARMLESS}, **dict(self.fixed)}
+        differing = [
+            f"{name} is {_in_words(set_there[name])} there and {_in_words(getattr(policy, name))} in the policy"
+            for name in _HARMLESS
+            if name not in self.options
+            and set_there[name] != getattr(policy, name)
+            and not (name == "preserve_rng_state" and policy.preserve_rng_state)  # that is a loss
+        ]
+        recomputes = any(unit.action != "offload" for unit in policy.units)
+        loose = "running_stats" not in self.options and policy.running_stats == "once"
+        statistics = STATISTICS if recomputes and loose else ""
+        return tuple(filter(None, (f"{'; '.join(differing)}." if differing else "", statistics)))
+
+    def recomputed(self, policy: Policy) -> tuple[str, ...]:
+        """Blocks to name there: those of the units that it can take in some form."""
+        units = [unit for unit in policy.units if unit.action != "offload" or "offload" in self.actions]
+        return tuple(dict.fromkeys(fqn for unit in units for fqn in unit.blocks))
+
+    def exported(self, policy: Policy, text: str, *, there: tuple[str, ...] | None = None, note: str = "") -> Export:
+        """`text` as the answer; exact where nothing is lost. `there`: the blocks that it names, if not the policy's."""
+        wanted = self.recomputed(policy)
+        losses = self.losses(policy)
+        there = wanted if there is None else there
+        extra = tuple(fqn for fqn in there if fqn not in wanted)
+        missing = tuple(fqn for fqn in wanted if fqn not in there)
+        if extra or missing:
+            losses = (*losses, _differ(extra, missing))
+        offloaded = tuple(fqn for fqn in policy.blocks if fqn not in wanted)
+        return Export(
+            target=self.name,
+            written_for=self.written_for,
+            fit="approximated" if losses else "exact",
+            text=text,
+            recomputed=there,
+            missing=(*missing, *offloaded),
+            extra=extra,
+            reasons=losses,
+            notes=(*self.notes(policy), *filter(None, (note,))),
+            checked=self.checked,
+        )
+
+    def refused(self, *reasons: str) -> Export:
+        """Nothing that the target reads says this policy."""
+        return Export(
+            target=self.name,
+            written_for=self.written_for,
+            fit="not expressible",
+            recomputed=(),
+            reasons=reasons,
+            checked=self.checked,
+        )
+
+    def _of_units(self, policy: Policy) -> tuple[str, ...]:
+        kept = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)
+        offloaded = tuple(fqn for unit in policy.units if unit.action == "offload" for fqn in unit.blocks)
+        segments = tuple(" and ".join(unit.blocks) for unit in policy.units if len(unit.blocks) > 1)
+        named = set(policy.blocks)
+        inner = tuple(fqn for fqn in policy.blocks if not named.isdisjoint(above(fqn)))
+        return (
+            f"{some(kept)} keeps the results of some operators; there it is recomputed whole."
+            if kept and "save_ops" not in self.actions
+            else "",
+            f"{some(offloaded)} is offloaded; there it is kept." if offloaded and "offload" not in self.actions else "",
+            f"{some(segments)} are recomputed together; there one by one, so what passes between them is kept."
+            if segments and not self.segments
+            else "",
+            f"{some(inner)} lies inside another recomputed block; there it does not run a second time."
+            if inner and not self.nested
+            else "",
+        )
+
+    def _of_options(self, policy: Policy) -> tuple[str, ...]:
+        stashes = True if "preserve_rng_state" in self.options else dict(self.fixed).get("preserve_rng_state", True)
+        return (
+            "Random numbers are not set back there: the gradients of dropout belong to another forward."
+            if policy.preserve_rng_state and not stashes
+            else "",
+            f"Generators that torch does not stash ({some(policy.restore_rng)}) are not set back there."
+            if policy.restore_rng and "restore_rng" not in self.options
+            else "",
+        )
+
+
+_HARMLESS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
+
+
+def _differ(extra: tuple[str, ...], missing: tuple[str, ...]) -> str:
+    parts = [f"{some(missing)} is kept there"] if missing else []
+    parts += [f"{some(extra)} is recomputed there"] if extra else []
+    return f"{' and '.join(parts)}, other than the policy says."
+
+
+def _in_words(value: object) -> str:
+    return {True: "on", False: "off"}.get(value, str(value)) if isinstance(value, bool) else str(value)

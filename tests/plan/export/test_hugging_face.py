@@ -1,0 +1,71 @@
+"""The exported callback on models of transformers: the chosen layers run again, no others, and gradients stay equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from explorer.plan.export.formats import exported
+from tests.plan.export.runs import assert_same, file_of, module_of, ran_again, step, untouched
+
+transformers = pytest.importorskip("transformers")
+
+SMALL = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2}
+T5 = {"vocab_size": 64, "d_model": 32, "d_ff": 64, "d_kv": 16, "num_layers": 2, "num_heads": 2}
+
+
+def llama() -> Any:
+    config = transformers.LlamaConfig(**SMALL, num_hidden_layers=4, num_key_value_heads=2)
+    return transformers.LlamaForCausalLM(config), "model.layers.{}", 4, {}
+
+
+def gpt2() -> Any:
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=4, n_head=2)
+    return transformers.GPT2LMHeadModel(config), "transformer.h.{}", 4, {}
+
+
+def t5() -> Any:
+    model = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5))
+    return model, "decoder.block.{}", 2, {"decoder_input_ids": torch.arange(8).reshape(1, 8)}
+
+
+@pytest.mark.parametrize("make", [llama, gpt2, t5])
+def test_the_chosen_layers_run_again_and_no_others(make: Any) -> None:
+    model, name, n, more = make()
+    layers = tuple(name.format(i) for i in range(n))
+    chosen = layers[1::2]
+
+    def loss_of(model: nn.Module) -> Tensor:
+        ids = torch.arange(8).reshape(1, 8)
+        logits: Tensor = model(input_ids=ids, **more).logits
+        return logits.float().square().mean()
+
+    file = file_of(*chosen)
+    module = module_of(file, "huggingface")
+    plain, before = step(model, loss_of, untouched)
+    callback = module.RecomputeLayers()
+    gradients, calls = step(model, loss_of, lambda model: callback.on_train_begin(None, None, None, model=model))
+    form = exported(file, "huggingface")
+    assert ran_again(before, calls, layers) == set(chosen)
+    assert form.fit == "exact" and form.recomputed == chosen and form.checked == "executed"
+    assert_same(plain, gradients)
+
+
+def test_what_transformers_cannot_choose_is_said() -> None:
+    model = llama()[0]
+    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp cannot be recomputed by transformers: choose whole"):
+        module_of(file_of("model.layers.0.mlp"), "huggingface").recompute_layers(model)
+    with pytest.raises(ValueError, match=r"LlamaForCausalLM has no block layers\.0: export the policy"):
+        module_of(file_of("layers.0"), "huggingface").recompute_layers(model)
+
+
+def test_the_options_are_handed_on() -> None:
+    model = llama()[0]
+    file = file_of("model.layers.2", preserve_rng_state=False, early_stop=False)
+    module_of(file, "huggingface").recompute_layers(model)
+    options = model.model.layers[2]._gradient_checkpointing_func.keywords
+    assert options["preserve_rng_state"] is False and options["early_stop"] is False
+    assert options["use_reentrant"] is False and exported(file, "huggingface").fit == "exact"
