@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from explorer.record.base import Record
+from explorer.record.policy import Policy
 
 Fit = Literal["exact", "approximated", "not expressible"]
 Checked = Literal["executed", "grammar"]
@@ -31,3 +32,5 @@ class Export(Record):
     notes: tuple[str, ...] = ()
     """What whoever takes it has to know."""
     checked: Checked = "grammar"
+    as_run: Policy | None = None
+    """What the target will really do, as a policy that can be measured; None: no blocks can be named."""

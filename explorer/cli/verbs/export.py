@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -26,14 +27,23 @@ def export(
     output: Output,
     to: Annotated[str, typer.Option("--to", metavar="TARGET", help=f"One of {', '.join(FORMATS)}.")],
     out: Out = None,
+    as_run: Annotated[
+        Path | None,
+        typer.Option("--as-run", metavar="FILE", help="Write what the target will do as a policy, to measure it."),
+    ] = None,
 ) -> None:
     """A policy file in the form of another program, and which blocks that will really recompute."""
-    form = exported(policy_file.load(policy), to)
+    file = policy_file.load(policy)
+    form = exported(file, to)
     if output.json:
         print_json(form)
     elif form.text:
         print_or_write(form.text, out)
     _tell(form)
+    if as_run is not None and form.as_run is not None:
+        print_or_write(
+            policy_file.dumps(form.as_run, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline), as_run
+        )
     if form.fit == "not expressible":
         raise typer.Exit(DIFFERENT)
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from explorer.plan.names import above, some
 from explorer.record.export import Checked, Export
-from explorer.record.policy import Action, Policy
+from explorer.record.policy import Action, Policy, Unit
 
 STATISTICS = "Where a recomputed block has running statistics (BatchNorm), they move twice a step there."
 
@@ -76,6 +78,7 @@ class Target:
             reasons=losses,
             notes=(*self.notes(policy), *filter(None, (note,))),
             checked=self.checked,
+            as_run=self._as_run(policy, there),
         )
 
     def refused(self, *reasons: str) -> Export:
@@ -88,6 +91,21 @@ class Target:
             reasons=reasons,
             checked=self.checked,
         )
+
+    def _as_run(self, policy: Policy, there: tuple[str, ...]) -> Policy:
+        """`policy` as it is run there: other options, and units one by one where that is all it knows."""
+        usual = {**{name: getattr(Policy(), name) for name in _HARMLESS}, "running_stats": "every_forward"}
+        set_there = {**usual, "restore_rng": (), **dict(self.fixed)}
+        options = {name: value for name, value in set_there.items() if name not in self.options}
+        if self.segments:
+            return msgspec.structs.replace(policy, **options)
+        units = {fqn: unit for unit in policy.units for fqn in unit.blocks if unit.action in self.actions}
+        whole = tuple(
+            msgspec.structs.replace(units[fqn], blocks=(fqn,)) if fqn in units else Unit(blocks=(fqn,))
+            for fqn in there
+            if self.nested or set(above(fqn)).isdisjoint(there)
+        )
+        return msgspec.structs.replace(policy, units=whole, **options)
 
     def _of_units(self, policy: Policy) -> tuple[str, ...]:
         kept = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)

@@ -29,6 +29,15 @@ def test_the_text_and_what_becomes_of_the_policy(policy: str) -> None:
     assert "layers.2 is kept there and layers.1 is recomputed there" in answer.stderr
 
 
+def test_what_the_target_does_can_be_measured(policy: str, tmp_path: Path) -> None:
+    told = tmp_path / "as_run.yaml"
+    answer = CliRunner().invoke(app, ["export", policy, "--to", "megatron", "--as-run", str(told)])
+    assert answer.exit_code == 0
+    assert policy_file.load_policy(told) == Policy.recompute(
+        ["layers.0", "layers.1"], use_reentrant=True, running_stats="every_forward"
+    )
+
+
 def test_one_document(policy: str) -> None:
     answer = CliRunner().invoke(app, ["export", policy, "--to", "primus", "--json"])
     form = from_json(answer.stdout, Export)

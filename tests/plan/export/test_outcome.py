@@ -36,6 +36,7 @@ def test_every_form_answers_every_policy() -> None:
             if form.recomputed is not None and form.fit == "exact":
                 assert form.recomputed == policy.blocks and not form.extra and not form.missing
             if form.recomputed is not None and form.fit == "approximated":
+                assert form.as_run is not None and form.as_run.blocks == form.recomputed
                 assert set(form.recomputed) == (set(policy.blocks) | set(form.extra)) - set(form.missing)
 
 
@@ -56,6 +57,18 @@ def test_every_form_answers_every_policy() -> None:
 def test_what_is_lost_is_a_sentence(target: str, policy: Policy, words: str) -> None:
     form = exported(PolicyFile(policy=policy), target)
     assert form.fit != "exact" and words in " ".join(form.reasons)
+
+
+def test_what_the_target_does_is_a_policy_that_can_be_measured() -> None:
+    told = file_of(("layers.0", "layers.1"), "layers.3", preserve_rng_state=True, early_stop=False)
+    form = exported(told, "olmo-core")
+    assert form.as_run == Policy.recompute(
+        ["layers.0", "layers.1", "layers.3"], preserve_rng_state=False, running_stats="every_forward"
+    )
+    reentrant = exported(file_of("layers.1"), "megatron").as_run
+    assert reentrant is not None and reentrant.use_reentrant and reentrant.blocks == ("layers.0",)
+    assert exported(told, "torch").as_run == told.policy
+    assert exported(told, "deepspeed").as_run is None
 
 
 def test_what_changes_no_gradient_is_a_note() -> None:
