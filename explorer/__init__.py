@@ -17,6 +17,7 @@ from explorer.record.policy import Policy, Unit
 if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
     from explorer.engine.policy.recompute import is_recomputing
+    from explorer.own_loop.audit import audit
     from explorer.own_loop.hugging_face import HuggingFaceCallback
     from explorer.own_loop.judge import judge
     from explorer.own_loop.lightning import LightningCallback
@@ -30,6 +31,7 @@ __all__ = [
     "Policy",
     "Unit",
     "apply_policy",
+    "audit",
     "is_recomputing",
     "judge",
     "load_policy",
@@ -42,6 +44,7 @@ _WHERE = {
     "HuggingFaceCallback": "explorer.own_loop.hugging_face",
     "LightningCallback": "explorer.own_loop.lightning",
     "apply_policy": "explorer.engine.policy.apply",
+    "audit": "explorer.own_loop.audit",
     "is_recomputing": "explorer.engine.policy.recompute",
     "judge": "explorer.own_loop.judge",
     "load_policy": "explorer.plan.policy.file",

@@ -11,6 +11,8 @@ from explorer.jobs.run_file import stored_record, write
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.planners.budget import Planner, parse_budget
+from explorer.plan.why.own_reruns import in_words as own_reruns_in_words
+from explorer.plan.why.own_reruns import own_reruns
 from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
@@ -90,7 +92,8 @@ class RecordedRun:
             f"Recorded step of {run.recorded_in}: peak {_mib(self.peak_bytes)}"
         )  # fmt: skip
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
-        ran = f"{again} blocks ran again for backward." if again else "No block ran again for backward."
+        own = f"{own_reruns_in_words(run)}." if own_reruns(run) else ""
+        ran = own or f"{again} blocks ran again for backward." if again else "No block ran again for backward."
         return "\n  ".join([head, *self.why(), ran])
 
 

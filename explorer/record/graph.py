@@ -28,6 +28,7 @@ Trait = Literal[
     "nested_inputs",  # takes tensors that require grad inside a tuple, list or dict: reentrant does not see them
     "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure
+    "checkpoints_itself",  # the model runs it again for backward by its own means
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]
 

@@ -102,7 +102,7 @@ class DrawWatch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if self._open and torch.Tag.nondeterministic_seeded in func.tags:
-            drawn = _drawn(func, args, kwargs or {}, result)
+            drawn = random_numbers(func, args, kwargs or {}, result)
             if drawn is not None:
                 block = self._scopes.fqns[self._scopes.frame.stack[-1]]
                 for call in self._open:
@@ -127,7 +127,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
     return int((first != second).sum()) if first.shape == second.shape else first.numel()
 
 
-def _drawn(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
+def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
     """The random numbers of one call, as they cannot change any more: masks as booleans, the rest copied."""
     kind = func.overloadpacket
     if kind in _WITH_MASK:

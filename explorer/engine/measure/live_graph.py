@@ -17,8 +17,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.model.block_chain import chain_of, repeated_as
 from explorer.engine.model.loaded import types_of
+from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.plan.why.own_reruns import reruns_beside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock
 
@@ -34,6 +36,8 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
     seen = _seen(modules, tracker, cost_of, calls)
     repeats = repeated_as(modules, seen)
     traits = _traits(modules, tracker)
+    for fqn in reruns_beside(costs, policy_of(model).blocks):
+        traits[fqn].add("checkpoints_itself")
     n_bytes = tracker.storages.n_bytes
     blocks = tuple(
         Block(

@@ -28,6 +28,7 @@ from explorer.engine.model.openable import copied, refuse_unopenable
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
+from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.rng import RngState
 from explorer.errors import ModelFailed
@@ -98,20 +99,21 @@ def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> Mode
 class _Observed:
     ops: Observation
     again: SecondRun
+    own: tuple[str, ...]
     moved: dict[str, set[Trait]]
 
 
 def _observe(loaded: Loaded, *, lets_go: bool) -> _Observed:
     model = loaded.model
     before = state_of(model)
-    observation, again = Observation(model, lets_go=lets_go), SecondRun(model)
-    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation:
+    observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
+    with blaming(loaded.ref, loaded.inputs, "forward"), torch.enable_grad(), again, observation, own:
         output = loaded.output()
     with blaming(loaded.ref, loaded.inputs, "loss"), torch.enable_grad(), observation.of_loss():
         loaded.loss(output)
     moved = moved_traits(model, before)
     again.settle(_another(loaded, again) if again.streams else None)
-    return _Observed(observation, again, moved)
+    return _Observed(observation, again, own.blocks, moved)
 
 
 def _another(loaded: Loaded, first: SecondRun) -> SecondRun | None:
@@ -174,6 +176,8 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
 def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
     """What the operators showed, what the modules are, and what was found moved; ancestors inherit the last two."""
     traits = {fqn: seen.traits | observed.again.traits[fqn] for fqn, seen in ops.seen.items()}
+    for fqn in observed.own:
+        traits[fqn].add("checkpoints_itself")
     for fqn, module in ops.modules.items():
         own = set(observed.moved.get(fqn, ()))
         if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:

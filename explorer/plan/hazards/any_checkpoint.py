@@ -243,6 +243,22 @@ def offload_without_device(case: Case) -> Iterator[Hazard]:
         )  # fmt: skip
 
 
+def checkpoints_itself(case: Case) -> Iterator[Hazard]:
+    """Both runs of a comparison have it, so no comparison of policies can say anything of it."""
+    own = tuple(block.fqn for block in case.graph.blocks if "checkpoints_itself" in block.traits)
+    if not own or not case.trains:
+        return
+    twice = {fqn for fqn in case.policy.blocks for one in own if is_within(fqn, one) or is_within(one, fqn)}
+    again = f" The policy makes {some(tuple(sorted(twice)))} run once more on top." if twice else ""
+    yield Hazard(
+        rule="checkpoints-itself", severity="warning", blocks=own,
+        sentence=f"The model runs {some(own)} again for backward by itself, with a policy and without: a verdict says "
+        f"nothing of that recompute, and a policy on these blocks frees little.{again}",
+        remedy="Switch the model's own checkpointing off (gradient_checkpointing_disable() in transformers), and see "
+        "with explorer.audit(model, step) whether it gives the same gradient.",
+    )  # fmt: skip
+
+
 def _reaches(path: str, fqn: str) -> bool:
     """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
     owner = path.rpartition(".")[0]
@@ -253,4 +269,5 @@ POLICY_RULES: tuple[Rule, ...] = (
     dropout_redrawn, random_numbers_torch_does_not_stash, running_statistics, statistics_in_use, moved_buffers,
     hidden_state, moved_attributes, kept_cache, filled_inputs, changed_inputs, random_last, selective, never_called,
     segment_apart, unchecked_recompute, mode_flips, offload_without_device,
+    checkpoints_itself,
 )  # fmt: skip

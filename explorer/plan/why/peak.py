@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import is_within
+from explorer.plan.why.own_reruns import in_words
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
@@ -82,6 +83,16 @@ def _moved(case: _Case) -> str:
     parts = [f"{PLURAL[role]} ({_mib(size)})" for role, size in _largest(case.new)[:2]]
     where = f"The peak stayed where it was, {_at(case.new)}" if old == new else f"The peak moved from {old} to {new}"
     return f"{where}; most of it is {', then '.join(parts)}." if parts else f"{where}."
+
+
+def _by_itself(case: _Case) -> str:
+    said = in_words(case.baseline)
+    if not said:
+        return ""
+    return (
+        f"{said[0].upper()}{said[1:]}, in both runs: what these blocks keep was gone before the policy, which can free "
+        "little of it and makes them run once more."
+    )
 
 
 def _without_effect(case: _Case) -> str:
@@ -218,6 +229,7 @@ def _next_best(case: _Case) -> str:
 RULES: tuple[Callable[[_Case], str], ...] = (
     _result,
     _moved,
+    _by_itself,
     _without_effect,
     _optimizer_peak,
     _fixed_peak,

@@ -1,0 +1,131 @@
+"""`explorer.audit(model, step)`: what a model runs again by itself for backward, and whether that is the same gradient.
+
+a recorded step                          forwards inside backward that no policy ordered
+a recorded step, all of it switched off  is the model plain now?
+judge(plain, as it is)                   the verdict; where nothing switches it off, the random draws are compared
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from explorer.engine.compare.rerun_draws import RerunDraws
+from explorer.engine.measure.live import LiveStep
+from explorer.engine.policy.apply import policy_of
+from explorer.engine.policy.plain import checkpointing_off
+from explorer.engine.world.put_back import FoundModel, FoundOptimizer
+from explorer.errors import BadInput
+from explorer.own_loop.judge import Judged, judge
+from explorer.own_loop.record_step import place_of_caller
+from explorer.plan.names import listed
+from explorer.plan.why.own_reruns import in_words, own_reruns
+from explorer.record.measurement import Measurement
+
+Step = Callable[[], object]
+
+
+class Audit:
+    """What was found."""
+
+    def __init__(self, measurement: Measurement, judged: Judged | None, draws: RerunDraws | None) -> None:
+        self.measurement = measurement
+        """The step as it is, recorded."""
+        self.judged = judged
+        """The model as it is against itself with its own checkpointing off; None: it has none, or no known switch."""
+        self.other_draws: dict[str, int] = dict(draws.others) if draws is not None else {}
+        """Random numbers of the rerun that forward had not drawn, by block."""
+        self._n_drawn = draws.n_drawn if draws is not None else 0
+
+    @property
+    def reruns(self) -> dict[str, float]:
+        """Blocks that the model runs again by itself, and how often for each forward."""
+        return own_reruns(self.measurement)
+
+    @property
+    def is_same(self) -> bool | None:
+        """Whether its own checkpointing trains as the plain model does; None: no plain version could be built."""
+        if not self.reruns:
+            return True
+        if self.judged is not None:
+            return self.judged.verdict in ("bitwise equal", "rounding")
+        return False if self.other_draws else None
+
+    def __repr__(self) -> str:
+        if not self.reruns:
+            return "The model runs nothing again by itself."
+        lines = [f"{in_words(self.measurement)}."]
+        if self.judged is not None:
+            lines.append(f"Against itself with that switched off: {self.judged}")
+        else:
+            lines.append("No known switch turns that off, so no plain version could be built to judge it against.")
+        if self.other_draws:
+            where = listed([fqn or "no block of its own" for fqn in self.other_draws])
+            lines.append(
+                f"The rerun draws random numbers that forward did not, in {where}: the gradients belong to another "
+                "forward. Set the generators back before it runs again, as torch.utils.checkpoint does."
+            )
+        elif self._n_drawn:
+            lines.append("The rerun draws the very random numbers of forward.")
+        return "\n  ".join(lines)
+
+
+def audit(model: nn.Module, step: Step) -> Audit:
+    """Takes a few real steps of `step()` (forward, loss, backward; an optimizer or none) and puts everything back.
+
+    Let the step take the same batch at each call. Raises BadInput for a model that carries a policy, and what the step
+    raises.
+    """
+    where = place_of_caller()
+    if policy_of(model).units:
+        raise BadInput("The model carries a policy, whose recompute is not its own.", hint="Undo the policy first.")
+
+    def plain_step() -> None:
+        with checkpointing_off(model):
+            step()
+
+    with _put_back(model) as found:
+        as_it_is = _recorded(model, step, where)
+        if not own_reruns(as_it_is):
+            return Audit(as_it_is, None, None)
+        found.put_back()
+        with RerunDraws(model) as draws:
+            step()
+        found.put_back()
+        left = own_reruns(_recorded(model, plain_step, where))
+    judged = None
+    if not left:
+        judged = judge(lambda model, batch: plain_step(), lambda model, batch: step(), model, None)
+    return Audit(as_it_is, judged, draws)
+
+
+def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:
+    live = LiveStep(model, None, where)
+    with live:
+        step()
+    return live.measurement
+
+
+@contextmanager
+def _put_back(model: nn.Module) -> Iterator[FoundModel]:
+    """Everything is as it was found at the end, optimizers that stepped too."""
+    optimizers: dict[int, FoundOptimizer] = {}
+
+    def about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if id(optimizer) not in optimizers:
+            optimizers[id(optimizer)] = FoundOptimizer(optimizer)
+
+    hook = register_optimizer_step_pre_hook(about_to_step)
+    try:
+        with FoundModel(model, model.modules()) as found:
+            found.put_back()
+            yield found
+    finally:
+        hook.remove()
+        for optimizer in optimizers.values():
+            optimizer.leave()

@@ -1,0 +1,46 @@
+"""What a model ran again by itself: forwards inside backward that no policy ordered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.plan.names import above, is_within, listed
+from explorer.record.measurement import MeasuredBlock, Measurement
+
+
+def own_reruns(run: Measurement) -> dict[str, float]:
+    """The outermost blocks that ran again without being in the policy, and how often for each of their forwards."""
+    return reruns_beside(run.blocks, run.spec.policy.blocks)
+
+
+def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dict[str, float]:
+    """The same from what the blocks cost. A block whose called blocks all ran again is meant, where its own hooks
+    stayed silent.
+    """
+    again = {
+        cost.fqn: cost.n_recompute / max(cost.n_forward, 1)
+        for cost in costs
+        if cost.fqn and cost.n_recompute and not any(is_within(cost.fqn, fqn) for fqn in ordered)
+    }
+    called = [cost.fqn for cost in costs if cost.fqn and cost.n_forward]
+    for fqn in reversed(called):
+        below = _called_below(fqn, called)
+        if below and all(one in again for one in below):
+            again.setdefault(fqn, min(again[one] for one in below))
+    in_order = (cost.fqn for cost in costs if cost.fqn in again)
+    return {fqn: again[fqn] for fqn in in_order if not any(holder in again for holder in above(fqn))}
+
+
+def in_words(run: Measurement) -> str:
+    """`layers.0, layers.1 and 6 more run again x1, by the model itself`; the empty string: none does."""
+    found = own_reruns(run)
+    if not found:
+        return ""
+    times = sorted({f"×{value:.3g}" for value in found.values()})
+    return f"{listed(tuple(found))} ran again {' or '.join(times)}, by the model itself"
+
+
+def _called_below(fqn: str, called: list[str]) -> list[str]:
+    """The nearest called blocks inside; containers that are never called are looked through."""
+    inside = [one for one in called if one.startswith(f"{fqn}.")]
+    return [one for one in inside if not any(other != one and is_within(one, other) for other in inside)]
