@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import answer_console
+from explorer.plan.why.caveats import beside_peak
 from explorer.record.base import to_plain
 from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
@@ -109,6 +110,8 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
     console.print(table)
     if left_out := uncounted_in_words(run.candidate if isinstance(run, Comparison) else run):
         console.print(f"  [yellow]{escape(left_out)}.[/]")
+    for caveat in beside_peak(run.candidate if isinstance(run, Comparison) else run):
+        console.print(f"  [yellow]{escape(caveat)}[/]")
     console.print()
 
 

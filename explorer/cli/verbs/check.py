@@ -7,13 +7,15 @@ import textwrap
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, verb
+from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
 from explorer.cli.options import ConditionOptions, Model, ModelOptions, PolicyPath, describe, refuse_strangers
 from explorer.cli.report import in_short
 from explorer.cli.worker import worker
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.known import hazards
 from explorer.plan.policy import file as policy_file
+from explorer.plan.why.caveats import not_foretold
+from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
 
@@ -41,6 +43,8 @@ def check(
         print_json({"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint, "hazards": fired})
     else:
         print_hazards(policy, graph, stale, fired)
+        if because := not_foretold(file.policy, graph, Forecast()):
+            say(escape(because))
     if stale or any(hazard.severity == "error" for hazard in fired):
         raise typer.Exit(DIFFERENT)
 

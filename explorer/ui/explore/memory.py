@@ -8,6 +8,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.why.caveats import beside_peak
 from explorer.plan.why.peak import explain
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -16,6 +17,7 @@ from explorer.ui.explore import state as states
 from explorer.ui.explore.shown import Picked
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session.bound import bound
+from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.view.drawing.axis import Axis
 from explorer.view.drawing.rows import ROOT_LABEL
@@ -114,6 +116,8 @@ def _alive(
     where = "at the peak" if at.is_peak else f"at event {at.tick}"
     st.markdown(f"**Alive {where} of the {name}: {mib(at.total_bytes)}**", help=glossary.STEP_PEAK)
     st.caption("Click the line above to see another moment, a bar to find its block; ◎ on a block shows its share.")
+    for caveat in beside_peak(run):
+        st.caption(plain(caveat))
     names = [cost.fqn for cost in run.blocks]
     draw(ledger_chart(at, names), key="ledger", act=lambda custom: select(custom[0].split(" ")))
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import streamlit as st
 
+from explorer.plan.why.caveats import not_foretold
 from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
 from explorer.ui.explore import plans, work
@@ -126,6 +127,8 @@ def _desk(state: ExploreState, places: Places) -> None:
         if known.did_not_fit:
             st.warning(plain(known.did_not_fit), icon=":material/memory:")
         small(_freshness(known))
+        if known.kept is not None and (because := not_foretold(policy, graph, foreseen)):
+            st.caption(plain(because))
     _danger(places, hazards)
     if graph is not None and drawn is not None:
         peak = known.baseline.step_peak_bytes if known.baseline else None

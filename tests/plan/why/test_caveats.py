@@ -1,0 +1,77 @@
+"""Each caveat stands beside its fact, with the figures of the run, and not otherwise."""
+
+from __future__ import annotations
+
+import msgspec
+
+from explorer.plan.why.caveats import beside_peak, not_foretold
+from explorer.record.base import column
+from explorer.record.forecast import Forecast
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.policy import Policy, Unit
+from tests.plan.why.test_peak import graph
+from tests.view.builders import measured
+
+
+def logged(**changes: object) -> Measurement:
+    run = measured()
+    assert run.allocations is not None
+    return msgspec.structs.replace(run, allocations=msgspec.structs.replace(run.allocations, **changes))
+
+
+def log() -> Allocations:
+    found = measured().allocations
+    assert found is not None
+    return found
+
+
+def test_a_plain_chain_needs_no_word() -> None:
+    assert beside_peak(measured()) == ()
+    assert beside_peak(msgspec.structs.replace(measured(), allocations=None)) == ()
+
+
+def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
+    roles = [ROLES.index("unattributed") if ROLES[role] == "optimizer state" else role for role in log().role]
+    (said,) = beside_peak(logged(role=column(roles)))
+    lost = sum(
+        size for size, role, born, died in zip(log().n_bytes, roles, log().born, log().died)
+        if ROLES[role] == "unattributed" and born <= log().peak_tick < died
+    )  # fmt: skip
+    assert said.startswith(f"{100 * lost / max(log().held_bytes):.0f} % of the peak is unattributed")
+
+
+def test_recurrent_layers_of_onednn_are_named() -> None:
+    (said,) = beside_peak(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
+    assert "oneDNN" in said and "7 %" in said
+
+
+def test_a_peak_of_drawn_layers_is_one_draw() -> None:
+    run = measured()
+    idle = tuple(
+        msgspec.structs.replace(block, n_forward=0) if block.fqn in ("layers.1", "layers.2") else block
+        for block in run.blocks
+    )
+    (said,) = beside_peak(msgspec.structs.replace(run, blocks=idle))
+    assert said.startswith("One draw: layers.1, layers.2 did not run in this step.")
+    none = tuple(msgspec.structs.replace(block, n_forward=0) for block in run.blocks)
+    assert beside_peak(msgspec.structs.replace(run, blocks=none)) == (), "a list that nobody runs is no draw"
+
+
+def caching() -> ModelGraph:
+    blocks = tuple(
+        msgspec.structs.replace(block, traits=("keeps_cache",)) if block.fqn == "layers.0" else block
+        for block in graph().blocks
+    )
+    return msgspec.structs.replace(graph(), blocks=blocks)
+
+
+def test_why_a_peak_is_not_foretold() -> None:
+    plain, cached = Policy.recompute(["layers.1"]), Policy.recompute(["layers.0"])
+    assert not_foretold(plain, caching(), Forecast()) == ""
+    assert not_foretold(cached, caching(), Forecast(step_peak_bytes=1)) == "", "somebody did foretell it"
+    assert "layers.0 are handed a cache" in not_foretold(cached, caching(), Forecast())
+    reentrant = msgspec.structs.replace(plain, use_reentrant=True)
+    assert "use_reentrant" in not_foretold(reentrant, graph(), Forecast())
+    offloaded = Policy(units=(Unit(blocks=("layers.1",), action="offload"),))
+    assert not_foretold(offloaded, graph(), Forecast()).startswith("Not foretold: layers.1 ")
