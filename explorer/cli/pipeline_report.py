@@ -9,11 +9,24 @@ from rich.table import Table
 
 from explorer.cli.command import answer_console
 from explorer.record.pipeline_run import PipelineRun
-from explorer.view.drawing.units import mib
+from explorer.record.plan import JointPlan
+from explorer.view.drawing.units import count, mib
 
 
-def print_pipeline(run: PipelineRun) -> None:
-    """To stdout."""
+def planned_in_words(joint: JointPlan) -> str:
+    """What was chosen, and what choosing the cuts first would have cost."""
+    stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
+    first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
+    return (
+        f"Planned below {mib(joint.cap_bytes)} a rank: stages of {stages} blocks, "
+        f"{joint.plan.n_microbatches} microbatches, "
+        f"{count(len(joint.policy.units), 'block')} recomputed; fullest rank {mib(max(joint.rank_bytes))}, step "
+        f"{joint.makespan_ms:.1f} ms ({first}), all predicted, the best of {joint.n_judged} plans."
+    )
+
+
+def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
+    """To stdout; `joint` is the plan that chose cuts and policy, if one did."""
     console = answer_console()
     plan = run.spec.plan
     assert plan is not None
@@ -31,6 +44,10 @@ def print_pipeline(run: PipelineRun) -> None:
         )
         console.print(_rank_table(run))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
+    if joint is not None and run.memory:
+        held = max(one.device_bytes or 0 for one in run.memory)
+        colour, word = ("green", "kept") if held <= joint.cap_bytes else ("bold red", "missed")
+        console.print(f"  cap {mib(joint.cap_bytes)} [{colour}]{word}[/]: the fullest rank holds {mib(held)}\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from explorer.record.base import Record
+from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
 
 CostUnit = Literal["ms", "FLOPs"]
@@ -67,3 +68,20 @@ class Front(Record):
     """Plans of one measured step: from everything kept down to the least peak, or the one that was wished for."""
 
     plans: tuple[Plan, ...] = ()
+
+
+class JointPlan(Record):
+    """Cuts, microbatches and policy of a pipeline chosen together, so that every rank stays below a cap."""
+
+    plan: PipelinePlan
+    policy: Policy
+    cap_bytes: int
+    makespan_ms: float
+    """Predicted, like everything here."""
+    rank_bytes: tuple[int, ...]
+    """What each rank's device has to hold: its peak and the optimizer's state."""
+    cuts_first_ms: float | None
+    """The quickest step of an even cut (by parameters, time or memory) whose policy is chosen afterwards; None: no such
+    plan fits."""
+    n_judged: int
+    """Plans whose step was played."""

@@ -20,7 +20,7 @@ from explorer.cli.options import (
     describe,
     policy_on,
 )
-from explorer.cli.pipeline_report import print_pipeline
+from explorer.cli.pipeline_report import planned_in_words, print_pipeline
 from explorer.cli.results import spec_of_results
 from explorer.cli.worker import ask, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
@@ -29,15 +29,26 @@ from explorer.jobs.protocol import OpenRanks, ProfileStages, RunPipeline
 from explorer.plan.export.torchrun import SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, stages_by
-from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
+from explorer.plan.pipeline.schedules import (
+    SCHEDULES,
+    USUAL_MICROBATCHES,
+    USUAL_SCHEDULE,
+    default_ranks,
+    fitting,
+    rows_of,
+)
+from explorer.plan.planners.joint import joint_plan
 from explorer.plan.policy import file as policy_file
+from explorer.plan.sizes import parse_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import CheckpointMode, PipelineEngine, PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
+from explorer.view.drawing.units import mib
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +59,9 @@ class PlanOptions:
         None
     )
     microbatches: Annotated[int | None, typer.Option(min=1, help="Microbatches of the batch.")] = None
-    schedule: Annotated[str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}.")] = None
+    schedule: Annotated[
+        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL_SCHEDULE} if left out.")
+    ] = None
     ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default one a stage, or one for two stages.")] = (
         None
     )
@@ -61,6 +74,27 @@ class PlanOptions:
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
     ] = False
+
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Choose cuts, microbatches and policy together, below --cap on every rank.")
+    ] = False
+    cap: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="What each rank may hold, optimizer included, such as 200MiB.")
+    ] = None
+
+    def cap_bytes(self, policy: str) -> int | None:
+        """None: nothing is to be planned. Raises InvalidPlan for half a question."""
+        if self.plan != (self.cap is not None):
+            raise InvalidPlan(
+                "--plan and --cap belong together.", hint="Such as --plan --cap 200MiB: what each rank may hold."
+            )
+        if self.cap is None:
+            return None
+        if policy != "keep-all":
+            raise InvalidPlan(
+                f"--policy {policy} and --plan both say what is recomputed.", hint="Leave --policy out, or --plan."
+            )
+        return parse_bytes(self.cap)
 
     def changes(self) -> dict[str, Any]:
         """Fields of the plan that were asked for, but the stages. Raises InvalidPlan, UnreadableFile."""
@@ -114,34 +148,62 @@ def pipeline(
     output: Output,
     policy: PolicyName = "keep-all",
 ) -> None:
-    """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding."""
+    """Split into stages and run a schedule. Exit 1: splitting lost a gradient or moved one by more than rounding, or a
+    rank held more than --cap."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     _refuse_accumulation(spec)
+    cap = split.cap_bytes(policy)
     with worker() as engine:
         if run.results is not None:
             pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
             _answer(pipeline_run, keep, output)
             return
         graph = describe(engine, ref, options.seed, spec.device)
-        chosen = policy_on(policy, graph, allow_stale=stale.allow_stale)
+        spec = msgspec.structs.replace(spec, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
         profile = None
-        if run.predict and run.engine != "torchrun":
-            priced = msgspec.structs.replace(spec, policy=chosen)
-            profile = ask(
-                engine, ProfileStages(spec=priced, groups=atoms(graph), n_microbatches=split.microbatches or 4)
-            )
-        plan = plan_of(split, graph, chosen, profile, kept=_plan_in(policy))
-        spec = msgspec.structs.replace(spec, policy=chosen, plan=plan)
-        if run.out is not None:
-            text = policy_file.dumps(chosen, model=ref, fingerprint=graph.fingerprint, plan=plan)
-            write_file(run.out, text.encode())
-            say(f"Wrote {run.out}.")
+        if cap is not None or (run.predict and run.engine != "torchrun"):
+            parts = split.microbatches or USUAL_MICROBATCHES
+            profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
+        joint = None if cap is None else _planned(split, graph, profile, cap)
+        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=_plan_in(policy))
+        spec = msgspec.structs.replace(spec, policy=joint.policy if joint else spec.policy, plan=plan)
         if run.engine == "torchrun":
+            _write_plan(run.out, spec, graph)
             _write_run(spec, run.folder, output)
             return
-        pipeline_run = ask(engine, RunPipeline(spec=spec, engine=run.engine, profile=profile), keep=not keep.no_store)
-    _answer(pipeline_run, keep, output)
+        request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
+        pipeline_run = ask(engine, request, keep=not keep.no_store)
+        if joint is not None and (held := _fullest(pipeline_run)) > joint.cap_bytes:
+            say(f"A rank held {mib(held)} of {mib(joint.cap_bytes)}: planning once more with as much less.")
+            joint = _planned(split, graph, profile, 2 * joint.cap_bytes - held)
+            joint = msgspec.structs.replace(joint, cap_bytes=cap)
+            spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
+            pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
+        _write_plan(run.out, spec, graph)
+    _answer(pipeline_run, keep, output, joint)
+
+
+def _planned(split: PlanOptions, graph: ModelGraph, profile: PipelineProfile | None, cap_bytes: int) -> JointPlan:
+    assert profile is not None, "a plan is made from measured stretches"
+    shape = PipelinePlan(stages=((),) * (split.stages or 2), n_microbatches=USUAL_MICROBATCHES, schedule=USUAL_SCHEDULE)
+    asked = msgspec.structs.replace(shape, **split.changes())
+    counts = None if split.microbatches is None else (split.microbatches,)
+    joint = joint_plan(profile, graph, asked, cap_bytes, counts)
+    say(planned_in_words(joint))
+    return joint
+
+
+def _fullest(run: PipelineRun) -> int:
+    """Bytes of the rank that holds most, the optimizer's state included."""
+    return max((one.device_bytes or 0 for one in run.memory), default=0)
+
+
+def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:
+    if out is not None:
+        text = policy_file.dumps(spec.policy, model=spec.model, fingerprint=graph.fingerprint, plan=spec.plan)
+        write_file(out, text.encode())
+        say(f"Wrote {out}.")
 
 
 def _refuse_accumulation(spec: RunSpec) -> None:
@@ -184,12 +246,18 @@ def plan_of(
     split: PlanOptions, graph: ModelGraph, policy: Policy, profile: PipelineProfile | None, *, kept: PipelinePlan | None
 ) -> PipelinePlan:
     """The plan of the options, over that of the policy file, if it has one. Raises InvalidPlan."""
-    plan = msgspec.structs.replace(kept or PipelinePlan(stages=(), n_microbatches=4), **split.changes())
+    usual = PipelinePlan(stages=(), n_microbatches=_usual_microbatches(split, graph), schedule=USUAL_SCHEDULE)
+    plan = msgspec.structs.replace(kept or usual, **split.changes())
     if split.stages is not None or not plan.stages:
         plan = _cut(plan, split.stages or 2, split.cuts, graph, (policy, profile))
     check_stages(graph, plan.stages)
     rows_of(plan)
     return plan
+
+
+def _usual_microbatches(split: PlanOptions, graph: ModelGraph) -> int:
+    """As many as there are stages, where they divide the batch."""
+    return fitting(max(USUAL_MICROBATCHES, split.stages or 2), graph)
 
 
 def _cut(
@@ -221,14 +289,16 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
         say(f"Wrote {folder / SCRIPT_FILE}. Open what it leaves with --results {folder / 'results'}.")
 
 
-def _answer(run: PipelineRun, keep: KeepOptions, output: Output) -> None:
+def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
+    over = joint is not None and _fullest(run) > joint.cap_bytes
     if output.json:
-        print_json({**run.headlines(), **to_plain(run)})
+        planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": not over}
+        print_json({**run.headlines(), **to_plain(run), **planned})
     else:
-        print_pipeline(run)
+        print_pipeline(run, joint)
     if run.failure is not None:
         answer_failure(run.failure, replace(output, json=False))
-    if run.moved:
+    if run.moved or over:
         raise typer.Exit(DIFFERENT)

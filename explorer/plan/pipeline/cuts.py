@@ -34,7 +34,8 @@ def atoms(graph: ModelGraph) -> Stages:
 def balance(n_atoms: int, n_stages: int, weight: Callable[[int, int, int], float]) -> tuple[int, ...]:
     """Start of every stage, such that the largest `weight(stage, first, end)` is smallest. Raises InvalidPlan.
 
-    `weight` is that of atoms first..end-1 as stage number `stage`; equal splits go to the earliest cut.
+    `weight` is that of atoms first..end-1 as stage number `stage`, and grows with every atom; equal splits go to the
+    earliest cut.
     """
     if not 1 <= n_stages <= n_atoms:
         raise InvalidPlan(
@@ -46,10 +47,12 @@ def balance(n_atoms: int, n_stages: int, weight: Callable[[int, int, int], float
     for stage in range(1, n_stages):
         row, choice = [float("inf")] * (n_atoms + 1), [0] * (n_atoms + 1)
         for end in range(stage + 1, n_atoms + 1):
-            for first in range(stage, end):
-                heaviest = max(best[first], weight(stage, first, end))
-                if heaviest < row[end]:
-                    row[end], choice[end] = heaviest, first
+            for first in range(end - 1, stage - 1, -1):
+                own = weight(stage, first, end)
+                if own > row[end] or own == float("inf"):
+                    break
+                if max(best[first], own) <= row[end]:
+                    row[end], choice[end] = max(best[first], own), first
         best = row
         choices.append(choice)
     starts, end = [], n_atoms

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from explorer.plan.pipeline.rules import Triple
 from explorer.plan.pipeline.split_backward import Priced
 from explorer.record.pipeline_cost import ActionCost, StageCost
 from explorer.record.pipeline_plan import PipelinePlan
@@ -35,19 +36,31 @@ class RankForecast:
         return tuple(self._memory(rank, of_rank[rank]) for rank in range(n_ranks))
 
     def _memory(self, rank: int, times: list[ActionTime]) -> RankMemory:
-        own = [self.costs[stage] for stage, home in self.home.items() if home == rank]
-        parameters = sum(stage.parameter_bytes for stage in own)
-        buffers = sum(stage.receive_bytes + stage.gradient_receive_bytes for stage in own) * self.plan.n_microbatches
+        parameters, buffers = self._fixed(rank)
         held = parameters + buffers
         samples = [(0, held, "")]
         for time in times:
-            high, held = self._through(time, held)
+            high, held = self._through((time.stage, time.kind, time.microbatch), held)
             samples += [(round(time.start_ms * 1e6), high, time.name), (round(time.end_ms * 1e6), held, "")]
         return rank_memory(rank, "predicted", samples, parameter_bytes=parameters, receive_bytes=buffers)
 
-    def _through(self, time: ActionTime, held: int) -> tuple[int, int]:
+    def peak_bytes(self, rank: int, row: Sequence[Triple]) -> int:
+        """Most that a rank holds while it does `row`; of other ranks' stages nothing is asked."""
+        peak = held = sum(self._fixed(rank))
+        for action in row:
+            high, held = self._through(action, held)
+            peak = max(peak, high, held)
+        return peak
+
+    def _fixed(self, rank: int) -> tuple[int, int]:
+        """Parameters and receive buffers, held all the time."""
+        own = [self.costs[stage] for stage, home in self.home.items() if home == rank]
+        buffers = sum(stage.receive_bytes + stage.gradient_receive_bytes for stage in own) * self.plan.n_microbatches
+        return sum(stage.parameter_bytes for stage in own), buffers
+
+    def _through(self, action: Triple, held: int) -> tuple[int, int]:
         """Highest point of an action that begins with `held`, and what is held after it."""
-        stage, kind, i = time.stage, time.kind, time.microbatch
+        stage, kind, i = action
         cost, split = self.cost_of(stage, i)
         if kind == "F":
             # An output for a stage of the same rank takes the place of that stage's buffer.

@@ -22,6 +22,7 @@ from explorer.plan.pipeline.orders import (
     zbv_zero_bubble,
 )
 from explorer.plan.pipeline.rules import check_rows
+from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_plan import PipelinePlan
 
 
@@ -135,6 +136,17 @@ _ROWS = (
     ),
 )
 SCHEDULES = {schedule.name: schedule for schedule in _ROWS}
+
+
+USUAL_SCHEDULE = "1F1B"
+USUAL_MICROBATCHES = 4
+"""Where nobody says otherwise."""
+
+
+def fitting(wanted: int, graph: ModelGraph) -> int:
+    """As many microbatches as are wanted, or the next fewer that divide the batch."""
+    n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else wanted
+    return next((n for n in range(wanted, 0, -1) if n_rows % n == 0), 1)
 
 
 def default_ranks(schedule: str, n_stages: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -78,28 +79,45 @@ def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
 
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
     """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
-    scale = profile.batch_rows / plan.n_microbatches / profile.n_rows
-    parts = [_with_segments(part, policy) for part in _parts(profile, plan)]
-    costs = []
-    for stage, blocks in enumerate(parts):
-        costs.append(
-            StageCost(
-                stage=stage,
-                kept=_of_stage(stage, _add_up(blocks, [block.kept for block in blocks], scale), profile.overhead),
-                recomputed=_of_stage(
-                    stage,
-                    _add_up(blocks, [_under(block, policy) for block in blocks], scale),
-                    profile.overhead,
-                ),
-                parameter_bytes=sum(block.parameter_bytes for block in blocks),
-                gradient_bytes=sum(block.gradient_bytes for block in blocks),
-                receive_bytes=round(scale * parts[stage - 1][-1].output_bytes) if stage else 0,
-                gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if stage < len(parts) - 1 else 0,
-                passed_bytes=round(scale * min(block.passed_bytes for block in blocks)),
-                loss_bytes=round(scale * blocks[-1].loss_bytes),
-            )
+    parts = _parts(profile, plan)
+    return tuple(
+        stage_cost(
+            profile,
+            StagePlace(stage, len(parts), plan.n_microbatches, parts[stage - 1][-1] if stage else None),
+            blocks,
+            policy,
         )
-    return tuple(costs)
+        for stage, blocks in enumerate(parts)
+    )
+
+
+class StagePlace(NamedTuple):
+    """Where in a pipeline a stage stands, and what arrives there."""
+
+    stage: int
+    n_stages: int
+    n_microbatches: int
+    before: BlockCost | None
+    """The last block of the stage before."""
+
+
+def stage_cost(profile: PipelineProfile, place: StagePlace, blocks: Sequence[BlockCost], policy: Policy) -> StageCost:
+    """The price of `blocks` as the stage at `place`, kept and under the policy."""
+    scale = profile.batch_rows / place.n_microbatches / profile.n_rows
+    blocks = _with_segments(list(blocks), policy)
+    kept = _add_up(blocks, [block.kept for block in blocks], scale)
+    under = _add_up(blocks, [_under(block, policy) for block in blocks], scale)
+    return StageCost(
+        stage=place.stage,
+        kept=_of_stage(place.stage, kept, profile.overhead),
+        recomputed=_of_stage(place.stage, under, profile.overhead),
+        parameter_bytes=sum(block.parameter_bytes for block in blocks),
+        gradient_bytes=sum(block.gradient_bytes for block in blocks),
+        receive_bytes=round(scale * place.before.output_bytes) if place.before is not None else 0,
+        gradient_receive_bytes=round(scale * blocks[-1].output_bytes) if place.stage < place.n_stages - 1 else 0,
+        passed_bytes=round(scale * min(block.passed_bytes for block in blocks)),
+        loss_bytes=round(scale * blocks[-1].loss_bytes),
+    )
 
 
 def _under(block: BlockCost, policy: Policy) -> ActionCost:

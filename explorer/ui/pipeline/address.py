@@ -12,7 +12,7 @@ from typing import Any, get_args
 import msgspec
 
 from explorer.errors import UnreadableFile, nearest
-from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_MICROBATCHES, USUAL_SCHEDULE
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_plan import CheckpointMode
@@ -27,8 +27,8 @@ SWITCHES = {"keyed_rng": "keyed", "deferred_batch_norm": "deferred"}
 class PlanChoices(Record):
     """A plan without its cuts; as it is made, of a person who has chosen nothing."""
 
-    n_microbatches: int = 4
-    schedule: str = "1F1B"
+    n_microbatches: int = USUAL_MICROBATCHES
+    schedule: str = USUAL_SCHEDULE
     checkpoint: CheckpointMode = "always"
     keyed_rng: bool = True
     deferred_batch_norm: bool = False

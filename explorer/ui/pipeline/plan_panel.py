@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by
-from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
+from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rows_of
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
@@ -170,12 +170,6 @@ def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
         _cut(split, graph, (2, _usual_rule(profile)), profile)
         split.undo = done
     split.uncut = profile is None
-
-
-def fitting(wanted: int, graph: ModelGraph) -> int:
-    """As many microbatches as are wanted, or the next fewer that divide the batch."""
-    n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else wanted
-    return next((n for n in range(wanted, 0, -1) if n_rows % n == 0), 1)
 
 
 def _usual_rule(profile: PipelineProfile | None) -> CutRule:

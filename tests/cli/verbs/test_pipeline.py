@@ -12,8 +12,10 @@ from explorer.cli.results import spec_of_results
 from explorer.cli.verbs.pipeline import PlanOptions, plan_of
 from explorer.errors import InvalidPlan, UnreadableFile
 from explorer.plan.export.torchrun import run_files, run_key, torchrun_command
+from explorer.plan.pipeline.schedules import fitting
 from explorer.record import KEEP_ALL, ModelRef, PipelinePlan, Policy, RunSpec
 from explorer.record.base import from_json, to_json
+from explorer.ui.pipeline.address import USUAL
 from tests.graphs import gpt
 
 GRAPH = gpt(6)
@@ -23,6 +25,21 @@ def test_two_stages_are_the_start() -> None:
     plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
     assert len(plan.stages) == 2
     assert tuple(fqn for blocks in plan.stages for fqn in blocks) == GRAPH.chain
+
+
+def test_page_and_command_line_begin_with_the_same_plan() -> None:
+    plan = plan_of(PlanOptions(), GRAPH, KEEP_ALL, None, kept=None)
+    assert (plan.schedule, plan.n_microbatches) == (USUAL.schedule, fitting(USUAL.n_microbatches, GRAPH))
+
+
+def test_a_plan_needs_its_cap_and_leaves_the_policy_open() -> None:
+    assert PlanOptions().cap_bytes("all") is None
+    assert PlanOptions(plan=True, cap="2MiB").cap_bytes("keep-all") == 2 * 2**20
+    for half in (PlanOptions(plan=True), PlanOptions(cap="2MiB")):
+        with pytest.raises(InvalidPlan, match="belong together"):
+            half.cap_bytes("keep-all")
+    with pytest.raises(InvalidPlan, match="both say what is recomputed"):
+        PlanOptions(plan=True, cap="2MiB").cap_bytes("all")
 
 
 def test_options_win_over_the_file() -> None:

@@ -1,0 +1,163 @@
+"""Cuts, microbatches and policy together: held against every plan there is, on small cases made at random."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import combinations
+
+import msgspec
+import pytest
+
+from explorer.errors import InvalidPlan
+from explorer.plan.pipeline.cuts import atoms
+from explorer.plan.pipeline.stage_costs import predict
+from explorer.plan.planners.joint import joint_plan, microbatch_counts
+from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
+from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_run import PlayedSchedule
+from tests import graphs
+from tests.pipelines import HOST
+
+MIB = 2**20
+GRAPH = graphs.gpt(3)
+ROWS = 4
+
+
+def drawn(seed: int, graph: ModelGraph = GRAPH) -> PipelineProfile:
+    """Prices at random; a recomputed block holds less and takes its forward once more."""
+    dice = random.Random(seed)
+    blocks = []
+    for group in atoms(graph):
+        forward, back = dice.uniform(0.5, 3.0), dice.uniform(1.0, 5.0)
+        saved, kept_input = dice.randint(3, 12) * MIB, dice.randint(1, 3) * MIB
+        extra, gradient = dice.randint(0, 2) * MIB, dice.randint(0, 4) * MIB
+        kept = ActionCost(
+            forward_ms=forward, backward_ms=back, saved_bytes=saved, forward_extra_bytes=saved + extra,
+            backward_extra_bytes=extra, first_backward_extra_bytes=extra + gradient,
+        )  # fmt: skip
+        again = msgspec.structs.replace(
+            kept, backward_ms=back + forward, recompute_ms=forward, saved_bytes=kept_input,
+            backward_extra_bytes=extra + saved - kept_input,
+            first_backward_extra_bytes=extra + gradient + saved - kept_input,
+        )  # fmt: skip
+        blocks.append(
+            BlockCost(
+                blocks=group,
+                kept=kept,
+                recomputed=again,
+                parameter_bytes=gradient,
+                gradient_bytes=gradient,
+                output_bytes=MIB,
+            )
+        )
+    spec = RunSpec(model=ModelRef(target="x"), optimizer=dice.choice(("adamw", "none")))
+    return PipelineProfile(spec=spec, environment=HOST, n_rows=1, batch_rows=ROWS, blocks=tuple(blocks))
+
+
+def asked(n_stages: int, schedule: str = "GPipe") -> PipelinePlan:
+    return PipelinePlan(stages=((),) * n_stages, n_microbatches=1, schedule=schedule)
+
+
+def every_cut(profile: PipelineProfile, n_stages: int) -> Iterator[tuple[tuple[str, ...], ...]]:
+    groups = [block.blocks for block in profile.blocks]
+    for cuts in combinations(range(1, len(groups)), n_stages - 1):
+        borders = (0, *cuts, len(groups))
+        yield tuple(tuple(fqn for group in groups[a:b] for fqn in group) for a, b in zip(borders, borders[1:]))
+
+
+def every_policy(profile: PipelineProfile) -> Iterator[Policy]:
+    fqns = [fqn for block in profile.blocks for fqn in block.blocks]
+    for n in range(len(fqns) + 1):
+        for chosen in combinations(fqns, n):
+            yield Policy.recompute(chosen)
+
+
+def fullest(played: PlayedSchedule) -> int:
+    return max(memory.device_bytes or 0 for memory in played.memory)
+
+
+def every_plan(profile: PipelineProfile, plan: PipelinePlan) -> list[tuple[int, float]]:
+    """Bytes of the fullest rank, and time, of all plans there are."""
+    found = []
+    for n_microbatches in microbatch_counts(profile, plan):
+        for stages in every_cut(profile, len(plan.stages)):
+            whole = msgspec.structs.replace(plan, stages=stages, n_microbatches=n_microbatches)
+            for policy in every_policy(profile):
+                played = predict(profile, whole, policy)
+                found.append((fullest(played), played.makespan_ms))
+    return found
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+@pytest.mark.parametrize("seed", range(2))
+def test_no_plan_at_all_is_quicker_under_the_cap(seed: int, schedule: str) -> None:
+    profile, plan = drawn(seed), asked(2 + seed % 2, schedule)
+    plans = every_plan(profile, plan)
+    least, most = min(plans)[0], max(plans)[0]
+    for share in (0.0, 0.1, 0.3, 0.6):
+        cap = int(least + share * (most - least))
+        found = joint_plan(profile, GRAPH, plan, cap)
+        said = predict(profile, found.plan, found.policy)
+        assert found.makespan_ms == said.makespan_ms
+        assert found.rank_bytes == tuple(memory.device_bytes for memory in said.memory)
+        assert max(found.rank_bytes) <= cap
+        assert found.makespan_ms == pytest.approx(min(ms for held, ms in plans if held <= cap))
+    with pytest.raises(InvalidPlan, match=r"the least was .* on rank"):
+        joint_plan(profile, GRAPH, plan, least - 1)
+
+
+def heavy_in_front(profile: PipelineProfile) -> PipelineProfile:
+    """As convolutional nets are: the first blocks hold most."""
+    n, blocks = len(profile.blocks), []
+    for k, block in enumerate(profile.blocks):
+        more, kept, again = 2 * MIB * (n - k), block.kept, block.recomputed
+        kept = msgspec.structs.replace(
+            kept, saved_bytes=kept.saved_bytes + more, forward_extra_bytes=kept.forward_extra_bytes + more
+        )
+        names = ("forward_extra_bytes", "backward_extra_bytes", "first_backward_extra_bytes")
+        again = msgspec.structs.replace(again, **{name: getattr(again, name) + more for name in names})
+        blocks.append(msgspec.structs.replace(block, kept=kept, recomputed=again))
+    return msgspec.structs.replace(profile, blocks=tuple(blocks), batch_rows=8)
+
+
+def test_cuts_first_and_policy_second_is_slower() -> None:
+    """The rank that holds most recomputes most, unless it gets fewer blocks."""
+    graph, plan, gains = graphs.gpt(14), asked(3), []
+    for seed in range(3):
+        profile = heavy_in_front(drawn(seed, graph))
+        free = joint_plan(profile, graph, plan, 2**40, (8,))
+        found = joint_plan(profile, graph, plan, int(0.55 * max(free.rank_bytes)), (8,))
+        assert found.cuts_first_ms is not None
+        assert found.makespan_ms <= found.cuts_first_ms
+        gains.append(found.makespan_ms / found.cuts_first_ms)
+    assert min(gains) < 0.97
+
+
+@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
+def test_ranks_of_two_stages_keep_the_cap_together(schedule: str) -> None:
+    profile, plan = drawn(5), msgspec.structs.replace(asked(4, schedule), n_ranks=2)
+    free = joint_plan(profile, GRAPH, plan, 2**40)
+    assert not free.policy.units
+    tight = joint_plan(profile, GRAPH, plan, int(0.8 * max(free.rank_bytes)))
+    said = predict(profile, tight.plan, tight.policy)
+    assert fullest(said) == max(tight.rank_bytes) <= 0.8 * max(free.rank_bytes)
+    assert said.makespan_ms == tight.makespan_ms > free.makespan_ms
+
+
+def test_many_blocks_are_cut_without_trying_every_cut() -> None:
+    graph = graphs.gpt(24)
+    profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(6, "1F1B")
+    free = joint_plan(profile, graph, plan, 2**40, (8,))
+    cap = int(0.7 * max(free.rank_bytes))
+    found = joint_plan(profile, graph, plan, cap, (8,))
+    assert max(found.rank_bytes) <= cap
+    assert found.cuts_first_ms is None or found.makespan_ms <= found.cuts_first_ms
+    assert free.makespan_ms < found.makespan_ms < 2 * free.makespan_ms
+
+
+def test_a_batch_that_nothing_divides_is_a_sentence() -> None:
+    profile = msgspec.structs.replace(drawn(0), batch_rows=3)
+    with pytest.raises(InvalidPlan, match="No number of microbatches divides a batch of 3 rows and suits 1F1B"):
+        joint_plan(profile, GRAPH, asked(4, "1F1B"), 2**30)
