@@ -96,7 +96,7 @@ def _title(console: Console, run: Measurement, policy: Policy) -> None:
     )
     types, threads = run.dtype or spec.dtype, count(environment.n_threads, "thread")
     console.print(f"[dim]{types}{extra}, {spec.optimizer}, {spec.mode} mode, {threads}[/]")
-    console.print(f"[dim]Policy: {escape(in_words(policy))}[/]\n")
+    console.print(f"[dim]{'Forward alone' if spec.forward_only else f'Policy: {escape(in_words(policy))}'}[/]\n")
 
 
 def _figures(console: Console, run: Comparison | Measurement) -> None:

@@ -3,12 +3,14 @@
     zero_grad ─▶ forward │ backward │ forward │ backward │ … │ optimizer
                  one pair a microbatch of `n_accumulation`    once
 
+A run of forward alone has neither backward nor optimizer, and no gradients: what inference needs.
 The borders (│) are announced to `on_phase`; nothing else in here knows that somebody is looking.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,12 +72,13 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     set_mode(model, spec.mode)
     freeze(model, spec.frozen)
     split(own.inputs, own.targets, spec.n_accumulation)
-    optimizer = build_optimizer(model, spec)
+    _refuse_idle_policy(spec)
+    optimizer = None if spec.forward_only else build_optimizer(model, spec)
     handle = apply_policy(model, spec.policy)
     seed_everything(spec.seed)
 
     def loss(output: Any, targets: Any) -> torch.Tensor:
-        return own.loss(output, targets=targets)
+        return own.loss(output, targets=targets, trains=not spec.forward_only)
 
     return Trainee(spec, device, model, own.inputs, own.targets, loss, optimizer, handle, own.left_behind)
 
@@ -105,6 +108,9 @@ def _gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
         if n_microbatches > 1:
             loss = loss / n_microbatches
         losses.append(loss.detach())
+        if trainee.spec.forward_only:
+            del loss
+            continue
         on_phase("backward")
         loss.backward()
         del loss
@@ -113,7 +119,7 @@ def _gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
 
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
     """The output lives in this frame only: backward starts with what autograd keeps and nothing else."""
-    with autocast(trainee):
+    with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
         return trainee.loss_function(call(trainee.model, inputs), targets)
 
 
@@ -121,6 +127,14 @@ def autocast(trainee: Trainee) -> torch.autocast:
     """Around forward and loss: casts as the trainee's spec asks, or not at all."""
     dtype = AUTOCAST.get(trainee.spec.autocast)
     return torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def _refuse_idle_policy(spec: RunSpec) -> None:
+    if spec.forward_only and spec.policy.units:
+        raise BadInput(
+            f"The run is forward alone and recomputes {len(spec.policy.units)} units: nothing runs again there.",
+            hint="Leave the policy out, or measure a whole step.",
+        )
 
 
 def torch_device(spec: RunSpec) -> torch.device:

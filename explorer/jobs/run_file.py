@@ -83,7 +83,7 @@ def name_of(record: Record) -> str:
         return f"{spec.model.target.removeprefix(RECORDED)} {spec.device}, recorded"
     stem = spec.model.target.rpartition("/")[2].replace(".py", "")
     what = " ".join(filter(None, (stem, spec.model.size, spec.device)))
-    return f"{what}, {_in_words(spec.policy)}"
+    return f"{what}, {'forward alone' if spec.forward_only else _in_words(spec.policy)}"
 
 
 def spec_of(record: Record) -> RunSpec | None:

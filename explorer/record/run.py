@@ -32,6 +32,8 @@ class RunSpec(Record):
     autocast: Autocast = "none"
     seed: int = 0
     mode: Mode = "train"
+    forward_only: bool = False
+    """Forward and loss without gradients: no backward, no optimizer, nothing to recompute."""
     optimizer: Optimizer = "adamw"
     learning_rate: float = 1e-3
     momentum: float = 0.0

@@ -77,6 +77,23 @@ def test_backward_only_moves_nothing() -> None:
     assert all(torch.equal(a, b) for a, b in zip(before, trainee.model.parameters()))
 
 
+def test_forward_alone_keeps_nothing_and_says_the_same_loss() -> None:
+    whole, alone = RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), forward_only=True)
+    phases: list[str] = []
+    trainee = prepare(alone)
+    loss = run_step(trainee, phases.append)
+    assert phases == ["forward"] and trainee.optimizer is None
+    assert all(parameter.grad is None for parameter in trainee.model.parameters())
+    assert loss == run_step(prepare(whole))
+    frozen = prepare(RunSpec(model=ref("chain"), forward_only=True, frozen=("",)))  # nothing needs to be trained
+    assert run_step(frozen) == loss
+
+
+def test_a_policy_for_forward_alone_is_refused() -> None:
+    with pytest.raises(BadInput, match="forward alone and recomputes 1 units: nothing runs again"):
+        prepare(RunSpec(model=ref("chain"), forward_only=True, policy=Policy.recompute(["0"])))
+
+
 def test_sgd_moves_by_the_learning_rate() -> None:
     with left_as_found():
         trainee = prepare(RunSpec(model=ref("chain"), optimizer="sgd", learning_rate=0.5))

@@ -50,11 +50,12 @@ def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
     for sample in catalogue():
         graph = describe(engine, ModelRef(target=sample.target), seed=0)
         of = _stored(sample, graph) or _compared(engine, sample, graph)
-        title = f"{sample.name}: {sample.title}"
+        title, _, rest = sample.title.partition(". ")
         file = f"{sample.name}.html"
         write_file(out / file, report_text(of).encode())
         assert isinstance(of.run, Comparison)
-        yield Exhibit(file=file, title=title, line=verdict_sentence(of.run), shelf="Sample models")
+        line = f"{rest}. {verdict_sentence(of.run)}." if rest else f"{verdict_sentence(of.run)}."
+        yield Exhibit(file=file, title=title, line=line, shelf="Sample models")
 
 
 def _stored(sample: Sample, graph: ModelGraph) -> ReportOf | None:

@@ -44,6 +44,12 @@ class MeasureOptions:
             rich_help_panel="Output",
         ),
     ] = None
+    forward_only: Annotated[
+        bool,
+        typer.Option(
+            "--forward-only", help="Forward and loss without gradients: what inference needs.", rich_help_panel="Step"
+        ),
+    ] = False
     fit: Annotated[
         bool,
         typer.Option("--fit", help="Out of memory: recompute ever more until it fits.", rich_help_panel="Limits"),
@@ -67,7 +73,7 @@ def measure(
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
         chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
-        spec = msgspec.structs.replace(spec, policy=chosen)
+        spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")

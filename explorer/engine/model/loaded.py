@@ -38,8 +38,10 @@ class Loaded:
         """The output for the whole batch, of `model` where one is given."""
         return call(self.model if model is None else model, self.inputs)
 
-    def loss(self, output: Any, targets: Any = None) -> Tensor:
+    def loss(self, output: Any, targets: Any = None, *, trains: bool = True) -> Tensor:
         """A scalar, the mean over the batch; `targets` are those of the whole batch where none are given.
+
+        `trains` False: no backward follows, and gradients may be off.
 
         Raises ModelFailed where the loss is not a tensor with one number.
         """
@@ -53,7 +55,7 @@ class Loaded:
                 f"The loss function of {self.ref.target} returned {returned}, not a tensor with one number.",
                 hint="Let it return the mean over the batch.",
             )
-        if not loss.requires_grad and not torch.is_grad_enabled():
+        if trains and not loss.requires_grad and not torch.is_grad_enabled():
             raise ModelFailed(
                 f"{self.ref.target} switched gradients off and left them off: its loss has none.",
                 hint="Use `with torch.no_grad():` around the part that needs none, instead of torch.set_grad_enabled.",

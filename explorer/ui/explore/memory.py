@@ -22,6 +22,7 @@ from explorer.ui.shared.charts import draw
 from explorer.view.drawing.axis import Axis
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
+from explorer.view.memory.by_block import by_block
 from explorer.view.memory.ledger import ledger_chart, place
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import timeline
@@ -55,15 +56,30 @@ def memory_panel(
         name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
         cursor = at[1] if at and at[0] == name else None
-        chart = roles(run, block=block or None, axis=axis, cursor=cursor)
+        if _by_block():
+            chart = by_block(run, axis=axis, cursor=cursor)
+        else:
+            chart = roles(run, block=block or None, axis=axis, cursor=cursor)
 
     def pick(custom: list[Any]) -> None:
         of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
         state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
 
-    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}", height=340, act=pick)
+    kind = "_blocks" if chart.name == "bytes by block" else ""
+    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=340, act=pick)
     _why(reasons[1:] if view == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
+
+
+def _by_block() -> bool:
+    """Whether one run is stacked by block instead of by role."""
+    return bool(
+        st.toggle(
+            "Stacked by block",
+            key="memory_by_block",
+            help="One band a block, piling up in forward and draining in backward; what runs again lies on top.",
+        )
+    )
 
 
 def _answer(state: ExploreState, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:

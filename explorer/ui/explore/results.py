@@ -60,7 +60,7 @@ def results(state: ExploreState) -> None:
             _gradients(state, graph, comparison)
     if blocks.open:
         with blocks:
-            table_panel(comparison if comparison is not None and comparison.comparable else baseline)
+            table_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
     if autograd.open and graph is not None:
         with autograd:
             if recorded:

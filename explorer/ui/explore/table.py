@@ -8,11 +8,13 @@ from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.ui.shared.charts import draw
 from explorer.view.memory.blocks import saved_bytes_chart
+from explorer.view.memory.operators import operators_chart
 
 
-def table_panel(run: Comparison | Measurement) -> None:
-    """Saved bytes per block as a chart, and all that is known of each as a table."""
+def table_panel(run: Comparison | Measurement, *, block: str) -> None:
+    """Saved bytes per block and, inside the selected one, per operator; all that is known of each as a table."""
     draw(saved_bytes_chart(run), key="saved")
+    draw(operators_chart(run, block), key="operators")
     st.markdown("**Every block**")
     both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
     st.dataframe(_costs(*both), key="block_costs", hide_index=True, width="stretch", alt="What every block costs")

@@ -80,7 +80,8 @@ def restart(draft: Draft, spec: RunSpec) -> None:
 
 def choose_model(draft: Draft, model: ModelRef) -> None:
     """Another model, or another size of it, starts afresh; how the step is run stays."""
-    restart(draft, msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=()))
+    spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=(), forward_only=False)
+    restart(draft, spec)
     to_address(draft)
 
 

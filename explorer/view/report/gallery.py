@@ -8,7 +8,7 @@ from html import escape
 
 from explorer.record.lab import LabOutcome, Lesson
 from explorer.view.lab import lab_chart, lab_table
-from explorer.view.report.html import box, document, drawn, paragraph, section, table
+from explorer.view.report.html import box, document, paragraph, picture, section, table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,9 @@ def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:
         {"switch": switch.question, "stood at": switch.label(outcome.switches[switch.name])}
         for switch in lesson.switches
     ]
-    shown = [drawn(lab_chart(outcome)), table(lab_table(outcome))]
+    shown = [picture(lab_chart(outcome)), table(lab_table(outcome))]
     body = [
+        '<nav><a href="index.html">All pages</a></nav>',
         f"<h1>{escape(lesson.title)}</h1>",
         paragraph(lesson.question, "quiet"),
         section("Story", [*map(paragraph, lesson.paragraphs), table(switches) if switches else ""]),

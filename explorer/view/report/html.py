@@ -53,9 +53,13 @@ def box(words: Sequence[str], kind: str = "") -> str:
 
 def drawn(chart: Chart, *, zooms: bool = False) -> str:
     """The picture and its numbers as a table, folded in."""
+    return f"{picture(chart, zooms=zooms)}{folded(f'{chart.name} as a table', chart.rows())}"
+
+
+def picture(chart: Chart, *, zooms: bool = False) -> str:
+    """As `drawn`, where the numbers stand open on the page already."""
     hint = '<p class="hint">Drag over the chart to zoom in, double-click to see all of it.</p>' if zooms else ""
-    picture = f'<figure class="{"zooms" if zooms else ""}">{svg_with_hovers(chart)}</figure>'
-    return f"{picture}{hint}{folded(f'{chart.name} as a table', chart.rows())}"
+    return f'<figure class="{"zooms" if zooms else ""}">{svg_with_hovers(chart)}</figure>{hint}'
 
 
 def folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

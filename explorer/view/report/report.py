@@ -27,7 +27,9 @@ from explorer.view.compare.headline import Headline, headlines
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.blocks import saved_bytes_chart
+from explorer.view.memory.by_block import by_block
 from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.operators import operators_chart
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.report.html import anchor, box, document, drawn, folded, paragraph, section, table
@@ -63,7 +65,7 @@ def report_text(of: ReportOf) -> str:
     """The file's text."""
     parts = {
         "Memory": section("Memory", _memory(of)),
-        "Blocks": section("Blocks", [drawn(saved_bytes_chart(of.run))] if of.shown.blocks else []),
+        "Blocks": section("Blocks", _blocks(of.run) if of.shown.blocks else []),
         "Cost": section("Cost", _cost(of.run)),
         "Verdict": section("Verdict", _verdict(of.run)),
         "Hazards": section("Hazards", _hazards(of)),
@@ -76,16 +78,17 @@ def report_text(of: ReportOf) -> str:
 def charts_of(run: Run) -> dict[str, Chart]:
     """Every chart of a run by the name of its file, in the order of the report."""
     if isinstance(run, Measurement):
-        chosen = [timeline(run), roles(run)] if run.allocations is not None else []
+        chosen = [timeline(run), roles(run), by_block(run)] if run.allocations is not None else []
         chosen += [ledger_chart(ledger(run), [cost.fqn for cost in run.blocks])] if run.allocations is not None else []
-        chosen += [saved_bytes_chart(run)] if run.blocks else []
+        chosen += [saved_bytes_chart(run), operators_chart(run, "")] if run.blocks else []
         return {chart.name.replace(" ", "-"): chart for chart in chosen}
     charts = {"memory-timeline": timeline(run.baseline, run.candidate)}
     for name, one in (("baseline", run.baseline), ("candidate", run.candidate)):
         if one.allocations is not None:
             charts[f"{name}-by-role"] = roles(one)
+            charts[f"{name}-by-block"] = by_block(one)
             charts[f"{name}-at-the-peak"] = ledger_chart(ledger(one), [cost.fqn for cost in one.blocks])
-    chosen = [saved_bytes_chart(run)]
+    chosen = [saved_bytes_chart(run), operators_chart(run, "")]
     chosen += [recompute_cost(run), recompute_time(run), step_time(run)] if run.comparable else []
     chosen += [gradient_chart(run)] if run.gradients else []
     return charts | {chart.name.replace(" ", "-"): chart for chart in chosen}
@@ -99,7 +102,8 @@ def _head(of: ReportOf) -> Iterator[str]:
     model = where or " ".join(filter(None, (run.spec.model.target, run.spec.model.size)))
     host = f"{run.environment.device_name}, torch {run.environment.torch_version}"
     yield paragraph(f"{model}; {host}{when}", "quiet")
-    yield paragraph(f"Policy: {in_words(run.spec.policy)}.")
+    alone = "Forward alone, without gradients."
+    yield paragraph(alone if run.spec.forward_only else f"Policy: {in_words(run.spec.policy)}.")
     yield f'<div class="cards">{"".join(map(_card, headlines(of.run)))}</div>'
     if isinstance(of.run, Comparison) and not of.run.comparable:
         yield box([f"The {what_failed(of.run)}: nothing is bought, and nothing is proven."], "error")
@@ -132,9 +136,15 @@ def _memory(of: ReportOf) -> Iterator[str]:
     if shown.allocations is None:
         return
     yield drawn(roles(shown), zooms=True)
+    yield drawn(by_block(shown), zooms=True)
     alive = ledger(shown)
     yield paragraph(f"Alive at the peak: {mib(alive.total_bytes)}.")
     yield drawn(ledger_chart(alive, [cost.fqn for cost in shown.blocks]))
+
+
+def _blocks(run: Run) -> Iterator[str]:
+    yield drawn(saved_bytes_chart(run))
+    yield drawn(operators_chart(run, ""))
 
 
 def _cost(run: Run) -> Iterator[str]:

@@ -54,7 +54,7 @@ class _Sheet:
         named = y.names or [words for _, words in y.ticks()]
         longest = max((len(ink.plain(str(name))) for name in named), default=4)
         self._left = min(26 + ink.CHAR * longest, WIDTH / 2.6) if self._shown else 10
-        self._right = WIDTH - max(14, float(self._layout.margin.r or 0))
+        self._right = WIDTH - max(26, float(self._layout.margin.r or 0))
         self._top = 56.0 if self._layout.title.subtitle.text else 38.0
         legend = self._legend(traces)
         self._height = float(self._layout.height or 420)

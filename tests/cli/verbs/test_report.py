@@ -48,7 +48,8 @@ def test_all_charts_come_as_svg(tmp_path: Path, measured: Measurement) -> None:
     run(str(tmp_path / "my.run"), "--svg", str(tmp_path / "new" / "charts"))
     charts = sorted((tmp_path / "new" / "charts").iterdir())
     assert [path.name for path in charts] == [
-        "alive-at-the-peak.svg", "bytes-by-role.svg", "memory-timeline.svg", "saved-bytes-by-block.svg"
+        "alive-at-the-peak.svg", "bytes-by-block.svg", "bytes-by-role.svg", "memory-timeline.svg",
+        "operators-of-the-model.svg", "saved-bytes-by-block.svg",
     ]  # fmt: skip
     for path in charts:
         ET.parse(path)

@@ -46,6 +46,18 @@ def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measuremen
     assert candidate.recompute_flops
 
 
+def test_forward_alone_needs_what_inference_needs(pair: tuple[Measurement, Measurement]) -> None:
+    """Two instruments agree about it, FLOPs are those of a step's forward, nothing is kept for a backward."""
+    alone, (step, _) = measure(RunSpec(model=GPT, n_repeats=2, forward_only=True)), pair
+    assert [span.phase for span in alone.phases] == ["forward"]
+    assert alone.step_peak_bytes == alone.peaks.alone_peak_bytes
+    assert alone.step_peak_bytes is not None and step.step_peak_bytes is not None
+    assert alone.step_peak_bytes < 0.5 * step.step_peak_bytes
+    assert alone.forward_flops == step.forward_flops and alone.backward_flops == 0
+    assert alone.saved_after_forward_bytes == 0 and alone.loss == step.loss
+    assert alone.times is not None and alone.times.backward.ms == () and len(alone.times.step.ms) == 2
+
+
 def test_two_instruments_agree(pair: tuple[Measurement, Measurement]) -> None:
     for run in pair:
         assert run.peaks.alone_peak_bytes == run.step_peak_bytes

@@ -96,6 +96,13 @@ def test_figures_of_an_older_policy_are_never_silently_wrong(app: App) -> None:
     assert "previous policy" not in texts(back)
 
 
+def test_one_run_is_stacked_by_role_or_by_block(app: App) -> None:
+    at = app()
+    for stacked, words in ((False, "Stacked area chart of bytes by role"), (True, "bytes by block, recompute on top")):
+        at = settle(widget(at, "toggle", "memory_by_block").set_value(stacked).run())
+        assert any(words in chart.proto.alt for chart in at.get("plotly_chart"))
+
+
 def test_undo_and_redo_walk_through_clicks_and_presets(app: App) -> None:
     at = say(app(), on=["head"])
     at.session_state["presets"] = "all"

@@ -161,7 +161,7 @@ def test_a_report_is_there_for_runs_that_have_one(runs_page: Callable[..., AppTe
     text = report_bytes(run_id).decode()
     assert "mine" in text and "104.5 → 34.5 MiB" in text
     with zipfile.ZipFile(io.BytesIO(charts_bytes(run_id))) as files:
-        assert "memory-timeline.svg" in files.namelist() and len(files.namelist()) == 10
+        assert "memory-timeline.svg" in files.namelist() and len(files.namelist()) == 13
 
 
 def test_a_store_that_cannot_be_read_is_one_sentence(runs_page: Callable[..., AppTest], store: Store) -> None:

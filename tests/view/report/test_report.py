@@ -45,14 +45,15 @@ def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison) -
         assert f"<h2>{part}</h2>" in text and f'href="#{part.lower()}"' in text
     assert "The policy lowered the peak" in text and "bitwise equal" in text
     assert pair.candidate.environment.torch_version in text
-    assert text.count("<figure") == 8
+    assert text.count("<figure") == 10
 
 
 def test_one_run_has_its_own_page(pair: Comparison) -> None:
     text = report_text(of(pair.candidate))
     assert "<h2>Memory</h2>" in text and "<h2>Verdict</h2>" not in text and "<h2>Cost</h2>" not in text
     assert list(charts_of(pair.candidate)) == [
-        "memory-timeline", "bytes-by-role", "alive-at-the-peak", "saved-bytes-by-block"
+        "memory-timeline", "bytes-by-role", "bytes-by-block", "alive-at-the-peak", "saved-bytes-by-block",
+        "operators-of-the-model",
     ]  # fmt: skip
 
 

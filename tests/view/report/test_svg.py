@@ -45,7 +45,7 @@ def numbers(way: str) -> list[float]:
 
 
 def test_every_chart_is_a_drawing_that_says_its_question_and_what_it_shows(charts: dict[str, Chart]) -> None:
-    assert len(charts) == 10
+    assert len(charts) == 13
     for chart in charts.values():
         tree = ET.fromstring(svg(chart))
         assert words_of(tree)[0] == plain(chart.figure.layout.title.text)

@@ -1,0 +1,111 @@
+"""Inside one block: which operators made what it keeps for backward, the five largest first."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from explorer.plan.memory.series import array_of, belongs
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import ROLES, Measurement
+from explorer.view.drawing.block_rows import runs_of
+from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.colours import RUN_COLOURS
+from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.units import byte_axis, count, mib
+
+MOST = 5
+REST = "all others"
+NOTHING = "Nothing made in this block is kept for backward."
+
+
+def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
+    """What the operators of `block` (the empty string: the whole model) keep when forward ends."""
+    named = block or "the model"
+    kept = {name: _kept(one, block) for name, one in runs_of(run).items()}
+    return Chart(
+        name=f"operators of {named}",
+        figure=_picture(named, kept),
+        alt=f"Bars of the bytes that each operator of {named} keeps for backward. {_answer(kept)}.",
+        rows=lambda: _rows(kept),
+    )
+
+
+def _kept(run: Measurement, block: str) -> dict[str, tuple[int, int]]:
+    """(bytes, allocations) of saved activations alive when forward ends, by operator, the largest first."""
+    log, end = run.allocations, run.forward_end_tick
+    if log is None or end is None:
+        return {}
+    saved = array_of(log.role) == ROLES.index("saved activation")
+    alive = (array_of(log.born) <= end) & (end < array_of(log.died))
+    entries = np.flatnonzero(saved & alive & belongs(log, block))
+    n_bytes: Counter[str] = Counter()
+    n_made: Counter[str] = Counter()
+    for entry in entries.tolist():
+        op = _short(log.ops[log.op[entry]])
+        n_bytes[op] += log.n_bytes[entry]
+        n_made[op] += 1
+    return {op: (size, n_made[op]) for op, size in n_bytes.most_common()}
+
+
+def _picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -> go.Figure:
+    question = f"Which operators of {named} save most?"
+    names = _names(kept)
+    if not names:
+        return empty(question, NOTHING)
+    lines = {run: [_of(found, name, names) for name in names] for run, found in kept.items()}
+    unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
+    fig = figure(question, _answer(kept), height=150 + (14 + 12 * len(kept)) * max(len(names), 3))
+    for run, line in lines.items():
+        fig.add_trace(
+            go.Bar(
+                y=names, x=[size / unit for size, _ in line], name=run, orientation="h",
+                customdata=[[mib(size), count(n, "allocation")] for size, n in line],
+                marker={"color": RUN_COLOURS[run]}, showlegend=len(lines) > 1,
+                hovertemplate=f"<b>%{{y}}</b>, {run}<br>%{{customdata[0]}} in %{{customdata[1]}}<extra></extra>",
+            )
+        )  # fmt: skip
+    return bars(fig, f"saved for backward ({unit_name})", mode="group")
+
+
+def _names(kept: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
+    """The five largest of either run, the largest first, and whether there are more."""
+    most: Counter[str] = Counter()
+    for found in kept.values():
+        for op, (size, _) in found.items():
+            most[op] = max(most[op], size)
+    names = [op for op, _ in most.most_common(MOST)]
+    return [*names, REST] if len(most) > MOST else names
+
+
+def _of(found: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple[int, int]:
+    if name != REST:
+        return found.get(name, (0, 0))
+    rest = [both for op, both in found.items() if op not in shown]
+    return sum(size for size, _ in rest), sum(n for _, n in rest)
+
+
+def _answer(kept: dict[str, dict[str, tuple[int, int]]]) -> str:
+    sums = [mib(sum(size for size, _ in found.values())) for found in kept.values()]
+    return " to ".join(sums) + " saved when forward ends"
+
+
+def _rows(kept: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
+    """Every operator, the largest first."""
+    ops = dict.fromkeys(op for found in kept.values() for op in found)
+    prefix = {run: f"{run}: " if len(kept) > 1 else "" for run in kept}
+    return [
+        {"operator": op}
+        | {f"{prefix[run]}saved (bytes)": found.get(op, (0, 0))[0] for run, found in kept.items()}
+        | {f"{prefix[run]}allocations": found.get(op, (0, 0))[1] for run, found in kept.items()}
+        for op in ops
+    ]
+
+
+def _short(op: str) -> str:
+    """`aten.addmm.default` as `addmm`, which is how the operator is called."""
+    parts = op.split(".")
+    return parts[1] if len(parts) > 2 and parts[0] == "aten" else op or "(before the step)"
