@@ -43,6 +43,10 @@ class ModelOptions:
             "--set", metavar="NAME=VALUE", help="Argument of the factory; may be repeated.", rich_help_panel="Model"
         ),
     ] = None
+    weights: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.", rich_help_panel="Model"),
+    ] = None
     seed: Annotated[int, typer.Option(help="Of parameters, batch and dropout.", rich_help_panel="Model")] = 0
 
     def ref(self, target: str) -> ModelRef:
@@ -51,7 +55,9 @@ class ModelOptions:
         wrong = ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]
         if wrong:
             raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
-        return ModelRef(target=target, size=self.size, arguments={name: _value(value) for name, _, value in pairs})
+        arguments = {name: _value(value) for name, _, value in pairs}
+        weights = "" if self.weights is None else str(self.weights.resolve())
+        return ModelRef(target=target, size=self.size, arguments=arguments, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,8 @@ class ModelRef(Record):
     """Name in the file's SIZES (`small`, `gpu`); None takes `small` where the file has sizes."""
     arguments: dict[str, int | float | str | bool] = {}
     """Keyword arguments of the factory, over those of the size."""
+    weights: str = ""
+    """File with the weights to begin from; empty: those that the factory gives."""
 
     @property
     def is_recorded(self) -> bool:

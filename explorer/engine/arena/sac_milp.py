@@ -26,8 +26,8 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from torch.utils.flop_counter import flop_registry
 
 from explorer.engine.arena.contestant import Contestant
-from explorer.engine.model.loaded import call
-from explorer.engine.step import Trainee, autocast, prepare
+from explorer.engine.model.load import load_for
+from explorer.engine.step import Trainee, autocast, build_optimizer, freeze, set_mode
 from explorer.errors import BadInput
 from explorer.record.arena import Bout, Ground
 
@@ -72,27 +72,29 @@ def _estimated(trainee: Trainee) -> tuple[Any, dict[str, Any]]:
     """Memory, time and trade-offs of every module, from fake steps of a model built the same way."""
     if trainee.device.type == "cpu":
         setattr(RuntimeEstimator, "_roofline_estimate", classmethod(_on_a_processor))  # noqa: B010
-    with FakeTensorMode():
-        fake = prepare(trainee.spec)
-        _forward_backward(fake)
-        if fake.optimizer is not None:
-            fake.optimizer.step()
+    with FakeTensorMode(), trainee.device:
+        fake = load_for(trainee.spec)  # not prepared: moving a model does not work on fake parameters
+        model = fake.model
+        set_mode(model, trainee.spec.mode)
+        freeze(model, trainee.spec.frozen)
+        optimizer = build_optimizer(model, trainee.spec)
+
+        def forward_backward() -> None:
+            model.zero_grad(set_to_none=True)
+            with autocast(trainee):
+                loss = fake.loss(fake.output())
+            loss.backward()
+
+        forward_backward()
+        if optimizer is not None:
+            optimizer.step()
         memory, runtime, sac = MemTracker(), RuntimeEstimator(), SACEstimator()
-        memory.track_external(fake.model, *([fake.optimizer] if fake.optimizer is not None else []))
+        memory.track_external(model, *([optimizer] if optimizer is not None else []))
         for watching in (memory, runtime(_COST_MODEL), sac(_COST_MODEL)):
-            fake.model.zero_grad(set_to_none=True)
             with watching:
-                _forward_backward(fake)
-        info = _ilp_utils().aggregate_stats(fake.model, memory, runtime, sac, fake.device)
+                forward_backward()
+        info = _ilp_utils().aggregate_stats(model, memory, runtime, sac, trainee.device)
     return info, sac.sac_mod_stats
-
-
-def _forward_backward(trainee: Trainee) -> None:
-    """Without reading the loss: a fake tensor has no value."""
-    for inputs, targets in trainee.microbatches():
-        with autocast(trainee):
-            loss = trainee.loss_function(call(trainee.model, inputs), targets)
-        loss.backward()
 
 
 def _on_a_processor(cls: type, function: Any, args: Any, kwargs: Any) -> tuple[Any, float]:

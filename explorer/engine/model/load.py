@@ -2,23 +2,28 @@
 
     sample_models/gpt.py          a file; its factory is `build`, sizes come from its SIZES
     path/to/file.py:factory       a file and a factory in it
-    package.module:factory        an installed module
+    package.module:factory        an installed module: a function, a class, a model that stands there
+    timm:vit_base_patch16_224     a name that the package's own `create_model` knows
     hf:GPT2Config, hf:config.json a transformers configuration: random weights, offline
 
-A factory returns the model, or (model, inputs), or (model, (inputs, targets), loss_function). inputs: a tensor is
-passed as it is, a tuple or list as positional arguments, a dict as keyword arguments; both together are a dict with
-the positional ones under "*": {"*": (x, y), "mask": mask}. `loss_function(output, targets)` is a mean over the batch.
-Without one the loss is `output.loss`, else the mean of squares of all floating outputs.
+A factory returns the model (a batch is made to fit), (model, inputs), (model, (inputs, targets), loss_function), or
+what else returned.py takes. inputs: a tensor is passed as it is, a tuple or list as positional arguments, a dict as
+keyword arguments; both together are a dict with the positional ones under "*": {"*": (x, y), "mask": mask}.
+`loss_function(output, targets)` is a mean over the batch. Without one the loss is `output.loss`, the sum of a dict of
+losses, else the mean of squares of all floating outputs.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +31,21 @@ import torch
 from torch import nn
 
 from explorer.engine.device.limits import is_out_of_memory, limited_process
+from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
 from explorer.engine.model.loaded import Loaded, said_by
 from explorer.engine.model.openable import refuse_unopenable
+from explorer.engine.model.returned import unpacked
+from explorer.engine.model.weights import load_weights
 from explorer.engine.world.rng import seed_everything
 from explorer.errors import ExplorerError, ModelNotLoaded, nearest
+from explorer.plan.names import listed
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
 PROJECT = Path(__file__).resolve().parents[3]
 
 Factory = Callable[..., Any]
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def load_for(spec: RunSpec) -> Loaded:
@@ -51,6 +61,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     """
     grad = torch.is_grad_enabled()
     factory, arguments = resolve(ref)
+    shape, arguments = _batch_shape(factory, arguments)
     seed_everything(seed)
     try:
         with limited_process(limit_bytes):
@@ -71,9 +82,21 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
             f"{ref.target} switched gradients off and left them off: nothing of it could be trained.",
             hint="Use `with torch.no_grad():` around the part that needs none, instead of torch.set_grad_enabled.",
         )
-    loaded = _unpack(ref, built)
+    if isinstance(built, nn.Module):
+        refuse_unopenable(built, ref.target)
+    loaded = unpacked(ref, built, shape)
     refuse_unopenable(loaded.model, ref.target)
+    if ref.weights:
+        load_weights(loaded.model, ref.weights, ref.target)
     return loaded
+
+
+def _batch_shape(factory: Factory, arguments: dict[str, Any]) -> tuple[BatchShape, dict[str, Any]]:
+    """What of the arguments is the batch's, as the factory takes none of that name, and what is left for it."""
+    taken = _parameters(factory)
+    own = {name: int(value) for name, value in arguments.items() if name in SHAPE_ARGUMENTS and name not in taken}
+    left = {name: value for name, value in arguments.items() if name not in own}
+    return BatchShape(**{**SHAPE_ARGUMENTS, **own}), left
 
 
 def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
@@ -97,23 +120,86 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
             f"{ref.target!r} names no model.",
             hint="Write sample_models/gpt.py, path/to/file.py:factory, package.module:factory or hf:GPT2Config.",
         )
-    factory = getattr(module, name, None)
-    if not callable(factory):
+    factory = _factory(getattr(module, name, None), module, name)
+    if factory is None:
+        listing = getattr(module, "list_models", None)
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise ModelNotLoaded(f"{where} has no factory {name!r}.", hint=nearest(name, functions) or _list(functions))
+        functions = [*listing(), *functions] if callable(listing) else functions
+        raise ModelNotLoaded(
+            f"{where} has no factory {name!r}.", hint=nearest(name, functions) or _list(functions[:20])
+        )
     _refuse_strangers(ref, factory)
-    return factory, _arguments(ref, getattr(module, "SIZES", None))
+    arguments = _arguments(ref, getattr(module, "SIZES", None))
+    _refuse_missing(ref, factory, arguments)
+    return factory, arguments
+
+
+def _factory(found: Any, module: Any, name: str) -> Factory | None:
+    """A class or function as it is; copies of a model that stands there; else what `create_model` makes of the name."""
+    if isinstance(found, nn.Module):
+        return functools.partial(copy.deepcopy, found)
+    if callable(found):
+        return _from_config(found) if _is_configured(found) else found
+    create, known = getattr(module, "create_model", None), getattr(module, "list_models", None)
+    if found is None and callable(create) and callable(known) and name in known():
+        return functools.partial(create, name)
+    return None
+
+
+def _is_configured(found: Any) -> bool:
+    """Whether it is a class that is built from a configuration, as those of diffusers are."""
+    return isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "from_config")
+
+
+def _from_config(kind: Any) -> Factory:
+    """`config=path/to/config.json` builds from that file; without it the class is called with its arguments."""
+
+    def build(*, config: str | None = None, **arguments: Any) -> nn.Module:
+        if config is None:
+            model: nn.Module = kind(**arguments)
+            return model
+        path = Path(config)
+        path = path / "config.json" if path.is_dir() else path
+        try:
+            read = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ModelNotLoaded(f"{config} cannot be read as a configuration: {said_by(error)}.") from error
+        configured: nn.Module = kind.from_config({**read, **arguments})
+        return configured
+
+    return build
+
+
+def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
+    """Empty where its signature is not known."""
+    try:
+        return inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
+def _refuse_missing(ref: ModelRef, factory: Factory, arguments: Mapping[str, Any]) -> None:
+    """Arguments without a default that nobody gave."""
+    given = {"self", *arguments}
+    missing = [
+        one.name
+        for one in _parameters(factory).values()
+        if one.default is one.empty and one.kind not in _ANY and one.name not in given
+    ]
+    if missing:
+        raise ModelNotLoaded(
+            f"{ref.target} needs {listed(missing)}, which {'has' if len(missing) == 1 else 'have'} no default.",
+            hint=f"Give {'it' if len(missing) == 1 else 'them'}: {' '.join(f'--set {name}=...' for name in missing)}; "
+            "what is no number or word needs a factory of your own.",
+        )
 
 
 def _refuse_strangers(ref: ModelRef, factory: Factory) -> None:
     """Arguments that the factory does not take, by its signature."""
-    try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
+    parameters = _parameters(factory)
+    if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return
-    if strangers := [name for name in ref.arguments if name not in parameters]:
+    if strangers := [name for name in ref.arguments if name not in parameters and name not in SHAPE_ARGUMENTS]:
         raise ModelNotLoaded(
             f"{ref.target} has no argument {', '.join(map(repr, strangers))}.",
             hint=nearest(strangers[0], parameters) or _taken(list(parameters)),
@@ -177,27 +263,3 @@ def _from_package(name: str) -> Any:
             f"The module {name} was imported and raised {said_by(error)}.",
             hint="Is it installed in the environment that runs the explorer?",
         ) from error
-
-
-def _unpack(ref: ModelRef, built: Any) -> Loaded:
-    model, batch, loss = built, None, None
-    if isinstance(built, tuple):
-        model, batch, loss = (*built, None, None)[:3] if len(built) <= 3 else (None, None, None)
-    if not isinstance(model, nn.Module):
-        raise ModelNotLoaded(
-            f"The factory of {ref.target} returned {type(built).__name__}, not a model.",
-            hint="Return the model, (model, inputs) or (model, (inputs, targets), loss_function).",
-        )
-    if batch is None:
-        raise ModelNotLoaded(
-            f"The factory of {ref.target} returned a model without an example batch.",
-            hint="Return (model, inputs) or (model, (inputs, targets), loss_function): a run needs inputs.",
-        )
-    if loss is None:
-        return Loaded(ref, model, batch, None, None)
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2) or not callable(loss):
-        raise ModelNotLoaded(
-            f"The factory of {ref.target} returned a loss function, but its batch is not a pair (inputs, targets).",
-            hint="Return (model, (inputs, targets), loss_function) with loss_function(output, targets).",
-        )
-    return Loaded(ref, model, batch[0], batch[1], loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,13 @@ POSITIONAL = "*"
 """Key of the positional arguments in a dict of inputs: no keyword argument can have this name."""
 
 LossFunction = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class OwnStep:
+    """In place of inputs: a function that runs the model on a batch of its own and returns the loss."""
+
+    function: Callable[[nn.Module], Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,6 +73,8 @@ class Loaded:
 
 def call(model: nn.Module, inputs: Any) -> Any:
     """model(x), model(*xs), model(**xs), or model(*xs["*"], **rest), by the form of `inputs`."""
+    if isinstance(inputs, OwnStep):
+        return inputs.function(model)
     if isinstance(inputs, dict):
         positional, named = inputs.get(POSITIONAL, ()), {k: v for k, v in inputs.items() if k != POSITIONAL}
         return model(*(positional if isinstance(positional, (tuple, list)) else (positional,)), **named)
@@ -147,13 +157,15 @@ def shapes(inputs: Any) -> str:
 
 
 def default_loss(output: Any) -> Tensor:
-    """`output.loss` (or output["loss"]), else the mean of squares over every floating tensor of the output.
+    """`output.loss` (or output["loss"]), the sum of a dict of losses, else the mean of squares over all that floats.
 
     Raises ModelFailed where the output holds no floating tensor that requires a gradient.
     """
     own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
+    if losses := _losses(output):
+        return torch.stack([loss.float() for loss in losses]).sum()
     floating = [leaf for leaf in _tensors(output) if leaf.is_floating_point()]
     if not floating:
         raise ModelFailed(
@@ -163,7 +175,17 @@ def default_loss(output: Any) -> Tensor:
     return torch.stack([tensor.float().square().mean() for tensor in floating]).mean()
 
 
+def _losses(output: Any) -> list[Tensor]:
+    """Of a dict that names nothing but losses with one number each, as detection models return while they train."""
+    if not isinstance(output, dict) or not output or not all("loss" in str(name) for name in output):
+        return []
+    losses = [loss for loss in output.values() if isinstance(loss, Tensor) and loss.numel() == 1]
+    return [loss.reshape(()) for loss in losses] if len(losses) == len(output) else []
+
+
 def _tensors(output: Any) -> list[Tensor]:
     if hasattr(output, "to_tuple"):
         output = output.to_tuple()
+    if dataclasses.is_dataclass(output) and not isinstance(output, type):  # torch's own trees know none
+        return [leaf for one in dataclasses.fields(output) for leaf in _tensors(getattr(output, one.name))]
     return [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]

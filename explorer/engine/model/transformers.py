@@ -23,9 +23,6 @@ AUTO = (
 )
 """Heads in the order tried: the first that knows the configuration."""
 
-BATCH_ARGUMENTS = {"batch": 2, "length": 64}
-"""Arguments that shape the example batch; all others go to the configuration."""
-
 
 def factory(config: str) -> Callable[..., Any]:
     """A factory for a configuration class (`GPT2Config`) or a local config.json. Raises ModelNotLoaded."""
@@ -36,8 +33,8 @@ def factory(config: str) -> Callable[..., Any]:
             f"hf:{config} needs the library transformers, which is not installed.", hint="pip install transformers"
         ) from error
 
-    def build(**arguments: Any) -> Any:
-        shape = {name: int(arguments.pop(name, default)) for name, default in BATCH_ARGUMENTS.items()}
+    def build(*, batch: int = 2, length: int = 64, **arguments: Any) -> Any:
+        """`batch` and `length` shape the example batch; all others go to the configuration."""
         settings = _settings(transformers, config, arguments)
         settings.use_cache = False
         if getattr(settings, "is_encoder_decoder", False) and getattr(settings, "decoder_start_token_id", None) is None:
@@ -45,7 +42,7 @@ def factory(config: str) -> Callable[..., Any]:
         _refuse_too_big(transformers, config, settings)
         model = _model(transformers, settings)
         model.train()
-        return model, _batch(model, settings, **shape)
+        return model, _batch(model, settings, batch=batch, length=length)
 
     return build
 

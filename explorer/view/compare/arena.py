@@ -42,7 +42,7 @@ def outcome_in_words(bout: Bout) -> str:
     if bout.failure is not None:
         return f"failed: {bout.failure.sentence}"
     if not bout.ran:
-        return f"cannot run here, because: {bout.why}" if bout.why else ""
+        return f"did not run: {bout.why}" if bout.why else ""
     said = [bout.why] if bout.why else []
     if bout.verdict not in (None, "bitwise equal", "rounding"):
         said.append(f"{bout.verdict}{f', {bout.worst}' if bout.worst else ''}.")

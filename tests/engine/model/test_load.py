@@ -111,13 +111,12 @@ def test_samples_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_installed_module() -> None:
-    with pytest.raises(ModelNotLoaded, match="without an example batch"):
-        load(ModelRef(target="torch.nn:Linear", arguments={"in_features": 2, "out_features": 2}))
+    loaded = load(ModelRef(target="torch.nn:Linear", arguments={"in_features": 2, "out_features": 3}))
+    assert isinstance(loaded.model, nn.Linear) and loaded.inputs.shape == (2, 2)
 
 
 BAD = [
     ("{good}:nothing", {}, "returned int, not a model"),
-    ("{good}:bare", {}, "without an example batch"),
     ("{good}:half", {}, "not a pair"),
     ("{good}:raises", {}, "RuntimeError: no such table"),
     ("{good}:leaves", {}, "SystemExit: 2"),

@@ -33,7 +33,7 @@ def test_words_for_each_outcome() -> None:
     ours, wrong, absent, crashed = sample().bouts
     assert outcome_in_words(ours) == ""
     assert outcome_in_words(wrong) == "different, w: 9.7e-01 of its norm away."
-    assert outcome_in_words(absent) == "cannot run here, because: It plans chains."
+    assert outcome_in_words(absent) == "did not run: It plans chains."
     assert outcome_in_words(crashed) == "failed: It ended."
     assert "Over its budget" in outcome_in_words(bout("greedy", 1.0, peak=60))
     assert beaten_sentence(sample()).startswith("Nobody was faster")

@@ -1,0 +1,129 @@
+"""A batch for a model that came without one: made by what the model says of itself, and tried before it is believed.
+
+timm        `pretrained_cfg["input_size"]`
+diffusers   `config.sample_size`, `in_channels`, `cross_attention_dim`, and the names of forward's arguments
+any other   the first layer that has a width: a convolution's channels, a Linear's features, an Embedding's rows
+
+A batch is believed if a copy of the model in eval mode takes it without an error; the model itself is not run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from explorer.engine.device.limits import is_out_of_memory
+from explorer.engine.model.loaded import call, said_by, shapes
+from explorer.engine.model.openable import copied
+from explorer.engine.world.rng import RngState
+from explorer.errors import ModelNotLoaded
+
+SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
+"""Numbers that shape the batch, where the factory takes none of that name. A side of 0: what the model says."""
+_SIDES = (64, 224, 299, 32, 512)
+_CONDITION_LENGTH = 77
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """What was asked for."""
+
+    batch: int
+    length: int
+    side: int
+
+
+def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
+    """Inputs that the model takes. Raises ModelNotLoaded where none was found, with what the last one led to."""
+    stood = RngState.capture(model)
+    tried, last = "", ""
+    for inputs in _candidates(model, shape):
+        stood.restore()
+        tried = shapes(inputs)
+        try:
+            probe = copied(model).eval()
+            with torch.no_grad():
+                call(probe, inputs)
+        except Exception as error:
+            if is_out_of_memory(error):
+                raise
+            last = said_by(error)
+        else:
+            stood.restore()
+            return inputs
+    because = f": with {tried} it raised {last}" if tried else " to guess one from"
+    raise ModelNotLoaded(
+        f"{target} came without an example batch, and none was found{because}.",
+        hint="Write a factory that returns (model, inputs), or give the shape: --set batch=2 --set side=224.",
+    )
+
+
+def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
+    needed = _required(model)
+    for first in _firsts(model, shape):
+        by_name = {name: _by_name(name, model, shape) for name in needed[1:]}
+        known = {name: value for name, value in by_name.items() if value is not None}
+        if len(known) == len(by_name):
+            yield {"*": (first,), **known} if known else first
+
+
+def _required(model: nn.Module) -> list[str]:
+    """Arguments of forward without a default."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(model.forward).parameters.values()
+    return [one.name for one in parameters if one.default is one.empty and one.kind in kinds]
+
+
+def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
+    """The first argument, likeliest first."""
+    said = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(said, dict) and said.get("input_size") and not shape.side:
+        yield torch.randn(shape.batch, *said["input_size"])
+    for module in model.modules():
+        make = next((make for kind, make in _MADE.items() if isinstance(module, kind)), None)
+        if make is not None:
+            for side in _sides(model, shape):
+                yield make(module, shape, side)
+            return
+
+
+def _sides(model: nn.Module, shape: BatchShape) -> tuple[int, ...]:
+    if shape.side:
+        return (shape.side,)
+    own = _said(model, "sample_size", "image_size", "img_size")
+    own = own[0] if isinstance(own, (tuple, list)) else own
+    return (own, *_SIDES) if isinstance(own, int) else _SIDES
+
+
+def _said(model: nn.Module, *names: str) -> Any:
+    """The first of these that the model or its configuration has."""
+    places = (getattr(model, "config", None), model)
+    return next((found for place in places for name in names if (found := getattr(place, name, None))), None)
+
+
+def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:
+    """An argument whose name says what it is; None: unknown."""
+    width = _said(model, "cross_attention_dim")
+    if name in ("timestep", "timesteps", "t", "time"):
+        return torch.randint(0, 1000, (shape.batch,))
+    if name in ("encoder_hidden_states", "context") and isinstance(width, int):
+        return torch.randn(shape.batch, _CONDITION_LENGTH, width)
+    return None
+
+
+_MADE: dict[type[nn.Module], Callable[[Any, BatchShape, int], Tensor]] = {
+    nn.Conv1d: lambda module, shape, side: torch.randn(shape.batch, module.in_channels, max(shape.length, side)),
+    nn.Conv2d: lambda module, shape, side: torch.randn(shape.batch, module.in_channels, side, side),
+    nn.Conv3d: lambda module, shape, side: torch.randn(shape.batch, module.in_channels, 16, side, side),
+    nn.Embedding: lambda module, shape, side: torch.randint(0, module.num_embeddings, (shape.batch, shape.length)),
+    nn.Linear: lambda module, shape, side: torch.randn(shape.batch, module.in_features),
+    nn.RNNBase: lambda module, shape, side: torch.randn(shape.batch, shape.length, module.input_size),
+    nn.TransformerEncoderLayer: lambda module, shape, side: torch.randn(
+        shape.batch, shape.length, module.norm1.normalized_shape[0]
+    ),
+}
