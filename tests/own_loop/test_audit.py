@@ -159,4 +159,4 @@ def test_a_transformer_with_its_own_checkpointing() -> None:
     ids = torch.randint(64, (2, 16))
     found = explorer.audit(model, lambda: model(input_ids=ids, labels=ids).loss.backward())
     assert list(found.reruns) == [f"model.layers.{i}" for i in range(3)] and set(found.reruns.values()) == {1.0}
-    assert found.judged is not None and found.is_same and model.is_gradient_checkpointing
+    assert found.judged is not None and found.is_same and model.is_activation_checkpointing

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -32,8 +33,10 @@ from explorer.engine.measure.live_graph import recorded_graph
 from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
+from explorer.engine.watch.checkpoint_error import in_words
 from explorer.engine.watch.tracker import BACKWARD, Tracker
 from explorer.errors import BadInput
+from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
@@ -116,8 +119,16 @@ class LiveStep:
             uncounted_ops=uncounted(self._tracker),
             dtype=types_of(self._model),
             warnings=tuple(dict.fromkeys(told)),
-            failure=failure_of(error) if isinstance(error, Exception) else None,
+            failure=self._failure(error) if isinstance(error, Exception) else None,
         )
+
+    def _failure(self, error: Exception) -> Failure:
+        """torch's word about a recompute that differs is translated, in the record and in the error itself."""
+        failure, said = failure_of(error), in_words(error, self._model)
+        if not said:
+            return failure
+        error.add_note(said)
+        return msgspec.structs.replace(failure, sentence=said)
 
     def _existing(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+import msgspec
+from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
@@ -21,6 +23,7 @@ from explorer.engine.measure.before_step import optimizer_tensors, storage_bytes
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.step import Trainee, prepare, run_step
+from explorer.engine.watch.checkpoint_error import in_words
 from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
@@ -104,7 +107,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradie
     recorder, tracker = device.recorder(), tracker_of(trainee)
     probes: list[Probe] = []
     HOST.restart()
-    with _failures_kept(run), recorder:
+    with _failures_kept(run, trainee.model), recorder:
         probes.append(take_probe(device.torch))
         try:
             with tracker:
@@ -177,7 +180,7 @@ def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
 
 
 @contextmanager
-def _failures_kept(run: Recorded) -> Iterator[None]:
+def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[None]:
     """Out of memory and what the model raises become the run's failure; the caller's mistakes pass."""
     try:
         yield
@@ -185,6 +188,8 @@ def _failures_kept(run: Recorded) -> Iterator[None]:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
         run.failure = failure_of(error)
+        if model is not None and (said := in_words(error, model)):
+            run.failure = msgspec.structs.replace(run.failure, sentence=said)
 
 
 @contextmanager

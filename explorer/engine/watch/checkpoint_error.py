@@ -1,0 +1,153 @@
+"""torch says "tensor at position 46 has different metadata"; this says which block, which operator, and why usually.
+
+Positions count what a checkpointed region saves for backward. Which operator made the one at a position is not written
+down anywhere, so the region runs a third time, with a count and a stack of blocks. The step has failed by then; the
+generators are put back, what else the region moves has moved once more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointError
+
+from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.world.rng import RngState
+
+_MISMATCH = re.compile(r"tensor at position (\d+):\nsaved metadata: (.*)\nrecomputed metadata: (.*)")
+_SHAPE, _DTYPE = re.compile(r"torch\.Size\(\[([^\]]*)\]\)"), re.compile(r"torch\.(float\w+|bfloat16|\w*int\w*|bool)")
+_COUNTS = re.compile(r"during forward: (\d+)\nNumber of tensors saved during recomputation: (\d+)")
+
+CACHE = (
+    "a cache of keys and values that forward filled and the recompute fills once more: switch the cache off in training"
+)
+TOKENS = "another number of rows: a router or a selection that chose otherwise; keep this block, or let it choose once"
+TYPES = "another number format: autocast or a cast that was on in one of them alone"
+BRANCH = (
+    "a branch that depends on what changed in between (a counter, a cache, train or eval mode, autocast): let forward "
+    "depend on its inputs alone, or keep this block"
+)
+
+
+def in_words(error: BaseException, model: nn.Module) -> str:
+    """The sentence; empty for any other error than torch's CheckpointError."""
+    if not isinstance(error, CheckpointError):
+        return ""
+    found = _MISMATCH.search(str(error))
+    region = _region(error)
+    seen = _Third(model)
+    if region is not None:
+        seen.run(*region)
+    if found is None:
+        counts = _COUNTS.search(str(error))
+        said = (
+            f"forward saved {counts[1]} tensors and the recompute {counts[2]}" if counts else "the recompute saved more"
+        )
+        return f"The recompute{_of(seen.block)} did other work than forward: {said}. Usual cause: {BRANCH}."
+    position, forward, again = int(found[1]), found[2], found[3]
+    what = seen.saved[position] if position < len(seen.saved) else f"the saved tensor number {position}"
+    return (
+        f"The recompute{_of(seen.block)} made another tensor than forward: {what} was {_short(forward)} in forward and "
+        f"{_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
+    )
+
+
+class _Third(TorchDispatchMode):
+    """The region once more: what it saves, in order, each as what made it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.saved: list[str] = []
+        self.block = ""
+        """The outermost block that the region enters."""
+        self._scopes = BlockScopes(model, self)
+        self._made: dict[int, str] = {
+            t.untyped_storage()._cdata: f"the parameter {n}" for n, t in model.named_parameters()
+        }
+        self._alive: list[Any] = []
+
+    def run(self, function: Any, inputs: Any) -> None:
+        rng = RngState.capture()
+        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        try:
+            with self._scopes, hooks, torch.enable_grad(), self:
+                function(*inputs)
+        except Exception:  # the region may end otherwise a third time: what was seen until then counts
+            return
+        finally:
+            rng.restore()
+
+    def entered(self, block: int, frame: Frame, inputs: Any) -> None:
+        self.block = self.block or self._scopes.fqns[block]
+
+    def left(self, block: int, frame: Frame, output: Any) -> None:
+        """Nothing to note: the stack is the frame's."""
+
+    def rerun_changed(self, frame: Frame) -> None:
+        """A unit of several blocks."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        block = self._scopes.fqns[self._scopes.frame.stack[-1]]
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor):
+                self._alive.append(leaf)  # or its address would be another's soon
+                self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{_in(block)}")
+        return result
+
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.saved.append(self._made.get(tensor.untyped_storage()._cdata, "what went into the block"))
+        return tensor
+
+
+def _region(error: BaseException) -> tuple[Any, Any] | None:
+    """What torch was running again, and on what; from the frames that the error came through."""
+    for frame in _frames(error):
+        region = frame.f_locals.get("frame")
+        if frame.f_code.co_name == "unpack_hook" and hasattr(region, "recompute_fn") and "args" in frame.f_locals:
+            return region.recompute_fn, frame.f_locals["args"]
+    return None
+
+
+def _frames(error: BaseException) -> Iterator[Any]:
+    traceback = error.__traceback__
+    while traceback is not None:
+        yield traceback.tb_frame
+        traceback = traceback.tb_next
+
+
+def _cause(forward: str, again: str) -> str:
+    if _numbers(forward) == _numbers(again):
+        return TYPES
+    one, other = _numbers(forward), _numbers(again)
+    if len(one) == len(other):
+        differing = [i for i, (a, b) in enumerate(zip(one, other)) if a != b]
+        if differing == [0]:
+            return TOKENS
+        if all(other[i] > one[i] for i in differing):
+            return CACHE
+    return BRANCH
+
+
+def _numbers(metadata: str) -> list[int]:
+    found = _SHAPE.search(metadata)
+    return [int(number) for number in found[1].split(",") if number.strip()] if found else []
+
+
+def _short(metadata: str) -> str:
+    dtype = _DTYPE.search(metadata)
+    return f"{tuple(_numbers(metadata))} {dtype[1] if dtype else ''}".strip()
+
+
+def _of(block: str) -> str:
+    return f" of {block}" if block else ""
+
+
+def _in(block: str) -> str:
+    return f" in {block}" if block else ""
