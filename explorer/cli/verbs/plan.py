@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
 from explorer.cli.options import Model, ModelOptions, StepOptions, describe
@@ -15,9 +16,9 @@ from explorer.cli.worker import ask, check_writable, worker, write_file
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.presets import preset
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -26,6 +27,7 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
+from explorer.view.words.cut_short import did_not_fit
 from explorer.view.words.policy import in_words
 
 
@@ -84,11 +86,10 @@ def _measured(engine: Worker, spec: RunSpec, policy: Policy) -> Measurement:
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph) -> Measurement:
-    """Everything kept, or, where that does not fit, every block recomputed. Raises RunFailed where neither runs."""
-    run = _measured(engine, spec, KEEP_ALL)
-    if run.failure is not None and run.failure.kind == "out of memory":
-        say("With everything kept the step does not fit: planning from a run with every block recomputed.")
-        run = _measured(engine, spec, preset("all", graph))
+    """Everything kept, or, where that does not fit, the first run that does. Raises RunFailed where none does."""
+    run: Measurement = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=KEEP_ALL), until_it_fits=True))
+    if run.refused:
+        say(f"[yellow]{escape(did_not_fit(run, keep_all_from(run, graph)))}[/]")
     if run.failure is not None:
         raise RunFailed(run.failure)
     return run

@@ -71,8 +71,8 @@ def _chosen(headline: Headline, drawn: Drawn) -> Headline:
 
 def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, which is no longer drawn: it is dimmed."""
-    compared = known.pinned is not None and headline.origin and headline.key != "n_recompute"
-    origin = ", ".join(headline.origin) + (f", against the {PINNED}" if compared else "")
+    compared = known.against and headline.origin and headline.key != "n_recompute"
+    origin = ", ".join(headline.origin) + (f", against {known.against}" if compared else "")
     meaning = [headline.tooltip, *(glossary.ORIGIN[origin] for origin in headline.origin)]
     return Cell(
         label=headline.label,

@@ -152,7 +152,9 @@ def _freshness(known: Shown) -> str:
     if known.baseline is not None and known.freshness == "recorded":
         return f"{line} {plain(known.baseline.recorded_in)}. {glossary.NO_MODEL}"
     if known.pinned is not None and known.freshness != "nothing":
-        line = f"{glossary.PINNED} {plain(in_words(known.pinned))}. " + ("" if known.freshness == "pinned" else line)
+        line = f"{glossary.FITTED if known.did_not_fit else glossary.PINNED} {plain(in_words(known.pinned))}. " + (
+            "" if known.freshness == "pinned" else line
+        )
     if known.freshness == "failed" and known.comparison is not None:
         return f"{line} The {plain(what_failed(known.comparison))}."
     return line

@@ -62,6 +62,13 @@ class Shown:
         return run.spec.policy if run is not None and run.spec.policy.units else None
 
     @property
+    def against(self) -> str:
+        """What measured figures are compared with, where that did not keep everything; the empty string: it did."""
+        if self.pinned is None:
+            return ""
+        return "what fitted" if self.did_not_fit else "the pinned baseline"
+
+    @property
     def freshness(self) -> str:
         if self.comparison is None:
             if self.baseline is None:

@@ -10,6 +10,7 @@ import msgspec
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
 from explorer.record.policy import Policy
+from explorer.record.run import RunSpec
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, known, page_job, pins
 
@@ -50,7 +51,7 @@ def prepare(state: ExploreState) -> None:
     if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
         state.baseline = state.baseline or backend.recorded_run(spec.model)
         return
-    if (run := known.measured(baseline)) is not None:
+    if (run := known.measured(baseline) or known.fitted(baseline)) is not None:
         state.baseline = run[0]
     if state.job.id is not None or state.job.failure is not None:
         return
@@ -60,9 +61,16 @@ def prepare(state: ExploreState) -> None:
         page_job.start(state.job, Measure(spec=baseline, until_it_fits=True))
 
 
+def baseline_of(candidate: RunSpec) -> RunSpec:
+    """What `candidate` is compared with: as asked, or what fitted where that was refused for want of memory."""
+    asked = pins.baseline_of(candidate)
+    instead = None if known.measured(asked) else known.fitted(asked)
+    return asked if instead is None else instead[1].spec
+
+
 def recall(state: ExploreState) -> bool:
     """A policy that ran before shows its result again. Returns whether that changed what is shown."""
-    key = known.compared(pins.baseline_of(state.draft.spec), state.draft.spec)
+    key = known.compared(baseline_of(state.draft.spec), state.draft.spec)
     if key is None or key == state.shown:
         return False
     state.shown, state.tick = key, None
@@ -72,7 +80,7 @@ def recall(state: ExploreState) -> bool:
 def compare(state: ExploreState) -> None:
     """The run that a person asked for: baseline and candidate, both measured now."""
     spec = state.draft.spec
-    page_job.start(state.job, Compare(baseline=pins.baseline_of(spec), candidate=spec))
+    page_job.start(state.job, Compare(baseline=baseline_of(spec), candidate=spec))
     job, deadline = page_job.running(state.job), time.monotonic() + FIRST_WORD_S
     while job is not None and not job.began and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -93,7 +101,7 @@ def measure_next(state: ExploreState) -> None:
         return
     spec = state.draft.spec
     candidate = msgspec.structs.replace(spec, policy=state.to_measure[0])
-    page_job.start(state.job, Compare(baseline=pins.baseline_of(spec), candidate=candidate))
+    page_job.start(state.job, Compare(baseline=baseline_of(spec), candidate=candidate))
 
 
 def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "matrix", "arena"]) -> Any:

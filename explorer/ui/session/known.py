@@ -10,6 +10,8 @@ import platform
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.base import to_json
@@ -65,6 +67,13 @@ def measured(spec: RunSpec) -> tuple[str, Measurement] | None:
     return None if key is None or run is None else (key, run)
 
 
+def fitted(spec: RunSpec) -> tuple[str, Measurement] | None:
+    """The run that fitted where `spec` was refused for want of memory, and the key of its record."""
+    key = _found(_fitted_key(spec), spec.model.target)
+    record = backend.record(key)
+    return (key, record) if key is not None and isinstance(record, Measurement) else None
+
+
 def compared(baseline: RunSpec, candidate: RunSpec) -> str | None:
     """The key of a comparison of exactly these two."""
     return _found(_pair_key(baseline, candidate), candidate.model.target)
@@ -117,7 +126,10 @@ def _made_here(record: Any) -> bool:
 def _asked(record: Any) -> list[str]:
     """What `record` answers. A run that was cut short answers no question about a whole one."""
     if isinstance(record, Measurement):
-        return [_spec_key(record.spec)] if record.complete else []
+        if not record.complete:
+            return []
+        refused = [replace(record.spec, policy=one.policy) for one in record.refused[:1]]
+        return [_spec_key(record.spec), *map(_fitted_key, refused)]
     if not isinstance(record, Comparison):
         return []
     whole = [_spec_key(run.spec) for run in (record.baseline, record.candidate) if run.complete]
@@ -127,6 +139,10 @@ def _asked(record: Any) -> list[str]:
 
 def _spec_key(spec: RunSpec) -> str:
     return f"measured {to_json(spec).decode()}"
+
+
+def _fitted_key(spec: RunSpec) -> str:
+    return f"fitted instead of {to_json(spec).decode()}"
 
 
 def _points_key(baseline: RunSpec) -> str:

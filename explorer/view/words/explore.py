@@ -113,6 +113,7 @@ NO_MODEL = (
     "that script and record again to measure one."
 )
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
+FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
     "baseline": (
