@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from explorer.engine.policy.apply import apply_policy
     from explorer.engine.policy.recompute import is_recomputing
     from explorer.own_loop.audit import audit
+    from explorer.own_loop.auto_policy import auto_policy
     from explorer.own_loop.hugging_face import HuggingFaceCallback
     from explorer.own_loop.judge import judge
     from explorer.own_loop.lightning import LightningCallback
@@ -32,6 +33,7 @@ __all__ = [
     "Unit",
     "apply_policy",
     "audit",
+    "auto_policy",
     "is_recomputing",
     "judge",
     "load_policy",
@@ -45,6 +47,7 @@ _WHERE = {
     "LightningCallback": "explorer.own_loop.lightning",
     "apply_policy": "explorer.engine.policy.apply",
     "audit": "explorer.own_loop.audit",
+    "auto_policy": "explorer.own_loop.auto_policy",
     "is_recomputing": "explorer.engine.policy.recompute",
     "judge": "explorer.own_loop.judge",
     "load_policy": "explorer.plan.policy.file",

@@ -77,7 +77,7 @@ class RecordedRun:
         graph = self.measurement.graph
         assert graph is not None, "every recorded step has its graph"
         planner = Planner(self.measurement, graph)
-        return planner.within(parse_budget(budget, planner.keep_all_bytes))
+        return planner.within(parse_budget(budget, planner.keep_all_bytes, self.measurement))
 
     def _repr_html_(self) -> str:
         """For a notebook's cell."""

@@ -248,6 +248,8 @@ class Measurement(Record):
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""
     failure: Failure | None = None
+    free_memory_bytes: int | None = None
+    """What the device could still have given behind the steps; None: nobody said."""
     refused: tuple[Refused, ...] = ()
     """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""
 

@@ -18,6 +18,7 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.policy import file as policy_file
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -37,7 +38,7 @@ class BudgetOptions:
 
     budget: Annotated[
         str | None,
-        typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 800MiB, or 60% of the peak with everything kept."),
+        typer.Option(metavar="SIZE|SHARE", help="1.5GiB, 800MiB, 60% of the peak with everything kept, or device."),
     ] = None
     time: Annotated[
         str | None, typer.Option(metavar="SHARE", help="+10%: the least memory for at most so much more time.")
@@ -64,9 +65,9 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         graph = describe(engine, ref, options.seed)
         first = _first_run(engine, spec, graph)
         planner = Planner(first, graph)
-        tries = _tried(engine, spec, planner, asked)
+        tries = _tried(engine, spec, first, planner, asked)
     found, run = tries[-1]
-    met = found.budget_bytes is None or (run.step_peak_bytes or 0) <= found.budget_bytes
+    met = kept(found, run)
     if output.json:
         print_json(_document(tries, first, met=met))
     else:
@@ -95,26 +96,27 @@ def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph) -> Measurement:
     return run
 
 
-def _tried(engine: Worker, spec: RunSpec, planner: Planner, asked: BudgetOptions) -> list[tuple[Plan, Measurement]]:
+def _tried(
+    engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, asked: BudgetOptions
+) -> list[tuple[Plan, Measurement]]:
     """The plan and its run; once more, with as much less, where the run was over the budget."""
     if asked.time is not None:
-        found = planner.least_memory(parse_share(asked.time))
+        first = planner.least_memory(parse_share(asked.time))
     else:
-        found = planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes))
-    tries = [(found, _confirmed(engine, spec, found))]
-    peak, budget = tries[0][1].step_peak_bytes, found.budget_bytes
-    if budget is not None and peak is not None and peak > budget:
-        say(f"The run held {mib(peak)}, over the budget of {mib(budget)}: planning once more with as much less.")
-        again = msgspec.structs.replace(planner.within(2 * budget - peak), budget_bytes=budget)
-        tries.append((again, _confirmed(engine, spec, again)))
+        first = planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes, first_run))
+
+    def run(policy: Policy) -> Measurement:
+        if policy != first.policy:
+            say(f"The run was over the budget of {mib(first.budget_bytes)}: planned once more with as much less.")
+        found = _measured(engine, spec, policy)
+        if found.failure is not None and found.failure.kind != "out of memory":
+            raise RunFailed(found.failure)
+        return found
+
+    tries = confirmed(planner, first, run)
+    if tries[-1][1].failure is not None:
+        raise RunFailed(tries[-1][1].failure)
     return tries
-
-
-def _confirmed(engine: Worker, spec: RunSpec, found: Plan) -> Measurement:
-    run = _measured(engine, spec, found.policy)
-    if run.failure is not None:
-        raise RunFailed(run.failure)
-    return run
 
 
 def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> dict[str, Any]:
@@ -133,9 +135,9 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
     if found.budget_bytes is not None:
         colour, word = ("green", "kept") if met else ("bold red", "missed")
         console.print(f"  Budget       {mib(found.budget_bytes)}, [{colour}]{word}[/]")
-    kept = found.baseline_step_peak_bytes
+    baseline_bytes = found.baseline_step_peak_bytes
     console.print(f"  Peak         {mib(found.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
-    console.print(f"  Kept all     {mib(kept)} {'predicted' if first.spec.policy.units else 'measured'}")
+    console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else 'measured'}")
     if found.cost_ratio is not None:
         console.print(f"  Time         {found.cost_ratio - 1:+.1%} predicted, in {found.cost_unit}{_ran(first, run)}")
     console.print(f"  Certificate  {certificate_in_words(found)}")

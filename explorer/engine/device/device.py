@@ -21,6 +21,7 @@ from explorer.engine.device.allocator import Recorder
 from explorer.engine.device.clocks import Clock, CpuClock, CudaClock, Ticks, WallClock
 from explorer.engine.device.cpu_allocator import CpuRecorder
 from explorer.engine.device.cuda_allocator import CudaRecorder
+from explorer.engine.device.free_memory import available_bytes
 from explorer.engine.device.limits import limited_cuda, limited_process
 from explorer.engine.device.tf32 import tf32_kinds
 from explorer.errors import BadInput
@@ -49,6 +50,10 @@ class Device(Protocol):
         """Gives back what earlier runs left in caches, so that it is not charged to the next."""
         ...
 
+    def free_bytes(self) -> int | None:
+        """What could be taken beside what is held now; None where nobody says."""
+        ...
+
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         """No more than `limit_bytes` may be taken inside; None: what the machine has."""
         ...
@@ -72,6 +77,9 @@ class CpuDevice:
 
     def release(self) -> None:
         gc.collect()
+
+    def free_bytes(self) -> int | None:
+        return available_bytes()
 
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return limited_process(limit_bytes)
@@ -106,6 +114,13 @@ class CudaDevice:
         gc.collect()
         with suppress(RuntimeError):  # a GPU on which an assertion has failed refuses this too: the next step says so
             torch.cuda.empty_cache()
+
+    def free_bytes(self) -> int | None:
+        try:
+            free_bytes, _ = torch.cuda.mem_get_info(self.torch)
+        except RuntimeError:  # a GPU on which an assertion has failed says nothing any more
+            return None
+        return int(free_bytes + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch))
 
     def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return limited_cuda(limit_bytes, self.torch)

@@ -3,17 +3,16 @@
     with ...:      zero_grad │ forward │ backward │ clip │ optimizer │ scheduler
     phase          between   │ forward │ backward │ between │ optimizer │ between
 
-Nothing tells the borders, so they are found: the model is called (forward), torch.autograd.backward is entered and left
-(backward; Tensor.backward and a gradient scaler go through it), an optimizer steps (torch's own global hooks). What
-lies outside is `between`. Nothing of the user's is changed: hooks come off, no random number is drawn, no gradient is
-touched, and the exception that ends a step is the user's to see.
+Nothing tells the borders, so they are found: the model is called (forward), backward is entered and left, an optimizer
+steps (torch's own global hooks). What lies outside is `between`. Nothing of the user's is changed: hooks come off, no
+random number is drawn, no gradient is touched, and the exception that ends a step is the user's to see.
 """
 
 from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -33,8 +32,9 @@ from explorer.engine.measure.live_graph import recorded_graph
 from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
+from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.checkpoint_error import in_words
-from explorer.engine.watch.tracker import BACKWARD, Tracker
+from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelRef
@@ -47,18 +47,14 @@ BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
 class _LoopTracker(Tracker):
     """A tracker that takes the first call of the model for the border to forward."""
 
+    autocast: Autocast = "none"
+    """As it was when the model was called."""
+
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         if self._phase in (BETWEEN, OPTIMIZER) and not frame.reruns:
             self.on_phase("forward")
             self.autocast = _autocast()
         super().entered(block, frame, inputs)
-
-    autocast: Autocast = "none"
-    """As it was when the model was called."""
-
-    @property
-    def in_backward(self) -> bool:
-        return self._phase == BACKWARD
 
 
 class LiveStep:
@@ -120,6 +116,7 @@ class LiveStep:
             dtype=types_of(self._model),
             warnings=tuple(dict.fromkeys(told)),
             failure=self._failure(error) if isinstance(error, Exception) else None,
+            free_memory_bytes=self.device.free_bytes(),
         )
 
     def _failure(self, error: Exception) -> Failure:
@@ -160,16 +157,6 @@ class LiveStep:
 @contextmanager
 def _borders(tracker: _LoopTracker) -> Iterator[None]:
     """Announces backward and optimizer while they run, and `between` behind them."""
-    plain: Callable[..., Any] = torch.autograd.backward
-
-    def backward(*args: Any, **kwargs: Any) -> Any:
-        if tracker.in_backward:  # reentrant checkpointing calls it from within
-            return plain(*args, **kwargs)
-        tracker.on_phase("backward")
-        try:
-            return plain(*args, **kwargs)
-        finally:
-            tracker.on_phase("between")
 
     def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -186,15 +173,14 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
             **kwargs, **({"closure": closed} if "closure" in kwargs else {})
         }  # fmt: skip
 
-    torch.autograd.backward = backward
     hooks = [
         register_optimizer_step_pre_hook(steps),
         register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.on_phase("between")),
     ]
     try:
-        yield
+        with around_backward(lambda: tracker.on_phase("backward"), lambda: tracker.on_phase("between")):
+            yield
     finally:
-        torch.autograd.backward = plain
         for hook in hooks:
             hook.remove()
 

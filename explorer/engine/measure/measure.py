@@ -9,28 +9,24 @@ time blocks    n steps with light hooks                      by block
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from explorer.engine.device.clocks import ClockName
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_of, is_out_of_memory
 from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.recording import Recorded, record
-from explorer.engine.measure.stopwatch import BlockSamples, block_ms, step_ms
+from explorer.engine.measure.stopwatch import Timed, block_ms, step_ms
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError
-from explorer.record.failure import Failure
-from explorer.record.measurement import Environment, MeasuredBlock, Measurement, Samples, Times
+from explorer.record.measurement import Environment, MeasuredBlock, Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -70,7 +66,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
         loaded = load_for(specs[0])
         warm_checkpoint(device.torch)
         recorded = [record(spec, loaded, device, meter.of(name)) for spec, name in zip(specs, names)]
-        timed = [_Timed() for _ in specs]
+        timed = [Timed() for _ in specs]
         ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
         try:
             _time(ready, loaded, device, meter)
@@ -83,41 +79,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     return tuple(_measurement(*parts, device, environment) for parts in zip(specs, recorded, timed))
 
 
-@dataclass
-class _Timed:
-    """Readings of one run, one a repeated step."""
-
-    steps: list[dict[str, float]] = field(default_factory=list)
-    blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
-    failure: Failure | None = None
-
-    def times(self, clock: ClockName) -> Times | None:
-        if not self.steps:
-            return None
-        by_phase: dict[str, list[float]] = defaultdict(list)
-        for step in self.steps:
-            for phase, ms in step.items():
-                by_phase[phase].append(ms)
-        return Times(
-            clock=clock,
-            **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
-        )
-
-    def block_samples(self) -> dict[str, BlockSamples]:
-        readings: dict[tuple[str, bool], list[float]] = defaultdict(list)
-        for step in self.blocks:
-            for key, ms in step.items():
-                readings[key].append(ms)
-        return {
-            fqn: BlockSamples(
-                forward=Samples(ms=tuple(readings.get((fqn, False), ()))),
-                recompute=Samples(ms=tuple(readings.get((fqn, True), ()))),
-            )
-            for fqn in {fqn for fqn, _ in readings}
-        }
-
-
-def _time(ready: Sequence[tuple[RunSpec, _Timed]], loaded: Loaded, device: Device, meter: _Meter) -> None:
+def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device, meter: _Meter) -> None:
     """All runs take their steps on one model, in turns: memory holds one, and a slow minute hits all alike."""
     if not ready:
         return
@@ -144,7 +106,7 @@ def _time(ready: Sequence[tuple[RunSpec, _Timed]], loaded: Loaded, device: Devic
 
 
 @contextmanager
-def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Iterator[bool]:
+def _ready(timed: Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Iterator[bool]:
     """The policy in force for one step; False for a run that has failed. A failure here is the run's result."""
     if timed.failure is not None:
         yield False
@@ -158,7 +120,7 @@ def _ready(timed: _Timed, trainee: Trainee, spec: RunSpec, device: Device) -> It
         timed.failure = failure_of(error)
 
 
-def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, environment: Environment) -> Measurement:
+def _measurement(spec: RunSpec, run: Recorded, timed: Timed, device: Device, environment: Environment) -> Measurement:
     attributed, tracker = run.attribution, run.tracker
     costs: tuple[MeasuredBlock, ...] = ()
     if attributed is not None and tracker is not None:
@@ -176,6 +138,7 @@ def _measurement(spec: RunSpec, run: Recorded, timed: _Timed, device: Device, en
         loss=run.loss,
         warnings=tuple(run.warnings),
         failure=run.failure or timed.failure,
+        free_memory_bytes=device.free_bytes(),
     )
 
 

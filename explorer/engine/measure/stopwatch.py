@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from explorer.engine.device.clocks import Clock
-from explorer.engine.step import Trainee, run_step
+from torch import nn
+
+from explorer.engine.device.clocks import Clock, ClockName
+from explorer.engine.step import OnPhase, Trainee, run_step
+from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.record.measurement import Phase, Samples
-from explorer.record.policy import Policy
+from explorer.record.failure import Failure
+from explorer.record.measurement import Phase, Samples, Times
+from explorer.record.policy import KEEP_ALL, Policy
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,40 @@ class BlockSamples:
 
     forward: Samples = Samples()
     recompute: Samples = Samples()
+
+
+@dataclass
+class Timed:
+    """Readings of one run, one a repeated step."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
+    failure: Failure | None = None
+
+    def times(self, clock: ClockName) -> Times | None:
+        if not self.steps:
+            return None
+        by_phase: dict[str, list[float]] = defaultdict(list)
+        for step in self.steps:
+            for phase, ms in step.items():
+                by_phase[phase].append(ms)
+        return Times(
+            clock=clock,
+            **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
+        )
+
+    def block_samples(self) -> dict[str, BlockSamples]:
+        readings: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        for step in self.blocks:
+            for key, ms in step.items():
+                readings[key].append(ms)
+        return {
+            fqn: BlockSamples(
+                forward=Samples(ms=tuple(readings.get((fqn, False), ()))),
+                recompute=Samples(ms=tuple(readings.get((fqn, True), ()))),
+            )
+            for fqn in {fqn for fqn, _ in readings}
+        }
 
 
 def step_ms(trainee: Trainee, clock: Clock) -> dict[str, float]:
@@ -44,12 +84,56 @@ def block_ms(trainee: Trainee, policy: Policy, clock: Clock) -> dict[tuple[str, 
 
     Ancestors of a block that runs again are charged for that, though they do not run again themselves.
     """
+    return _block_ms(trainee.model, partial(run_step, trainee), policy, clock)
+
+
+def live_step_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> dict[str, float]:
+    """Of one step of somebody's own the whole as `step`, the calls of the model as `forward`, and `backward`."""
+    spans: list[tuple[str, Any, Any]] = []
+    begun: list[Any] = []
+
+    def begins(*_: Any) -> None:
+        begun.append(clock.mark())
+
+    def ends(name: str) -> Callable[..., None]:
+        return lambda *_: spans.append((name, begun.pop(), clock.mark()))
+
+    hooks = [model.register_forward_pre_hook(begins), model.register_forward_hook(ends("forward"), always_call=True)]
+    clock.settle()
+    try:
+        with around_backward(begins, ends("backward")):
+            begins()
+            step()
+            ends("step")()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    clock.settle()
+    took: dict[str, float] = defaultdict(float)
+    for name, first, last in spans:
+        took[name] += clock.between_ms(first, last)
+    return dict(took)
+
+
+def live_block_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> dict[tuple[str, bool], float]:
+    """As `block_ms`, of one step of somebody's own with everything kept."""
+
+    def announcing(on_phase: OnPhase) -> None:
+        with around_backward(lambda: on_phase("backward"), lambda: on_phase("between")):
+            step()
+
+    return _block_ms(model, announcing, KEEP_ALL, clock)
+
+
+def _block_ms(
+    model: nn.Module, step: Callable[[OnPhase], object], policy: Policy, clock: Clock
+) -> dict[tuple[str, bool], float]:
     watch = _BlockWatch(clock)
     segments = [unit.blocks[0] for unit in policy.units if len(unit.blocks) > 1]
-    scopes = BlockScopes(trainee.model, watch, segments=segments, new_frame=_Open)
+    scopes = BlockScopes(model, watch, segments=segments, new_frame=_Open)
     clock.settle()
     with scopes:
-        run_step(trainee, watch.on_phase)
+        step(watch.on_phase)
     clock.settle()
     took: dict[tuple[str, bool], float] = defaultdict(float)
     for block, again, outermost, first, last in watch.spans:

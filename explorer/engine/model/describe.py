@@ -25,13 +25,14 @@ from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.openable import copied, refuse_unopenable
+from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.rng import RngState
-from explorer.errors import ModelFailed
+from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import Device
@@ -61,6 +62,60 @@ def describe_loaded(loaded: Loaded) -> ModelGraph:
     return _described(
         replace(loaded, model=copied(loaded.model)), lambda: replace(loaded, model=copied(loaded.model)), "cpu"
     )
+
+
+def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> ModelGraph:
+    """The same from a step of somebody's own, which is left where its first backward begins; no copy is made.
+
+    What forward moves stays moved: whoever asks puts it back. What the step raises passes through. Raises BadInput
+    for a step that has no backward, or that does not call the model.
+    """
+    refuse_unopenable(model, target)
+    for lets_go in (True, False):
+        try:
+            observed, given = _observe_step(model, step, lets_go=lets_go)
+            break
+        except ExplorerError:
+            raise
+        except Exception as error:  # what takes gradients in its forward fails where nothing is kept
+            if not lets_go or is_out_of_memory(error):
+                raise
+    graph = _graph(Loaded(ModelRef(target=target), model, given, None, None), observed)
+    types = {parameter.device.type for parameter in model.parameters()}
+    return msgspec.structs.replace(graph, device="cuda" if "cuda" in types else "cpu")
+
+
+class _ForwardIsOver(BaseException):
+    """Leaves the step: no `except Exception` of its author's stops it."""
+
+
+def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Observed, Any]:
+    given: list[Any] = []
+
+    def leave() -> None:
+        raise _ForwardIsOver
+
+    before = state_of(model)
+    observation, again, own = Observation(model, lets_go=lets_go), SecondRun(model), OwnCheckpoints(model)
+    noted = model.register_forward_pre_hook(lambda _, args, kwargs: given.append((args, kwargs)), with_kwargs=True)
+    left = False
+    try:
+        with around_backward(leave, lambda: None), torch.enable_grad(), again, observation, own:
+            step()
+    except _ForwardIsOver:
+        left = True
+    finally:
+        noted.remove()
+    if not left or not given:
+        what = "did not call the model" if not given else "ran to its end without a backward"
+        raise BadInput(
+            f"The step {what}.", hint="Give a function that runs forward, loss and backward of this very model."
+        )
+    with observation.of_loss():  # it has been watched with the step
+        pass
+    moved = moved_traits(model, before)
+    again.settle(None)
+    return _Observed(observation, again, own.blocks, moved), given[0]
 
 
 ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."

@@ -101,6 +101,7 @@ class Observation(TorchDispatchMode):
                 yield
             finally:
                 super().__exit__(None, None, None)
+        self.turns.forget()
         self._add_up_containers()
 
     def saved_outside(self, fqn: str) -> tuple[bool, ...]:

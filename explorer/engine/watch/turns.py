@@ -73,6 +73,11 @@ class Turns:
                 siblings = (fqn for fqn in stack if _parent(fqn) == _parent(owner))
                 self._readers[owner].add(next(siblings, ""))
 
+    def forget(self) -> None:
+        """Lets go of what blocks were given and returned: autograd's graph behind it holds whoever watched it."""
+        self._last.clear()
+        self._given.clear()
+
     def follows(self, fqn: str) -> str:
         """The sibling that this block follows in every call; the empty string: there is none."""
         before = set(self._before.get(fqn, ()))

@@ -48,12 +48,13 @@ class SavedByCall:
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
     """One for each call of the kept `unit` (a block, or the blocks of a segment) that keeps something."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
-    each = (_saved_by_call(replay, unit, members, alone=len(calls) == 1, stops_early=stops_early) for members in calls)
+    births = _births_of_backward(replay, unit, calls)
+    each = (_saved_by_call(replay, unit, members, own, stops_early=stops_early) for members, own in zip(calls, births))
     return [call for call in each if call is not None]
 
 
 def _saved_by_call(
-    replay: Replay, unit: Sequence[str], members: Sequence[Call], *, alone: bool, stops_early: bool
+    replay: Replay, unit: Sequence[str], members: Sequence[Call], births: Bytes, *, stops_early: bool
 ) -> SavedByCall | None:
     first, end = members[0].first, members[-1].end
     born, died = replay.born, replay.died
@@ -63,7 +64,6 @@ def _saved_by_call(
     ]
     own_outputs = _own_outputs(replay, unit[-1], members[-1])
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
-    births = _backward_births(replay, unit, end) if alone else saved[:0]
     begins = int(births[0]) if len(births) else None
     if begins is None:
         if not len(saved):
@@ -87,10 +87,18 @@ def _saved_by_call(
     )
 
 
-def _backward_births(replay: Replay, unit: Sequence[str], end: int) -> Bytes:
-    """Ticks after forward at which anything is born inside the unit; none: its backward allocates nothing."""
+def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
+    """Of each call the ticks at which backward allocates inside the unit.
+
+    None where it allocates nothing, and where several calls go by before it: nobody knows then which are whose.
+    """
+    if not calls:
+        return []
     births = np.concatenate([replay.born[replay.below(fqn)] for fqn in unit])
-    return np.sort(births[(births > end) & np.isin(replay.phase[births], (RECOMPUTE, BACKWARD))])
+    births = np.sort(births[(births > calls[0][-1].end) & np.isin(replay.phase[births], (RECOMPUTE, BACKWARD))])
+    places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
+    ends = [*places[1:], len(births)]
+    return [births[place:end] if places.count(place) == 1 else births[:0] for place, end in zip(places, ends)]
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:

@@ -31,6 +31,8 @@ from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 
 SLACK = 1024**2
+DEVICE = "device"
+"""The budget of whoever wants to use what there is."""
 
 
 class Planner:
@@ -178,13 +180,27 @@ class Planner:
         return int(held(log, fixed).max())
 
 
-def parse_budget(text: str, keep_all_bytes: int) -> int:
-    """`1.5GiB` in bytes, or `60%` of the peak with everything kept. Raises BadInput."""
+def parse_budget(text: str, keep_all_bytes: int, run: Measurement) -> int:
+    """`1.5GiB` in bytes, `60%` of the peak with everything kept, or `device`, that of `run`. Raises BadInput."""
     share = text.strip().removesuffix("%")
+    if share == DEVICE:
+        return _device_bytes(run)
     found = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
     if found <= 0:
         raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Such as 1.5GiB, 800MiB or 60%.")
     return found
+
+
+def _device_bytes(run: Measurement) -> int:
+    """What was free behind the run, less a sixteenth for what fragments and for others.
+
+    What a step of somebody's own still held then is its own already; a measured one has given everything back.
+    """
+    if run.free_memory_bytes is None:
+        raise BadInput("The run does not say what its device had free.", hint="Give the budget as a size.")
+    log = run.allocations
+    still_held = log.held_bytes[-1] if log is not None and run.origin == "recorded" else 0
+    return run.free_memory_bytes - run.free_memory_bytes // 16 + still_held
 
 
 def parse_share(text: str) -> float:

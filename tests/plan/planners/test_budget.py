@@ -205,12 +205,19 @@ def test_no_policy_of_any_chain_beats_its_plan(chain: Chain, share: float) -> No
 
 
 def test_budgets_as_people_write_them() -> None:
-    assert parse_budget("1.5GiB", 1) == 1.5 * 2**30
-    assert parse_budget("60%", 1000) == 600
+    run = msgspec.structs.replace(measured(Chain()), free_memory_bytes=1600)
+    assert parse_budget("1.5GiB", 1, run) == 1.5 * 2**30
+    assert parse_budget("60%", 1000, run) == 600
+    assert parse_budget("device", 1000, run) == 1500
+    own = msgspec.structs.replace(run, origin="recorded")
+    assert own.allocations is not None
+    assert parse_budget("device", 1000, own) == 1500 + own.allocations.held_bytes[-1]
     assert parse_share("+10%") == pytest.approx(0.1)
     for wrong in ("0%", "-5%", "much", "0B"):
         with pytest.raises(BadInput):
-            parse_budget(wrong, 1000)
+            parse_budget(wrong, 1000, run)
+    with pytest.raises(BadInput, match="does not say what its device had free"):
+        parse_budget("device", 1000, measured(Chain()))
     with pytest.raises(BadInput, match="is not a share"):
         parse_share("10")
 

@@ -1,0 +1,139 @@
+"""Real steps of a loop that somebody else wrote, under one policy after the other, all counted and all undone.
+
+They follow each other as in training (an optimizer has its state from the second on) and draw the same random numbers.
+What they move comes back at the end, and behind a step that was refused memory: see world/found_step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Self
+
+import msgspec
+from torch import nn
+
+from explorer.engine.device.device import device_of, place_of
+from explorer.engine.device.limits import is_out_of_memory, limited_by_machine
+from explorer.engine.measure.live import LiveStep
+from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms, live_step_ms
+from explorer.engine.model.describe import describe_step
+from explorer.engine.model.loaded import shapes
+from explorer.engine.policy.apply import apply_policy, policy_of
+from explorer.engine.world.found_step import FoundState, optimizers_of
+from explorer.engine.world.rng import RngState
+from explorer.errors import BadInput
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement, Times
+from explorer.record.policy import Policy
+
+N_TIMED = 3
+
+
+class OwnSteps:
+    """`step()` runs one training step of `model`; as a context manager everything is as found behind it."""
+
+    def __init__(self, model: nn.Module, step: Callable[[], object], where: str) -> None:
+        """Raises BadInput where the model carries a policy already, or lies neither on cpu nor on cuda."""
+        if policy_of(model).units:
+            raise BadInput(f"The model of {where} carries a policy already.", hint="Undo it first: handle.undo().")
+        self._model, self._step, self._where = model, step, where
+        self._device = device_of(place_of(model))
+        self._given = ""
+        self.n_steps = 0
+        """Real steps so far; one that was left behind its forward counts."""
+
+    def __enter__(self) -> Self:
+        self._found = FoundState(self._model, self._step)
+        self._drawn = RngState.capture(self._model)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._found.put_back()
+
+    def graph(self) -> ModelGraph:
+        """From a step that is left where its backward begins."""
+        graph = describe_step(self._model, self._take, self._where)
+        self._found.put_back()
+        return graph
+
+    def recorded(self, policy: Policy) -> Measurement | None:
+        """The second of two steps under `policy`; None where they do not fit, and then everything is as found."""
+        live: list[LiveStep] = []
+
+        def two_steps() -> None:
+            self._take()
+            self._device.release()
+            live.append(LiveStep(self._model, next(iter(optimizers_of(self._model)), None), self._where))
+            with live[0]:
+                self._take()
+
+        with apply_policy(self._model, policy):
+            fits = self._fits(two_steps)
+        return live[0].measurement if fits else None
+
+    def timed(self, run: Measurement) -> Measurement:
+        """A recorded run with everything kept, and what its steps and its blocks take; as it was where they do not fit.
+
+        A step fits by a hair at one time and not at another.
+        """
+        clock, timed = self._device.clock(), Timed()
+
+        def steps() -> None:
+            for _ in range(N_TIMED):
+                timed.steps.append(live_step_ms(self._model, self._take, clock))
+                timed.blocks.append(live_block_ms(self._model, self._take, clock))
+
+        if not self._fits(steps):
+            return run
+        samples, nothing = timed.block_samples(), BlockSamples()
+        bills = tuple(
+            msgspec.structs.replace(bill, forward=samples.get(bill.fqn, nothing).forward) for bill in run.blocks
+        )
+        return msgspec.structs.replace(run, times=timed.times(clock.name), blocks=bills)
+
+    def in_turns(self, policies: Sequence[Policy]) -> list[Times]:
+        """What whole steps take under each, in turns: a slow minute hits all alike. Empty where they do not fit."""
+        clock, timed = self._device.clock(), [Timed() for _ in policies]
+
+        def steps() -> None:
+            for policy, one in list(zip(policies, timed)) * N_TIMED:
+                with apply_policy(self._model, policy):
+                    one.steps.append(live_step_ms(self._model, self._take, clock))
+
+        fits = self._fits(steps)
+        found = [one.times(clock.name) for one in timed] if fits else []
+        return [times for times in found if times is not None]
+
+    def _fits(self, work: Callable[[], None]) -> bool:
+        """Whether it was given the memory that it asked for; if not, everything is as found."""
+        try:
+            with limited_by_machine():
+                work()
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        else:
+            return True
+        self._found.put_back()
+        self._device.release()
+        return False
+
+    def _take(self) -> None:
+        """One step from where the generators stood, given what the first was given."""
+        self.n_steps += 1
+        self._drawn.restore()
+        given: list[str] = []
+        noted = self._model.register_forward_pre_hook(
+            lambda _, args, kwargs: given.append(shapes((args, kwargs))), with_kwargs=True
+        )
+        try:
+            self._step()
+        finally:
+            noted.remove()
+        said = "; ".join(given)
+        self._given = self._given or said
+        if said != self._given:
+            raise BadInput(
+                f"The model was given {self._given} in the first step of {self._where} and {said} in a later one.",
+                hint="Let the step take the same batch at each call.",
+            )

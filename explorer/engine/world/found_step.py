@@ -1,0 +1,217 @@
+"""What a step of somebody's own moves, and how it comes back: all that the step can reach, bit by bit.
+
+    step ─┬─ closure, defaults, globals that it names, the object it is bound to ─▶ own objects, lists, dictionaries
+          └─ modules, optimizers, schedules, gradient scalers ─▶ parameters, gradients, buffers, state, settings
+
+1. Bits are kept on the host and outside of torch: to a recorder they are no tensors, and a GPU holds nothing twice.
+2. What stands where it stood stays the same object: tensors are written into, containers are filled again.
+3. A tensor that nothing of torch's holds (a batch, a data set) is taken for what the step only reads.
+
+Not put back: what an iterator has given, files, and what a class of an installed library keeps in slots.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer
+
+from explorer.engine.world.kept_inside import is_own_function
+from explorer.engine.world.rng import RngState
+
+_TORCHS = (nn.Module, Optimizer, LRScheduler, GradScaler)
+_CONTAINERS = (dict, list, set, deque)
+_NOT_WALKED = (types.ModuleType, type, str, bytes, int, float, complex, np.ndarray)
+_OF_DATA = frozenset({"types", "__main__"})
+"""Of the standard library: modules whose objects hold a user's data."""
+_MAX_ITEMS = 100_000
+_MAX_THINGS = 200_000
+
+
+class FoundState:
+    """How everything stood when it was made; `put_back` may be called more than once."""
+
+    def __init__(self, model: nn.Module, step: Callable[[], object]) -> None:
+        self._rng = RngState.capture(model)
+        self._known: set[int] = set()
+        self._tensors: dict[int, tuple[Tensor, _Bits]] = {}
+        self._gradients: dict[int, tuple[Tensor, _Bits | None]] = {}
+        self._containers: list[tuple[Any, Any]] = []
+        self._cells: list[tuple[types.CellType, Any]] = []
+        self._globals: list[tuple[dict[str, Any], str, Any]] = []
+        for root in (model, *optimizers_of(model), step):
+            self._walk(root)
+
+    def put_back(self) -> None:
+        """Parameters, gradients, buffers, optimizer state, generators, and the plain values around them."""
+        with torch.no_grad():
+            for tensor, bits in self._tensors.values():
+                bits.write_into(tensor)
+            for parameter, gradient in self._gradients.values():
+                _set_gradient(parameter, gradient)
+        for container, image in self._containers:
+            _refill(container, image)
+        for cell, content in self._cells:
+            cell.cell_contents = content
+        for namespace, name, value in self._globals:
+            if namespace.get(name) is not value:
+                namespace[name] = value
+        self._rng.restore()
+
+    def _walk(self, root: object) -> None:
+        """Everything from `root` on, each thing once; what torch's own things hold is kept by its bits."""
+        left: list[tuple[object, bool]] = [(root, False)]
+        while left and len(self._known) < _MAX_THINGS:
+            thing, is_torchs = left.pop()
+            if isinstance(thing, Tensor):
+                self._keep_tensor(thing, of_torch=is_torchs)
+            elif id(thing) not in self._known and not isinstance(thing, _NOT_WALKED):
+                self._known.add(id(thing))
+                is_torchs = isinstance(thing, _TORCHS) or (is_torchs and not isinstance(thing, types.FunctionType))
+                left += [(part, is_torchs) for part in self._parts(thing)]
+
+    def _keep_tensor(self, tensor: Tensor, *, of_torch: bool) -> None:
+        if id(tensor) not in self._tensors and (of_torch or (tensor.is_leaf and tensor.requires_grad)):
+            self._tensors[id(tensor)] = tensor, _Bits(tensor)
+            if tensor.is_leaf:
+                self._gradients[id(tensor)] = tensor, None if tensor.grad is None else _Bits(tensor.grad)
+
+    def _parts(self, thing: Any) -> Iterator[object]:
+        if isinstance(thing, _CONTAINERS):
+            yield from self._held_by(thing)
+        elif isinstance(thing, (tuple, frozenset)):
+            yield from thing
+        elif isinstance(thing, partial):
+            yield from (thing.func, thing.args, thing.keywords)
+        elif isinstance(thing, types.MethodType):
+            yield from (thing.__func__, thing.__self__)
+        elif isinstance(thing, types.FunctionType):
+            if is_own_function(thing):
+                yield from self._of_function(thing)
+        elif isinstance(thing, _TORCHS) or _is_own(type(thing)):
+            yield getattr(thing, "__dict__", None)
+            if callable(thing) and not isinstance(thing, _TORCHS):
+                yield type(thing).__call__
+
+    def _held_by(self, container: Any) -> Iterator[object]:
+        if len(container) > _MAX_ITEMS:
+            return
+        self._containers.append((container, container.copy()))
+        yield from container.values() if isinstance(container, dict) else container
+
+    def _of_function(self, function: types.FunctionType) -> Iterator[object]:
+        yield from (function.__defaults__, function.__kwdefaults__)
+        for cell in function.__closure__ or ():
+            try:
+                self._cells.append((cell, cell.cell_contents))
+            except ValueError:  # still empty
+                continue
+            yield cell.cell_contents
+        for name in _names(function.__code__):
+            if name in function.__globals__:
+                value = function.__globals__[name]
+                self._globals.append((function.__globals__, name, value))
+                yield value
+
+
+def optimizers_of(model: nn.Module) -> list[Optimizer]:
+    """Every optimizer alive that steps a parameter of the model."""
+    own = {id(parameter) for parameter in model.parameters()}
+    return [
+        thing
+        for thing in gc.get_objects()
+        if issubclass(type(thing), Optimizer)
+        and any(id(parameter) in own for group in thing.param_groups for parameter in group["params"])
+    ]
+
+
+@dataclass(slots=True, init=False)
+class _Bits:
+    """A tensor's bytes and form; of one without a plain memory of its own a copy."""
+
+    bytes_: NDArray[np.uint8] | None
+    like: Tensor
+    """Of the same form, without memory; a copy where there are no bytes."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        detached = tensor.detach()
+        if type(detached) is not Tensor or detached.layout is not torch.strided or detached.device.type == "meta":
+            self.bytes_, self.like = None, detached.clone()
+            return
+        flat = detached.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+        self.bytes_ = np.array(flat.view(torch.uint8).numpy(), copy=True)
+        self.like = torch.empty_strided(detached.shape, detached.stride(), dtype=detached.dtype, device="meta")
+
+    def write_into(self, tensor: Tensor) -> None:
+        if self.bytes_ is None:
+            tensor.copy_(self.like)
+        elif self.bytes_.size:
+            tensor.copy_(torch.from_numpy(self.bytes_).view(self.like.dtype).reshape(self.like.shape))
+
+    def fits(self, tensor: Tensor | None) -> bool:
+        return tensor is not None and (tensor.shape, tensor.dtype, tensor.layout) == (
+            self.like.shape,
+            self.like.dtype,
+            self.like.layout,
+        )
+
+    def made(self, device: torch.device) -> Tensor:
+        """The tensor anew."""
+        if self.bytes_ is None:
+            return self.like.clone()
+        tensor = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype, device=device)
+        self.write_into(tensor)
+        return tensor
+
+
+def _set_gradient(parameter: Tensor, found: _Bits | None) -> None:
+    gradient = parameter.grad
+    if found is None:
+        parameter.grad = None
+    elif gradient is not None and found.fits(gradient) and found.bytes_ is not None:
+        found.write_into(gradient)
+    else:
+        parameter.grad = found.made(parameter.device)
+
+
+def _refill(container: Any, image: Any) -> None:
+    """Only where anything is another thing than it was."""
+    now, then = (list(one.items()) if isinstance(one, dict) else list(one) for one in (container, image))
+    if len(now) == len(then) and all(_is_same(one, other) for one, other in zip(now, then)):
+        return
+    container.clear()
+    if isinstance(container, (dict, set)):
+        container.update(image)
+    else:
+        container.extend(image)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other) == 2:
+        return one[0] is other[0] and one[1] is other[1]
+    return one is other
+
+
+def _is_own(kind: type) -> bool:
+    top = kind.__module__.partition(".")[0]
+    return top in _OF_DATA or (top not in ("torch", "numpy") and top not in sys.stdlib_module_names)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)

@@ -1,0 +1,102 @@
+"""`plan = explorer.auto_policy(model, step, budget="8GiB")`: the cheapest policy under which a step of one's own fits.
+
+    step, left behind its forward   the block graph
+    a step to warm up, a recorded   what everything holds; where that does not fit, down the ladder until one does
+    steps with a clock              what running a block again costs
+    -> plan
+    a step to warm up, a recorded   what the plan really holds; over the budget: planned once more with as much less
+    steps in turns                  what it really costs
+
+Demand: https://github.com/pytorch/pytorch/issues/32219
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from explorer.engine.measure.own_steps import OwnSteps
+from explorer.errors import OutOfMemory
+from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
+from explorer.plan.planners.confirm import confirmed, kept
+from explorer.plan.policy.ladder import ladder
+from explorer.record.auto_plan import AutoPlan, Missed
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement, ratio_with_spread
+from explorer.record.policy import KEEP_ALL, Policy
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int = DEVICE) -> AutoPlan:
+    """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
+
+    `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device`, what the device has free. It counts
+    what Python holds on the device, the model included. About twenty real steps are taken, `n_steps` says how many.
+    All that the step can reach is put back bit by bit: parameters, gradients, buffers, optimizer state, generators,
+    counters; what an iterator gave is not, so let the step take the same batch at each call. The policy is not in
+    force afterwards: `explorer.apply_policy(model, plan.policy)`.
+
+    Raises BadInput where no policy reaches the budget (with what can be reached and what holds it), where the step
+    cannot be repeated or has no backward, and for a model that carries a policy; OutOfMemory where nothing fits.
+    """
+    frame: Any = sys._getframe(1)
+    where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+    with OwnSteps(model, step, where) as steps:
+        graph = steps.graph()
+        run, refused = _first_that_fits(steps, graph)
+        planner = Planner(run, graph)
+        asked = parse_budget(str(budget), planner.keep_all_bytes, run)
+        tries = confirmed(planner, planner.within(asked), lambda policy: _run(steps, policy, refused))
+        plan, told = tries[-1]
+        ratio = None if refused else _ratio(steps, plan.policy)
+    return AutoPlan(
+        plan=plan,
+        measured_peak_bytes=told.step_peak_bytes or 0,
+        n_steps=steps.n_steps,
+        measured_time_ratio=ratio[0] if ratio else None,
+        time_spread=ratio[1] if ratio else None,
+        front=tuple(planner.front()),
+        missed=tuple(
+            Missed(plan=plan, measured_peak_bytes=run.step_peak_bytes) for plan, run in tries if not kept(plan, run)
+        ),
+        refused=tuple(refused),
+    )
+
+
+def _first_that_fits(steps: OwnSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
+    """With everything kept, timed as well; or the first rung of the ladder that fits, and what did not."""
+    refused: list[str] = []
+    for name, policy in _rungs(graph):
+        run = steps.recorded(policy)
+        if run is not None:
+            return (run if policy.units else steps.timed(run)), refused
+        refused.append(name)
+    raise OutOfMemory(
+        "The step does not fit on this device, however much of it is recomputed.",
+        hint="Take a smaller batch, or split it into microbatches.",
+    )
+
+
+def _rungs(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
+    yield "everything kept", KEEP_ALL
+    yield from ((f"{name} recomputed", policy) for name, policy in ladder(graph))
+
+
+def _run(steps: OwnSteps, policy: Policy, refused: list[str]) -> Measurement:
+    run = steps.recorded(policy)
+    if run is None:
+        raise OutOfMemory(
+            f"The step does not fit on this device under the plan for it ({', '.join(refused) or 'keeping all'} "
+            "was tried before).",
+            hint="Give a lower budget.",
+        )
+    return run
+
+
+def _ratio(steps: OwnSteps, policy: Policy) -> tuple[float, float] | None:
+    times = steps.in_turns((KEEP_ALL, policy))
+    return ratio_with_spread(times[1].step, times[0].step) if times else None

@@ -1,0 +1,236 @@
+"""A budget in, a policy out, and nothing of the caller's loop is another than before."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import explorer
+from explorer.engine.device.limits import limited_process
+from explorer.errors import BadInput
+
+WIDTH, BATCH = 64, 1024
+
+
+@pytest.fixture(autouse=True)
+def torchs_own_warning() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*Memory block of unknown size.*")
+        yield
+
+
+class Net(nn.Module):
+    """Dropout, running statistics, a counter and a list: all that a forward may move."""
+
+    def __init__(self, n_blocks: int = 4) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Dropout(0.1), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(n_blocks)
+        )
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.n_forwards, self.means = 0, [0.0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n_forwards += 1
+        for block in self.blocks:
+            x = block(x)
+        self.means.append(float(x.detach().mean()))
+        return self.norm(x)
+
+
+class Loop:
+    """Two microbatches, clipping, AdamW, a schedule, a moving average."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model, self.average = Net(), nn.Linear(WIDTH, WIDTH)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 1, 0.5)
+        self.x, self.y = torch.randn(2 * BATCH, WIDTH), torch.randn(2 * BATCH, WIDTH)
+        self.losses: list[float] = []
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        for x, y in zip(self.x.split(BATCH), self.y.split(BATCH)):
+            loss = nn.functional.mse_loss(self.model(x), y) / 2
+            loss.backward()
+            self.losses.append(float(loss.detach()))
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.1)
+        self.optimizer.step()
+        self.schedule.step()
+        with torch.no_grad():
+            self.average.weight.lerp_(self.model.blocks[0][0].weight[:WIDTH], 0.1)
+
+
+class Scaled(Loop):
+    """Autocast and a gradient scaler."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = nn.functional.mse_loss(self.model(self.x), self.y)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Bare(Loop):
+    """No optimizer: gradients add up from step to step."""
+
+    def step(self) -> None:
+        nn.functional.mse_loss(self.model(self.x), self.y).backward()
+
+
+def carried(loop: Loop) -> list[Any]:
+    """All that training carries on."""
+    state = [value for values in loop.optimizer.state.values() for value in values.values()]
+    gradients = [parameter.grad for parameter in loop.model.parameters()]
+    tensors = [*loop.model.state_dict().values(), *loop.average.parameters(), *gradients, *state]
+    tensors.append(torch.get_rng_state())
+    plain = [loop.model.n_forwards, *loop.model.means, *loop.losses, loop.schedule.last_epoch]
+    scaler = getattr(loop, "scaler", None)
+    plain += [loop.optimizer.param_groups[0]["lr"], None if scaler is None else sorted(scaler.state_dict().items())]
+    return [*(None if one is None else one.detach().clone() for one in tensors), *plain]
+
+
+def differing(left: list[Any], right: list[Any]) -> list[int]:
+    """Places of what is not equal, bit by bit."""
+    assert len(left) == len(right)
+    both = (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) for a, b in zip(left, right))
+    return [
+        i
+        for i, (a, b, tensors) in enumerate(zip(left, right, both))
+        if not (torch.equal(a, b) if tensors else a is b or a == b)
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [Loop, Scaled, Bare])
+@pytest.mark.parametrize("n_before", [0, 2])
+def test_everything_is_as_found_and_a_step_of_the_loop_keeps_the_budget(kind: type[Loop], n_before: int) -> None:
+    loop, untouched = kind(), kind()
+    torch.manual_seed(1)
+    for _ in range(n_before):
+        loop.step()
+    before = carried(loop)
+    plan = explorer.auto_policy(loop.model, loop.step, "85%")
+    assert not differing(carried(loop), before)
+    budget = plan.plan.budget_bytes
+    assert budget is not None and plan.policy.units and plan.kept and not plan.missed
+    assert plan.measured_peak_bytes <= budget < plan.front[0].step_peak_bytes
+    assert plan.measured_peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=1e-3)
+    assert plan.measured_time_ratio is not None and plan.n_steps > 10
+    assert plan.certificate.gap <= 5e-3
+    torch.manual_seed(1)
+    for _ in range(n_before):
+        untouched.step()
+    explorer.apply_policy(loop.model, plan.policy)
+    for one in (loop, untouched):
+        torch.manual_seed(2)
+        one.step()
+    policed, plain = carried(loop), carried(untouched)
+    assert not differing(policed, plain), "training went on differently"
+    del before, policed, plain, untouched, one
+    gc.collect()
+    with explorer.record_step(loop.model, loop.optimizer) as run:
+        loop.step()
+    assert run.peak_bytes <= budget * 1.001
+
+
+def test_generators_counters_of_a_closure_and_gradients_that_were_there() -> None:
+    loop = Loop()
+    loop.step()
+    kept = {
+        name: parameter.grad.clone() for name, parameter in loop.model.named_parameters() if parameter.grad is not None
+    }
+    n_steps = 0
+
+    def step() -> None:
+        nonlocal n_steps
+        n_steps += 1
+        loop.step()
+
+    stood = torch.get_rng_state()
+    plan = explorer.auto_policy(loop.model, step, "90%")
+    assert n_steps == 0 and plan.n_steps > 10
+    assert torch.equal(torch.get_rng_state(), stood)
+    assert all(
+        torch.equal(parameter.grad, kept[name])
+        for name, parameter in loop.model.named_parameters()
+        if parameter.grad is not None
+    )
+
+
+def test_what_cannot_be_planned_says_so() -> None:
+    loop, stranger = Loop(), nn.Linear(2, 2)
+    before = carried(loop)
+    with pytest.raises(BadInput, match="below 0.0 MiB: the least that can be reached is"):
+        explorer.auto_policy(loop.model, loop.step, 1)
+    with pytest.raises(BadInput, match="without a backward"):
+        explorer.auto_policy(loop.model, lambda: loop.model(loop.x))
+    with pytest.raises(BadInput, match="did not call the model"):
+        explorer.auto_policy(stranger, loop.step)
+    sizes = iter(range(8, 100))
+    with pytest.raises(BadInput, match="in the first step of .* and .* in a later one"):
+        explorer.auto_policy(loop.model, lambda: loop.model(loop.x[: next(sizes)]).sum().backward())
+    assert not differing(carried(loop), before)
+    with (
+        explorer.apply_policy(loop.model, explorer.Policy.recompute(["blocks.0"])),
+        pytest.raises(BadInput, match="carries"),
+    ):
+        explorer.auto_policy(loop.model, loop.step)
+
+
+def test_an_error_of_the_step_passes_and_everything_is_as_found() -> None:
+    loop = Loop()
+    loop.step()
+    before = carried(loop)
+
+    def step() -> None:
+        loop.step()
+        if loop.model.n_forwards > 5:
+            raise KeyError("of the loop's own")
+
+    with pytest.raises(KeyError):
+        explorer.auto_policy(loop.model, step)
+    assert not differing(carried(loop), before)
+
+
+class Waves(nn.Module):
+    """Little arithmetic, much to keep: three times its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (x * self.scale).sin().cos()
+
+
+def test_where_keeping_everything_does_not_fit_it_goes_down_the_ladder() -> None:
+    import scipy.optimize  # noqa: F401  # what is imported below the limit would count against it
+    import torch._dynamo  # noqa: F401
+
+    model = nn.Sequential(*(Waves() for _ in range(8)))
+    x = torch.randn(10 * 2**20)  # of 40 MiB: from 32 MiB on the allocator gives memory back at once
+
+    def step() -> None:
+        model(x).mean().backward()
+
+    with limited_process(800 * 2**20):
+        plan = explorer.auto_policy(model, step, "600MiB")
+    assert plan.refused == ("everything kept",)
+    assert plan.policy.units and plan.kept and plan.measured_time_ratio is None
+    assert plan.front[0].step_peak_bytes > 900 * 2**20
+    assert all(parameter.grad is None and parameter.item() == 1 for parameter in model.parameters())
