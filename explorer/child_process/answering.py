@@ -7,7 +7,7 @@ import select
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from explorer.child_process.forks import at_hand, server_is_gone
@@ -18,17 +18,17 @@ _FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, 
 
 
 class Answering:
-    """`function(*arguments, answers)` in a process of its own, which begins at once; `answers` is a pipe to this one.
+    """`function(*arguments, answers, *files)` in a process of its own, which begins at once; `answers` is a pipe here.
 
     Each line that it writes there is an answer. What it writes elsewhere is kept for `ending`.
     """
 
-    def __init__(self, function: Callable[..., object], *arguments: object) -> None:
+    def __init__(self, function: Callable[..., object], *arguments: object, files: Sequence[int] = ()) -> None:
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  closed in `close`
         answers, voice = os.pipe()
         self._answers = os.fdopen(answers, "rb", buffering=0)
         self._process = at_hand().start(
-            function, *arguments, files=[voice], errors=self._stderr.fileno(), needs=["torch._dynamo"]
+            function, *arguments, files=[voice, *files], errors=self._stderr.fileno(), needs=["torch._dynamo"]
         )
         os.close(voice)
         self.timed_out = False
@@ -49,6 +49,11 @@ class Answering:
     @property
     def ended(self) -> bool:
         return self._process.ended
+
+    @property
+    def code(self) -> int | None:
+        """Exit code once it has ended: negative is a signal; None: nobody can say."""
+        return self._process.code
 
     @property
     def killed(self) -> bool:
