@@ -89,14 +89,14 @@ def audit(model: nn.Module, step: Step) -> Audit:
         with checkpointing_off(model):
             step()
 
-    with _put_back(model) as found:
+    with _put_back(model) as model_before:
         as_it_is = _recorded(model, step, where)
         if not own_reruns(as_it_is):
             return Audit(as_it_is, None, None)
-        found.put_back()
+        model_before.put_back()
         with RerunDraws(model) as draws:
             step()
-        found.put_back()
+        model_before.put_back()
         left = own_reruns(_recorded(model, plain_step, where))
     judged = None
     if not left:
@@ -122,9 +122,9 @@ def _put_back(model: nn.Module) -> Iterator[FoundModel]:
 
     hook = register_optimizer_step_pre_hook(about_to_step)
     try:
-        with FoundModel(model, model.modules()) as found:
-            found.put_back()
-            yield found
+        with FoundModel(model, model.modules()) as model_before:
+            model_before.put_back()
+            yield model_before
     finally:
         hook.remove()
         for optimizer in optimizers.values():

@@ -57,10 +57,10 @@ class Judged:
     @property
     def causes(self) -> tuple[str, ...]:
         """Likely causes, each one sentence, most likely first; of what is not comparable, why."""
-        found = self.comparison
-        failed = (f"The candidate did not run. {found.failure.sentence}",) if found.failure else ()
-        unlike = (found.not_reproducible_because,) if found.not_reproducible_because else ()
-        return (*failed, *unlike, *found.causes)
+        comparison = self.comparison
+        failed = (f"The candidate did not run. {comparison.failure.sentence}",) if comparison.failure else ()
+        unlike = (comparison.not_reproducible_because,) if comparison.not_reproducible_because else ()
+        return (*failed, *unlike, *comparison.causes)
 
     def require(self, at_most: Verdict = "rounding") -> None:
         """Raises AssertionError, with all of it in words, where the verdict is worse: for a test of a project's own."""
@@ -68,10 +68,12 @@ class Judged:
             raise AssertionError(str(self))
 
     def __repr__(self) -> str:
-        found = self.comparison
-        lines = [f"{self.verdict}: {found.n_bitwise_equal} of {found.n_gradients} gradients are equal bit by bit"]
+        comparison = self.comparison
+        lines = [
+            f"{self.verdict}: {comparison.n_bitwise_equal} of {comparison.n_gradients} gradients are equal bit by bit"
+        ]
         lines += self.causes
-        later = {id(diff) for diff in found.later_gradients}
+        later = {id(diff) for diff in comparison.later_gradients}
         lines += [_line(diff, is_later=id(diff) in later) for diff in self.worst[:_MOST_LINES]]
         left = len(self.worst) - _MOST_LINES
         return "\n  ".join([*lines, *([f"and {left} more"] if left > 0 else [])])

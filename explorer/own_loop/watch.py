@@ -59,10 +59,10 @@ def watch(
             f"Steps are counted from 1; asked for at={at}, worst_of={worst_of}.", hint="Step 1 is the first."
         )
     chosen = {*at, *range(1, worst_of + 1), *((1,) if on_oom is not None else ())}
-    found = Watch(model, optimizer, chosen, place_of_caller())
-    found.worst_of = worst_of
-    found.on_oom = None if on_oom is None else of_rank(Path(on_oom))
-    return found.open()
+    watching = Watch(model, optimizer, chosen, place_of_caller())
+    watching.worst_of = worst_of
+    watching.on_oom = None if on_oom is None else of_rank(Path(on_oom))
+    return watching.open()
 
 
 class Watch:

@@ -47,38 +47,38 @@ def arena(
     check_writable(keep.save)
     spec = step.spec(options.ref(model), KEEP_ALL, seed=options.seed)
     with worker() as engine:
-        found = ask(engine, RunArena(spec=spec, shares=shares, only=only), keep=not keep.no_store)
-    assert isinstance(found, Arena)
+        outcome = ask(engine, RunArena(spec=spec, shares=shares, only=only), keep=not keep.no_store)
+    assert isinstance(outcome, Arena)
     if output.json:
-        print_json(_document(found))
+        print_json(_document(outcome))
     else:
-        print_arena(found)
+        print_arena(outcome)
     with answered(output):
         if keep.save is not None:
-            save_run_file(found, keep.save)
-    if found.beaten(OURS):
+            save_run_file(outcome, keep.save)
+    if outcome.beaten(OURS):
         raise typer.Exit(DIFFERENT)
 
 
-def print_arena(found: Arena) -> None:
+def print_arena(outcome: Arena) -> None:
     """One row a rival and budget, then what is to be said about them."""
     console = answer_console()
-    console.print(f"\n[bold]{escape(found.spec.model.target)}[/]")
-    origin = "measured" if found.ground.is_measured else "predicted from a run with recompute"
-    console.print(f"[dim]everything kept: {mib(found.ground.peak_bytes)}, {origin}[/]")
+    console.print(f"\n[bold]{escape(outcome.spec.model.target)}[/]")
+    origin = "measured" if outcome.ground.is_measured else "predicted from a run with recompute"
+    console.print(f"[dim]everything kept: {mib(outcome.ground.peak_bytes)}, {origin}[/]")
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     for name in ("planner", "budget", "peak foreseen", "measured", "time foreseen", "measured", "gradients"):
         table.add_column(name, justify="left" if name in ("planner", "gradients") else "right")
-    for bout in found.bouts:
+    for bout in outcome.bouts:
         table.add_row(*_cells(bout))
     console.print(table)
-    said: dict[str, None] = {}
-    for bout in found.bouts:
+    remarks: dict[str, None] = {}
+    for bout in outcome.bouts:
         if sentence := outcome_in_words(bout):
-            said[f"  [dim]{escape(_name(bout))}:[/] {escape(sentence)}"] = None
-    for line in said:
+            remarks[f"  [dim]{escape(_name(bout))}:[/] {escape(sentence)}"] = None
+    for line in remarks:
         console.print(line)
-    console.print(f"\n{escape(beaten_sentence(found))}\n")
+    console.print(f"\n{escape(beaten_sentence(outcome))}\n")
 
 
 def _cells(bout: Bout) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def _name(bout: Bout) -> str:
     return f"{bout.rival}{at}"
 
 
-def _document(found: Arena) -> dict[str, Any]:
-    bouts = [{**to_plain(bout), **bout.headlines()} for bout in found.bouts]
-    beaten = [{"share": mine.share, "by": other.rival} for mine, other in found.beaten(OURS)]
-    return {**to_plain(found), "bouts": bouts, "beaten": beaten}
+def _document(outcome: Arena) -> dict[str, Any]:
+    bouts = [{**to_plain(bout), **bout.headlines()} for bout in outcome.bouts]
+    beaten = [{"share": mine.share, "by": other.rival} for mine, other in outcome.beaten(OURS)]
+    return {**to_plain(outcome), "bouts": bouts, "beaten": beaten}

@@ -66,24 +66,24 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         first = _first_run(engine, spec, graph)
         planner = Planner(first, graph)
         tries = _tried(engine, spec, first, planner, asked)
-    found, run = tries[-1]
-    met = kept(found, run)
+    chosen, run = tries[-1]
+    met = kept(chosen, run)
     if output.json:
         print_json(_document(tries, first, met=met))
     else:
         _print(tries, first, met=met)
     with answered(output):
         if asked.out is not None:
-            write_file(asked.out, _policy_text(found, first, run, graph).encode())
+            write_file(asked.out, _policy_text(chosen, first, run, graph).encode())
             say(f"Wrote {asked.out}.")
     if not met:
         raise typer.Exit(DIFFERENT)
 
 
 def _measured(engine: Worker, spec: RunSpec, policy: Policy) -> Measurement:
-    found = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=policy)))
-    assert isinstance(found, Measurement)
-    return found
+    run = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=policy)))
+    assert isinstance(run, Measurement)
+    return run
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph) -> Measurement:
@@ -108,10 +108,10 @@ def _tried(
     def run(policy: Policy) -> Measurement:
         if policy != first.policy:
             say(f"The run was over the budget of {mib(first.budget_bytes)}: planned once more with as much less.")
-        found = _measured(engine, spec, policy)
-        if found.failure is not None and found.failure.kind != "out of memory":
-            raise RunFailed(found.failure)
-        return found
+        chosen = _measured(engine, spec, policy)
+        if chosen.failure is not None and chosen.failure.kind != "out of memory":
+            raise RunFailed(chosen.failure)
+        return chosen
 
     tries = confirmed(planner, first, run)
     if tries[-1][1].failure is not None:
@@ -120,27 +120,27 @@ def _tried(
 
 
 def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> dict[str, Any]:
-    def one(found: Plan, run: Measurement) -> dict[str, Any]:
-        derived = {"cost_ratio": found.cost_ratio, "proven": found.proven}
-        return {"plan": {**to_plain(found), **derived}, "measured": run.headlines()}
+    def one(chosen: Plan, run: Measurement) -> dict[str, Any]:
+        derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
+        return {"plan": {**to_plain(chosen), **derived}, "measured": run.headlines()}
 
     document = one(*tries[-1])
     return {**document, "met": met, "first_run": first.headlines(), "missed": [one(*pair) for pair in tries[:-1]]}
 
 
 def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
-    found, run = tries[-1]
+    chosen, run = tries[-1]
     console = answer_console()
-    console.print(f"[bold]{in_words(found.policy)}[/]")
-    if found.budget_bytes is not None:
+    console.print(f"[bold]{in_words(chosen.policy)}[/]")
+    if chosen.budget_bytes is not None:
         colour, word = ("green", "kept") if met else ("bold red", "missed")
-        console.print(f"  Budget       {mib(found.budget_bytes)}, [{colour}]{word}[/]")
-    baseline_bytes = found.baseline_step_peak_bytes
-    console.print(f"  Peak         {mib(found.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
+        console.print(f"  Budget       {mib(chosen.budget_bytes)}, [{colour}]{word}[/]")
+    baseline_bytes = chosen.baseline_step_peak_bytes
+    console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else 'measured'}")
-    if found.cost_ratio is not None:
-        console.print(f"  Time         {found.cost_ratio - 1:+.1%} predicted, in {found.cost_unit}{_ran(first, run)}")
-    console.print(f"  Certificate  {certificate_in_words(found)}")
+    if chosen.cost_ratio is not None:
+        console.print(f"  Time         {chosen.cost_ratio - 1:+.1%} predicted, in {chosen.cost_unit}{_ran(first, run)}")
+    console.print(f"  Certificate  {certificate_in_words(chosen)}")
 
 
 def _ran(first: Measurement, run: Measurement) -> str:
@@ -150,17 +150,17 @@ def _ran(first: Measurement, run: Measurement) -> str:
     return f"; {after / before - 1:+.1%} in two runs that did not take turns (compare lets them)"
 
 
-def certificate_in_words(found: Plan) -> str:
+def certificate_in_words(chosen: Plan) -> str:
     """What is proven about a plan, and about what."""
-    what = "cheaper" if found.budget_bytes is not None else "lower"
-    among = f"no policy of its {found.certificate.n_candidates} candidates"
-    gap = found.certificate.gap
+    what = "cheaper" if chosen.budget_bytes is not None else "lower"
+    among = f"no policy of its {chosen.certificate.n_candidates} candidates"
+    gap = chosen.certificate.gap
     if gap < 5e-5:
         return f"{among} is {what}, as far as the forecast is right"
     return f"{among} is {what} by more than {gap:.1%}, as far as the forecast is right"
 
 
-def _policy_text(found: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
+def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
     evidence = Evidence(
         device=run.environment.device_name,
         torch_version=run.environment.torch_version,
@@ -171,4 +171,4 @@ def _policy_text(found: Plan, first: Measurement, run: Measurement, graph: Model
         baseline_saved_after_forward_bytes=first.saved_after_forward_bytes,
         baseline_policy=first.spec.policy if first.spec.policy.units else None,
     )
-    return policy_file.dumps(found.policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence)
+    return policy_file.dumps(chosen.policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence)

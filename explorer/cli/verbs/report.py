@@ -37,13 +37,13 @@ def report(output: Output, run: Which = None, out: ReportPath = None, svg: SvgFo
     if out is None and svg is None:
         raise BadInput("A report needs a place.", hint="Give --out report.html, --svg FOLDER, or both.")
     check_writable(out)
-    found = found_run(run)
+    reported = found_run(run)
     if out is not None:
-        of = ReportOf(run=found.run, name=found.name, graph=_graph(found), created=found.created)
+        of = ReportOf(run=reported.run, name=reported.name, graph=_graph(reported), created=reported.created)
         write_file(out, report_text(of).encode())
         say(f"Wrote {out}.")
     if svg is not None:
-        _write_charts(found.run, svg)
+        _write_charts(reported.run, svg)
 
 
 def found_run(which: str) -> ReportOf:
@@ -59,13 +59,13 @@ def found_run(which: str) -> ReportOf:
     return ReportOf(run=record, name=stored.name, created=stored.created)
 
 
-def _graph(found: ReportOf) -> ModelGraph | None:
+def _graph(reported: ReportOf) -> ModelGraph | None:
     """Of a model that can be loaded here; what stands in its way is said, and the report goes without hazards."""
-    if found.known_graph is not None or found.shown.spec.model.is_recorded:
-        return found.known_graph
+    if reported.known_graph is not None or reported.shown.spec.model.is_recorded:
+        return reported.known_graph
     try:
         with worker() as engine:
-            return describe(engine, found.shown.spec.model, found.shown.spec.seed)
+            return describe(engine, reported.shown.spec.model, reported.shown.spec.seed)
     except ExplorerError as error:
         say(f"[yellow]Without hazards:[/] {error.sentence}")
         return None

@@ -55,15 +55,15 @@ def fight(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
         total = 3 + spec.n_repeats
         try:
             report(Progress(what="judging its gradients", done=0, total=total))
-            found = msgspec.structs.replace(bout, **ring.judged())
+            fought = msgspec.structs.replace(bout, **ring.judged())
             report(Progress(what="recording its memory", done=1, total=total))
             trainee, peak = ring.recorded()
-            found = msgspec.structs.replace(found, step_peak_bytes=peak)
+            fought = msgspec.structs.replace(fought, step_peak_bytes=peak)
 
             def meter(i: int) -> None:
                 report(Progress(what=f"timing step {i + 1} of {spec.n_repeats}", done=3 + i, total=total))
 
-            return msgspec.structs.replace(found, **ring.timed(trainee, meter))
+            return msgspec.structs.replace(fought, **ring.timed(trainee, meter))
         except BadInput as error:
             return msgspec.structs.replace(bout, why=error.sentence)
         except Exception as error:  # whatever a model raises under a stranger's hands
@@ -86,18 +86,18 @@ class _Ring:
         with deterministic_kernels(strict=strict), without_tf32():
             base = self._baseline_outcome()
             contestant = self._contestant()
-            said: dict[str, Any] = {"why": contestant.note}
+            fields: dict[str, Any] = {"why": contestant.note}
             if contestant.predicted_peak_bytes is not None:
-                said["predicted_peak_bytes"] = contestant.predicted_peak_bytes
+                fields["predicted_peak_bytes"] = contestant.predicted_peak_bytes
             with self._limited():
                 outcome = take(contestant.trainee, full=self._full, lead=base)
             if base is None:
                 note = "Not judged and without a ratio: the step with everything kept does not fit."
-                return {**said, "why": " ".join(filter(None, (contestant.note, note)))}
+                return {**fields, "why": " ".join(filter(None, (contestant.note, note)))}
             comparison = self._compared(base, outcome, exactly=False)
             if comparison.verdict != "bitwise equal":
                 comparison = self._compared(base, outcome, exactly=True)
-        return {**said, "verdict": comparison.verdict, "worst": _worst(comparison)}
+        return {**fields, "verdict": comparison.verdict, "worst": _worst(comparison)}
 
     def recorded(self) -> tuple[Trainee, int]:
         """A contestant that has warmed up, and the peak of its next step."""

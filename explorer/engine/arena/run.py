@@ -88,15 +88,15 @@ def _planned(name: str, rival: Rival, situation: Situation, share: float | None)
 def _fought(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
     """In a process of its own; how that ended, where it did not end well, is the bout's failure."""
     try:
-        found = apart(fight, spec, bout, ground, report=report, what=f"ran {bout.rival}", limit_s=spec.time_limit_s)
+        fought = apart(fight, spec, bout, ground, report=report, what=f"ran {bout.rival}", limit_s=spec.time_limit_s)
     except Cancelled:
         raise
     except ExplorerError as error:
         return msgspec.structs.replace(bout, failure=failure_of(error, in_step=True))
-    if found is None:
+    if fought is None:
         ended = OutOfMemory("The system ended the step for lack of memory.")
         return msgspec.structs.replace(bout, failure=failure_of(ended, in_step=True))
-    return found
+    return fought
 
 
 def _same_as(known: Bout, bout: Bout) -> Bout:

@@ -80,8 +80,8 @@ class StepProgram:
 def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outcome | None = None) -> Outcome:
     """Puts everything back, runs N_STEPS steps and keeps what is left. `lead` and `like` as in `outcome.take`."""
     known = lead or like or Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.0)
-    for found in program.found:
-        found.put_back(program.dtype)
+    for model in program.found:
+        model.put_back(program.dtype)
     for optimizer in program.optimizers.values():
         optimizer.put_back()
     batch = tree_map(lambda leaf: _cast(leaf, program.dtype), own_batch(program.batch))
@@ -162,8 +162,8 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
     starts = [program.state() for program in (reference, candidate)]
     with ExitStack() as put_back:
         programs = (reference, candidate)
-        found = [put_back.enter_context(FoundModel(program.model, _own(program.model))) for program in programs]
-        reference, candidate = (replace(program, found=found, optimizers=reference.optimizers) for program in programs)
+        models = [put_back.enter_context(FoundModel(program.model, _own(program.model))) for program in programs]
+        reference, candidate = (replace(program, found=models, optimizers=reference.optimizers) for program in programs)
         put_back.callback(_leave, reference.optimizers)
         base = take_steps(reference)
         with _formats() as formats:

@@ -35,11 +35,11 @@ def held_at_refusal(
             row = (storage.nbytes(), ROLES.index(thing.role), number.get(thing.owner, 0))
             if storage.nbytes():
                 rows.setdefault(storage._cdata, row)
-    found = list(rows.values())
+    entries = list(rows.values())
     if device.torch.type == "cuda":
-        rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in found)
-        found += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
-    n = len(found)
+        rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
+        entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
+    n = len(entries)
     return Measurement(
         spec=RunSpec(
             model=ModelRef(target=f"{RECORDED}{where}"),
@@ -52,11 +52,11 @@ def held_at_refusal(
         recorded_in=where,
         allocations=Allocations(
             n_ticks=0,
-            n_bytes=column(row[0] for row in found),
+            n_bytes=column(row[0] for row in entries),
             born=column([0] * n),
             died=column([1] * n),
-            role=column(row[1] for row in found),
-            block=column(row[2] for row in found),
+            role=column(row[1] for row in entries),
+            block=column(row[2] for row in entries),
             op=column([0] * n),
             blocks=blocks,
             ops=("",),

@@ -91,24 +91,24 @@ class LiveStep:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
         self._open.__exit__(None, None, None)
         log = self._recorder.log
-        found = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
-        spec = self._spec(found)
-        costs = block_costs(self._tracker, found.allocations, found.phases, spec.policy, {})
-        told = [*self._said, *doubts(log, max(found.allocations.held_bytes))]
+        attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
+        spec = self._spec(attributed)
+        costs = block_costs(self._tracker, attributed.allocations, attributed.phases, spec.policy, {})
+        told = [*self._said, *doubts(log, max(attributed.allocations.held_bytes))]
         self.measurement = Measurement(
             spec=spec,
             environment=self.device.environment(torch.get_num_threads()),
             origin="recorded",
             recorded_in=self._where,
-            allocations=found.allocations,
-            phases=found.phases,
+            allocations=attributed.allocations,
+            phases=attributed.phases,
             peaks=AllocatorPeaks(
-                tracker_peak_bytes=found.tracker_peak_bytes,
+                tracker_peak_bytes=attributed.tracker_peak_bytes,
                 requested_peak_bytes=log.requested_peak_bytes,
                 allocated_peak_bytes=log.allocated_peak_bytes,
                 reserved_peak_bytes=log.reserved_peak_bytes,
-                allocated=found.allocated,
-                reserved=found.reserved,
+                allocated=attributed.allocated,
+                reserved=attributed.reserved,
             ),
             blocks=costs,
             graph=recorded_graph(self._model, self._tracker, costs, spec.model),
@@ -137,8 +137,8 @@ class LiveStep:
         with suppress(Exception):  # a device without memory has none for a probe either
             self._probes.append(take_probe(self.device.torch, number=len(self._probes)))
 
-    def _spec(self, found: Attribution) -> RunSpec:
-        n_backwards = sum(span.phase == "forward" for span in found.phases)
+    def _spec(self, attributed: Attribution) -> RunSpec:
+        n_backwards = sum(span.phase == "forward" for span in attributed.phases)
         kind = type(self.optimizer).__name__.lower()
         optimizer: Optimizer = "adamw" if kind == "adamw" else "sgd" if kind == "sgd" else "none"
         return RunSpec(
@@ -188,29 +188,29 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
 @contextmanager
 def _heard() -> Iterator[list[str]]:
     """What is warned about meanwhile, beside what the user's own filters do with it."""
-    said: list[str] = []
+    warned: list[str] = []
     show = warnings.showwarning
 
     def showwarning(message: Warning | str, *rest: Any, **named: Any) -> None:
-        said.append(str(message))
+        warned.append(str(message))
         show(message, *rest, **named)
 
     warnings.showwarning = showwarning  # type: ignore[assignment]
     try:
-        yield said
+        yield warned
     finally:
         warnings.showwarning = show
 
 
 def _refuse_other_instruments() -> None:
-    found = []
+    running = []
     if torch._C._autograd._profiler_enabled():
-        found.append("a profiler is running, or another step is being recorded")
+        running.append("a profiler is running, or another step is being recorded")
     if (mode := _get_current_dispatch_mode()) is not None:
-        found.append(f"the dispatch mode {type(mode).__name__} is on")
-    if found:
+        running.append(f"the dispatch mode {type(mode).__name__} is on")
+    if running:
         raise BadInput(
-            f"A step cannot be recorded here: {' and '.join(found)}.",
+            f"A step cannot be recorded here: {' and '.join(running)}.",
             hint="Record outside of it; both would record each other.",
         )
 

@@ -71,10 +71,10 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
 
 def _calls_by_block(tracker: Tracker) -> dict[str, list[int]]:
     """Numbers in the call log of each block's forward calls."""
-    found: dict[str, list[int]] = {fqn: [] for fqn in tracker.fqns}
+    by_block: dict[str, list[int]] = {fqn: [] for fqn in tracker.fqns}
     for number, block in enumerate(tracker.calls.block):
-        found[tracker.fqns[block]].append(number)
-    return found
+        by_block[tracker.fqns[block]].append(number)
+    return by_block
 
 
 def _returned(tracker: Tracker, calls: Sequence[int]) -> set[int]:
@@ -114,7 +114,7 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
     inner = {fqn.rpartition(".")[0] for fqn, n in zip(tracker.fqns, tracker.n_forward) if n and fqn}
     holders = {above for fqn in inner for above in _above(fqn)}
     made_by: dict[int, str] = {}
-    found: dict[tuple[str, str], Edge] = {}
+    edges: dict[tuple[str, str], Edge] = {}
     last = ""
     for number in range(len(log.block) // n_forwards):
         fqn = tracker.fqns[log.block[number]]
@@ -122,13 +122,13 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
             continue
         for storage in log.inputs[number]:
             source = made_by.get(storage, last if storage >= tracker.storages.n_before_step else "")
-            if source and source != fqn and (source, fqn) not in found:
-                found[source, fqn] = Edge(
+            if source and source != fqn and (source, fqn) not in edges:
+                edges[source, fqn] = Edge(
                     source=source, target=fqn, n_bytes=tracker.storages.n_bytes[storage], data=storage
                 )
         made_by.update(dict.fromkeys(log.outputs[number], fqn))
         last = fqn
-    return tuple(found.values())
+    return tuple(edges.values())
 
 
 def _above(fqn: str) -> list[str]:

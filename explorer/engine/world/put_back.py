@@ -64,10 +64,10 @@ class FoundModel:
                 tensor.copy_(value)
         for module, training in self._modes:
             module.training = training
-        for (module, _), found in zip(self._attributes, attributes):
-            for name in _plain(module).keys() - found.keys():
+        for (module, _), before in zip(self._attributes, attributes):
+            for name in _plain(module).keys() - before.keys():
                 delattr(module, name)
-            vars(module).update(found)
+            vars(module).update(before)
         self._rng.restore()
 
 
@@ -91,8 +91,8 @@ class FoundOptimizer:
     def _restore(self, state: dict[Any, Any]) -> None:
         self._optimizer.state.clear()
         self._optimizer.state.update(state)
-        for group, found in zip(self._optimizer.param_groups, self._groups):
-            group.update(copy.deepcopy(found))
+        for group, before in zip(self._optimizer.param_groups, self._groups):
+            group.update(copy.deepcopy(before))
 
     @staticmethod
     def _copy(parameter: Any, held: Any) -> Any:

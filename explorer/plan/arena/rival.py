@@ -32,10 +32,10 @@ class Situation:
     @cached_property
     def units(self) -> tuple[Fqns, ...]:
         """What presets count. Raises BadInput where nothing is worth recomputing by itself."""
-        found = counted_units(self.graph)
-        if not found:
+        counted = counted_units(self.graph)
+        if not counted:
             raise BadInput(f"No block of {self.graph.model.target} is one to recompute by itself.")
-        return found
+        return counted
 
     def peak_of(self, policy: Policy) -> int | None:
         return self.forecaster.forecast(policy).step_peak_bytes

@@ -18,10 +18,10 @@ def rivals() -> dict[str, Rival]:
     """By name, in the order in which they are shown."""
     folder = Path(__file__).parent / "rivals"
     names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
-    found: dict[str, Rival] = {
+    by_name: dict[str, Rival] = {
         name.replace("_", "-"): importlib.import_module(f"explorer.plan.arena.rivals.{name}").RIVAL for name in names
     }
-    return dict(sorted(found.items(), key=lambda named: (named[1].place, named[0])))
+    return dict(sorted(by_name.items(), key=lambda named: (named[1].place, named[0])))
 
 
 def chosen(names: Sequence[str]) -> dict[str, Rival]:

@@ -84,14 +84,14 @@ class Planner:
 
     def within(self, budget_bytes: int) -> Plan:
         """The cheapest plan whose peak is at most that. Raises BadInput where none is, with what can be reached."""
-        found = self._cheapest(budget_bytes)
-        if found is None and self.floor().step_peak_bytes <= budget_bytes:  # time was up before anything was found
+        plan = self._cheapest(budget_bytes)
+        if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time was up before anything was found
             floor = self.floor()
             unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
-            found = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
-        if found is None:
+            plan = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
+        if plan is None:
             raise self._impossible(budget_bytes)
-        return found
+        return plan
 
     def least_memory(self, more_time: float) -> Plan:
         """The lowest peak of a step that takes at most that share longer."""
@@ -106,17 +106,17 @@ class Planner:
         yield last
         for budget in np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist():
             if budget < last.step_peak_bytes:
-                found = self._cheapest(budget, seconds=seconds)
-                if found is None:
+                plan = self._cheapest(budget, seconds=seconds)
+                if plan is None:
                     break
-                last = found
+                last = plan
                 yield last
         if self.floor().step_peak_bytes < last.step_peak_bytes:
             yield self.floor()
 
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
-        found = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
-        return None if found is None else self._plan(found, budget_bytes=budget_bytes)
+        solution = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
+        return None if solution is None else self._plan(solution, budget_bytes=budget_bytes)
 
     def _lowest(self, more_time: float | None) -> Plan:
         """Lowest first, then the cheapest of those: the first answer may recompute what moves nothing."""
@@ -134,8 +134,8 @@ class Planner:
         assert peak is not None, "every candidate can be forecast"
         return peak
 
-    def _plan(self, found: Solution, *, budget_bytes: int | None) -> Plan:
-        policy = self.policy(found.chosen)
+    def _plan(self, solution: Solution, *, budget_bytes: int | None) -> Plan:
+        policy = self.policy(solution.chosen)
         forecast = self._forecaster.forecast(policy)
         assert forecast.step_peak_bytes is not None
         return Plan(
@@ -143,16 +143,16 @@ class Planner:
             budget_bytes=budget_bytes,
             step_peak_bytes=forecast.step_peak_bytes,
             baseline_step_peak_bytes=self.keep_all_bytes,
-            extra_cost=self._program.shape.cost(found.chosen),
+            extra_cost=self._program.shape.cost(solution.chosen),
             step_cost=self.candidates.step_cost,
             cost_unit=self.candidates.cost_unit,
             flop_ratio=forecast.flop_ratio,
             certificate=Certificate(
-                bound=found.bound,
-                gap=found.gap,
+                bound=solution.bound,
+                gap=solution.gap,
                 n_candidates=len(self.candidates.units),
-                n_rows=found.n_rows,
-                n_solves=found.n_solves,
+                n_rows=solution.n_rows,
+                n_solves=solution.n_solves,
             ),
         )
 
@@ -185,10 +185,10 @@ def parse_budget(text: str, keep_all_bytes: int, run: Measurement) -> int:
     share = text.strip().removesuffix("%")
     if share == DEVICE:
         return _device_bytes(run)
-    found = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
-    if found <= 0:
+    n_bytes = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
+    if n_bytes <= 0:
         raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Such as 1.5GiB, 800MiB or 60%.")
-    return found
+    return n_bytes
 
 
 def _device_bytes(run: Measurement) -> int:

@@ -25,18 +25,18 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
     if wish.more_time is not None:
         report(Progress(what="looking for the least memory", done=0, total=0))
         return Front(plans=(planner.least_memory(wish.more_time),))
-    found: list[Plan] = []
-    for plan in chain(planner.front(N_POINTS), _between(planner, found)):
-        found.append(plan)
-        report(Progress(what="finding plans", done=len(found), total=N_POINTS + 1 + N_BETWEEN, plans=tuple(found)))
-    return Front(plans=tuple(found))
+    plans: list[Plan] = []
+    for plan in chain(planner.front(N_POINTS), _between(planner, plans)):
+        plans.append(plan)
+        report(Progress(what="finding plans", done=len(plans), total=N_POINTS + 1 + N_BETWEEN, plans=tuple(plans)))
+    return Front(plans=tuple(plans))
 
 
-def _between(planner: Planner, found: list[Plan]) -> Iterator[Plan]:
+def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
     """Plans where the front has its largest steps, in bytes times cost: a preset may lie in there."""
     refused: set[int] = set()
     for _ in range(N_BETWEEN):
-        line = sorted(found, key=lambda plan: plan.step_peak_bytes)
+        line = sorted(plans, key=lambda plan: plan.step_peak_bytes)
         steps = [(least, most) for least, most in pairwise(line) if _budget(least, most) not in refused]
         if not steps:
             return

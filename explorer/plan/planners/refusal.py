@@ -22,12 +22,12 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
 def _held(run: Measurement) -> str:
     at = ledger(run)
     largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:_MOST_ROLES]
-    said = []
+    parts = []
     for role, n_bytes in largest:
         most = next((cell for cell in at.cells if cell.role == role), None)
         where = f" (most in {most.block})" if most is not None and most.block and n_bytes > most.n_bytes else ""
-        said.append(f"{role} {mib(n_bytes)}{where}")
-    return f"Held then: {mib(at.total_bytes)}, of it {', '.join(said)}."
+        parts.append(f"{role} {mib(n_bytes)}{where}")
+    return f"Held then: {mib(at.total_bytes)}, of it {', '.join(parts)}."
 
 
 def _fits(run: Measurement, whole: Measurement) -> str:

@@ -16,10 +16,10 @@ MOST_MORE_TIME = 100.0
 
 def parse_wish(text: str, keep_all_bytes: int) -> Wish:
     """What `text` asks for. Raises BadInput with one sentence for what asks for nothing that can be."""
-    found = _WISH.fullmatch(text.strip().lower())
-    if found is None:
+    match = _WISH.fullmatch(text.strip().lower())
+    if match is None:
         raise BadInput(f"{text.strip()[:40]!r} is not a budget.", hint=EXAMPLES)
-    sign, number, percent, word = found.groups()
+    sign, number, percent, word = match.groups()
     amount = float(number.replace(",", "."))
     if sign == "-":
         raise BadInput(f"A budget cannot be less than nothing, and {text.strip()} is.", hint=EXAMPLES)

@@ -33,11 +33,11 @@ def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dic
 
 def in_words(run: Measurement) -> str:
     """`layers.0, layers.1 and 6 more run again x1, by the model itself`; the empty string: none does."""
-    found = own_reruns(run)
-    if not found:
+    times_run = own_reruns(run)
+    if not times_run:
         return ""
-    times = sorted({f"×{value:.3g}" for value in found.values()})
-    return f"{listed(tuple(found))} ran again {' or '.join(times)}, by the model itself"
+    times = sorted({f"×{value:.3g}" for value in times_run.values()})
+    return f"{listed(tuple(times_run))} ran again {' or '.join(times)}, by the model itself"
 
 
 def _called_below(fqn: str, called: list[str]) -> list[str]:

@@ -86,11 +86,11 @@ def _moved(case: _Case) -> str:
 
 
 def _by_itself(case: _Case) -> str:
-    said = in_words(case.baseline)
-    if not said:
+    own = in_words(case.baseline)
+    if not own:
         return ""
     return (
-        f"{said[0].upper()}{said[1:]}, in both runs: what these blocks keep was gone before the policy, which can free "
+        f"{own[0].upper()}{own[1:]}, in both runs: what these blocks keep was gone before the policy, which can free "
         "little of it and makes them run once more."
     )
 

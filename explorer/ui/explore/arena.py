@@ -55,12 +55,12 @@ def _results(arena: Arena, spec: RunSpec) -> None:
         st.caption(plain(f"Of {arena.spec.model.target}."))
     st.markdown(plain(beaten_sentence(arena)))
     draw(arena_chart(arena), key="arena_chart")
-    said: dict[str, None] = {}
+    remarks: dict[str, None] = {}
     for bout in arena.bouts:
         if sentence := outcome_in_words(bout):
             at = "" if bout.share is None else f" at {bout.share:.0%}"
-            said[f"{title_of(bout.rival)}{at}: {sentence}"] = None
-    if said:
+            remarks[f"{title_of(bout.rival)}{at}: {sentence}"] = None
+    if remarks:
         with st.expander("Who could not run, missed the budget or moved a gradient", key="arena_said", expanded=True):
-            for line in said:
+            for line in remarks:
                 st.text(line)

@@ -36,10 +36,10 @@ class Point:
     cost: float
 
 
-def points(state: ExploreState, known: Shown, graph: ModelGraph, found: Found) -> tuple[Point, ...]:
+def points(state: ExploreState, known: Shown, graph: ModelGraph, search: Found) -> tuple[Point, ...]:
     """Plans that no other plan beats in peak and cost, the least peak first; the one that was wished for is one."""
     wished, options = state.budget.plan, state.draft.spec.policy
-    every = found.plans if wished is None else (*found.plans, wished)
+    every = search.plans if wished is None else (*search.plans, wished)
     foretold = [(plan, predicted(known, graph, with_units(options, plan.policy.units))) for plan in every]
     placed = [
         Point(plan=plan, peak_bytes=one.step_peak_bytes, cost=ratio)
@@ -55,8 +55,8 @@ def points(state: ExploreState, known: Shown, graph: ModelGraph, found: Found) -
 
 def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
     """Field, slider, line."""
-    found = plans.look(known, graph)
-    front = points(state, known, graph, found)
+    search = plans.look(known, graph)
+    front = points(state, known, graph, search)
     with st.container(horizontal=True, gap="medium", vertical_alignment="bottom", key="budget_row"):
         field = bound("budget", state.budget.text, partial(plans.ask, state, known, graph))
         st.text_input(
@@ -69,8 +69,8 @@ def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: F
             width=FIELD_WIDTH,
         )
         with st.container(width="stretch"):
-            _slider(state, graph, foreseen, () if found.running else front)
-    waits = found.running or state.budget.job is not None
+            _slider(state, graph, foreseen, () if search.running else front)
+    waits = search.running or state.budget.job is not None
     look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
     look(state, known, graph, foreseen)
 
@@ -115,15 +115,15 @@ def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
 
 def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
     """What the worker does, or how the drawn policy does."""
-    found, mine = plans.look(known, graph), state.budget
+    search, mine = plans.look(known, graph), state.budget
     if mine.said:
         small(f":red[{plain(mine.said)}]")
     elif mine.job is not None:
         small(f":material/hourglass_top: {plain(words.looking(mine.text))}")
     else:
-        said, meaning = stands(state, known, points(state, known, graph, found), foreseen)
-        looks = f" {words.found_so_far(len(found.plans), found.n_expected)}" if found.running else ""
-        small(f"{said}{looks}" if said or looks else plain(found.none_because or words.EMPTY), help=meaning)
+        sentence, meaning = stands(state, known, points(state, known, graph, search), foreseen)
+        looks = f" {words.found_so_far(len(search.plans), search.n_expected)}" if search.running else ""
+        small(f"{sentence}{looks}" if sentence or looks else plain(search.none_because or words.EMPTY), help=meaning)
 
 
 def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen: Forecast) -> tuple[str, str | None]:

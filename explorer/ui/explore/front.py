@@ -30,13 +30,13 @@ MOST_MEASURED = 4
 def front_panel(state: ExploreState, graph: ModelGraph) -> None:
     """What a click does and the button that measures; below them chart and table, drawn as plans come."""
     state.charted = state.draft.spec.policy
-    found = plans.look(shown(state), graph)
+    search = plans.look(shown(state), graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
             st.caption(words.measuring(len(state.to_measure)) if state.to_measure else words.FRONT)
         if not state.draft.spec.model.is_recorded:
             _measure(state, graph)
-    st.fragment(_chart, run_every=LOOK_EVERY_S if found.running else None)(state, graph)
+    st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)
 
 
 def _chart(state: ExploreState, graph: ModelGraph) -> None:
@@ -45,13 +45,13 @@ def _chart(state: ExploreState, graph: ModelGraph) -> None:
     known = shown(state)
     marks = marks_of(state, known, graph)
     wish = state.budget.wish
-    found = plans.look(known, graph)
+    search = plans.look(known, graph)
     chart = front_chart(marks, budget_bytes=wish.budget_bytes if wish is not None else None)
     draw(chart, key="front", height=HEIGHT, act=lambda custom: _take(state, graph, marks[int(custom[0])]))
-    if found.none_because:
-        st.caption(found.none_because)
-    elif found.running:
-        st.caption(words.found_so_far(len(found.plans), found.n_expected))
+    if search.none_because:
+        st.caption(search.none_because)
+    elif search.running:
+        st.caption(words.found_so_far(len(search.plans), search.n_expected))
 
 
 def _take(state: ExploreState, graph: ModelGraph, mark: Mark) -> None:

@@ -109,5 +109,5 @@ def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
     drafts.set_policy(state.draft, with_units(state.draft.spec.policy, plan.policy.units), graph)
 
 
-def _sentence(said: str, hint: str) -> str:
-    return f"{said} {hint}".strip()
+def _sentence(sentence: str, hint: str) -> str:
+    return f"{sentence} {hint}".strip()

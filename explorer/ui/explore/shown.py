@@ -163,18 +163,18 @@ def cost(foreseen: Forecast) -> float | None:
 def presets_foreseen(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
     """Every preset that the menu offers, with the options of the drawn `policy`, and what it should do."""
     key = f"presets {known.kept_key} {known.baseline_key} {graph.fingerprint} {to_json(with_units(policy, ()))!r}"
-    found: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
-    if found is None:
-        found = {}
+    foreseen: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
+    if foreseen is None:
+        foreseen = {}
         for name in preset_titles():
             try:
                 units = preset(name, graph).units
             except InvalidPolicy:  # nothing to choose from: whoever takes it is told
                 continue
             chosen = with_units(policy, units)
-            found[name] = chosen, predicted(known, graph, chosen)
-        backend.records().keep(key, found)
-    return found
+            foreseen[name] = chosen, predicted(known, graph, chosen)
+        backend.records().keep(key, foreseen)
+    return foreseen
 
 
 def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:

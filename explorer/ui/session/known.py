@@ -53,9 +53,9 @@ def _note_point(key: str, record: Comparison) -> None:
     figures, run = record.headlines(), record.candidate
     if not record.comparable or run.step_peak_bytes is None or figures["time_ratio"] is None:
         return
-    said = Measured(run.spec.policy, run.step_peak_bytes, figures["time_ratio"], figures["time_ratio_spread"])
+    measured = Measured(run.spec.policy, run.step_peak_bytes, figures["time_ratio"], figures["time_ratio_spread"])
     name = _points_key(record.baseline.spec)
-    backend.known().keep(name, (backend.known().get(name) or {}) | {run.spec.policy: (key, said)})
+    backend.known().keep(name, (backend.known().get(name) or {}) | {run.spec.policy: (key, measured)})
 
 
 def measured(spec: RunSpec) -> tuple[str, Measurement] | None:

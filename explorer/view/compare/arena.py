@@ -43,12 +43,12 @@ def outcome_in_words(bout: Bout) -> str:
         return f"failed: {bout.failure.sentence}"
     if not bout.ran:
         return f"did not run: {bout.why}" if bout.why else ""
-    said = [bout.why] if bout.why else []
+    clauses = [bout.why] if bout.why else []
     if bout.verdict not in (None, "bitwise equal", "rounding"):
-        said.append(f"{bout.verdict}{f', {bout.worst}' if bout.worst else ''}.")
+        clauses.append(f"{bout.verdict}{f', {bout.worst}' if bout.worst else ''}.")
     if bout.fits is False:
-        said.append(f"Over its budget of {mib(bout.budget_bytes)}.")
-    return " ".join(said)
+        clauses.append(f"Over its budget of {mib(bout.budget_bytes)}.")
+    return " ".join(clauses)
 
 
 def beaten_sentence(arena: Arena) -> str:
@@ -56,10 +56,10 @@ def beaten_sentence(arena: Arena) -> str:
     ours = [bout for bout in arena.bouts if bout.rival == OURS]
     if not ours:
         return "This explorer's planner did not take part."
-    found = arena.beaten(OURS)
-    if not found:
+    beaten = arena.beaten(OURS)
+    if not beaten:
         return "Nobody was faster than this explorer's planner within the same budget, outside of the spread."
-    cases = ", ".join(f"{title_of(other.rival)} at {mine.share or 0:.0%}" for mine, other in found)
+    cases = ", ".join(f"{title_of(other.rival)} at {mine.share or 0:.0%}" for mine, other in beaten)
     return f"Faster than this explorer's planner within the same budget: {cases}."
 
 
@@ -127,8 +127,8 @@ def _answer(arena: Arena) -> str:
     tried = len({bout.rival for bout in arena.bouts})
     ran = len({bout.rival for bout in arena.bouts if bout.ran})
     wrong = len({bout.rival for bout in arena.bouts if is_wrong(bout)})
-    said = f"{ran} of {tried} planners ran"
-    return f"{said}, {wrong} with wrong gradients" if wrong else said
+    sentence = f"{ran} of {tried} planners ran"
+    return f"{sentence}, {wrong} with wrong gradients" if wrong else sentence
 
 
 def _row(bout: Bout) -> dict[str, Any]:

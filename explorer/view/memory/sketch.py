@@ -17,8 +17,8 @@ N_POINTS = 400
 
 def sketch(run: Measurement, lines: Sequence[str]) -> str:
     """HTML: `lines`, and the held bytes over the events of the step with its phases below."""
-    said = "".join(f"<div>{'<b>' * (not i)}{escape(line)}{'</b>' * (not i)}</div>" for i, line in enumerate(lines))
-    return f'<div style="font-family:sans-serif;font-size:13px">{said}{_curve(run)}{_legend(run)}</div>'
+    words = "".join(f"<div>{'<b>' * (not i)}{escape(line)}{'</b>' * (not i)}</div>" for i, line in enumerate(lines))
+    return f'<div style="font-family:sans-serif;font-size:13px">{words}{_curve(run)}{_legend(run)}</div>'
 
 
 def _curve(run: Measurement) -> str:

@@ -26,12 +26,14 @@ class Exhibit:
 def index_text(exhibits: Sequence[Exhibit]) -> str:
     """The first page: every other one by shelf."""
     shelves = dict.fromkeys(exhibit.shelf for exhibit in exhibits)
-    said = (
+    origin = (
         "Every figure was measured by a real run on the machine that made this gallery. "
         "The pages need no server and no network."
     )
     parts = [section(shelf, [_shelf([one for one in exhibits if one.shelf == shelf])]) for shelf in shelves]
-    return document("Checkpoint Explorer: gallery", ["<h1>Checkpoint Explorer</h1>", paragraph(said, "quiet"), *parts])
+    return document(
+        "Checkpoint Explorer: gallery", ["<h1>Checkpoint Explorer</h1>", paragraph(origin, "quiet"), *parts]
+    )
 
 
 def _shelf(exhibits: Sequence[Exhibit]) -> str:
@@ -39,8 +41,8 @@ def _shelf(exhibits: Sequence[Exhibit]) -> str:
 
 
 def _card(one: Exhibit) -> str:
-    said = f"<b>{escape(one.title)}</b>{paragraph(one.line, 'quiet')}"
-    return f'<a href="{escape(one.file)}"><div class="card">{said}</div></a>'
+    inside = f"<b>{escape(one.title)}</b>{paragraph(one.line, 'quiet')}"
+    return f'<a href="{escape(one.file)}"><div class="card">{inside}</div></a>'
 
 
 def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:

@@ -25,15 +25,15 @@ def document(title: str, body: Iterable[str]) -> str:
         f"<style>{(_HERE / 'report.css').read_text()}</style>"
     )
     script = f"<script>{(_HERE / 'report.js').read_text()}</script>"
-    said = "\n".join(body)
-    body_text = f'<body>{said}<div id="tip"></div>{script}</body>'
+    text = "\n".join(body)
+    body_text = f'<body>{text}<div id="tip"></div>{script}</body>'
     return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n{body_text}</html>\n'
 
 
 def section(title: str, parts: Iterable[str]) -> str:
     """A heading and what stands below it; the empty string where nothing does."""
-    said = "\n".join(part for part in parts if part)
-    return f'<section id="{anchor(title)}"><h2>{escape(title)}</h2>\n{said}</section>' if said else ""
+    text = "\n".join(part for part in parts if part)
+    return f'<section id="{anchor(title)}"><h2>{escape(title)}</h2>\n{text}</section>' if text else ""
 
 
 def anchor(title: str) -> str:

@@ -32,13 +32,13 @@ def plain(text: str) -> str:
 
 def text(words: str, x: float, y: float, **attributes: str | float) -> str:
     """One `text` element; `<br>` starts a line, `<b>` and `<sup>` are kept."""
-    said = "".join(f' {name.rstrip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
+    written = "".join(f' {name.rstrip("_").replace("_", "-")}="{value}"' for name, value in attributes.items())
     lines = [_line(line) for line in words.split("<br>")]
     if len(lines) == 1:
-        return f'<text x="{x:.1f}" y="{y:.1f}"{said}>{lines[0]}</text>'
+        return f'<text x="{x:.1f}" y="{y:.1f}"{written}>{lines[0]}</text>'
     up = y - 7.0 * (len(lines) - 1)
     spans = "".join(f'<tspan x="{x:.1f}" y="{up + 14 * i:.1f}">{line}</tspan>' for i, line in enumerate(lines))
-    return f"<text{said}>{spans}</text>"
+    return f"<text{written}>{spans}</text>"
 
 
 def _line(words: str) -> str:

@@ -114,16 +114,18 @@ def _head(of: ReportOf) -> Iterator[str]:
 
 def _failures(run: Run) -> list[Failure]:
     holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
-    found = [one.failure for one in holders if one.failure is not None]
-    return [failure for i, failure in enumerate(found) if failure.sentence not in {one.sentence for one in found[:i]}]
+    failures = [one.failure for one in holders if one.failure is not None]
+    return [
+        failure for i, failure in enumerate(failures) if failure.sentence not in {one.sentence for one in failures[:i]}
+    ]
 
 
 def _card(figure: Headline) -> str:
     tone = "" if figure.tone == "neutral" else figure.tone
     delta = f'<span class="{tone}">{escape(figure.delta)}</span>' if figure.delta else ""
     origin = f'<span class="quiet">{", ".join(figure.origin)}</span>'
-    said = f"<span>{figure.label}</span><b>{escape(figure.value)}</b>{delta}{origin}"
-    return f'<div class="card" title="{escape(figure.tooltip)}">{said}</div>'
+    inside = f"<span>{figure.label}</span><b>{escape(figure.value)}</b>{delta}{origin}"
+    return f'<div class="card" title="{escape(figure.tooltip)}">{inside}</div>'
 
 
 def _memory(of: ReportOf) -> Iterator[str]:

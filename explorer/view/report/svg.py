@@ -38,8 +38,8 @@ def svg_with_hovers(chart: Chart) -> str:
     drawn = sheet.drawn(alone=False)
     if not sheet.drawing.hovers:
         return drawn
-    said = json.dumps(sheet.drawing.hovers, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
-    return f'{drawn}<script type="application/json">{said}</script>'
+    hovers = json.dumps(sheet.drawing.hovers, ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return f'{drawn}<script type="application/json">{hovers}</script>'
 
 
 class _Sheet:

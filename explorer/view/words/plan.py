@@ -29,18 +29,18 @@ ABOUT = (
 
 def certificate(plan: Plan) -> tuple[str, str]:
     """(what is proven, what that means)"""
-    found = plan.certificate
-    among = f"{count(found.n_candidates, 'module')}"
+    proof = plan.certificate
+    among = f"{count(proof.n_candidates, 'module')}"
     least = plan.budget_bytes is None
     better = "needs less memory" if least else "is faster"
-    if found.gap <= PROVEN_TO:
-        said = f"Proven: no other choice among {among} {better}."
-    elif found.gap >= 1:
-        said = f"The best that was found in time among {among}; nothing is proven."
+    if proof.gap <= PROVEN_TO:
+        proven = f"Proven: no other choice among {among} {better}."
+    elif proof.gap >= 1:
+        proven = f"The best that was found in time among {among}; nothing is proven."
     else:
-        said = f"Nearly proven: no other choice among {among} {better} by more than {percent(found.gap)}."
-    looked = f"{count(found.n_rows, 'moment')} of the step decided it, {count(found.n_solves, 'call')} of the solver."
-    return said, f"{ABOUT} {looked}"
+        proven = f"Nearly proven: no other choice among {among} {better} by more than {percent(proof.gap)}."
+    looked = f"{count(proof.n_rows, 'moment')} of the step decided it, {count(proof.n_solves, 'call')} of the solver."
+    return proven, f"{ABOUT} {looked}"
 
 
 FRONT = "Click a point to draw its policy. Everything hollow is predicted from one measured step; diamonds were run."

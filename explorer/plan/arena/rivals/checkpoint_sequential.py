@@ -17,12 +17,12 @@ def _choose(situation: Situation, budget_bytes: int) -> Policy:
     if max(len(stretch) for stretch in runs(units, situation.graph)) == 1 and all(len(unit) == 1 for unit in units):
         raise BadInput("No two blocks of this model hand on to each other alone, so it has no segments.")
     blocks = [fqn for unit in units for fqn in unit]
-    found = {}
+    by_segments = {}
     for n_segments in range(1, len(blocks) + 1):
         size = len(blocks) // n_segments
         segments = [tuple(blocks[i * size : (i + 1) * size]) for i in range(n_segments - 1)]
-        found[tuple(segments)] = situation.segments(segments)
-    return situation.cheapest_that_fits(found.values(), budget_bytes)
+        by_segments[tuple(segments)] = situation.segments(segments)
+    return situation.cheapest_that_fits(by_segments.values(), budget_bytes)
 
 
 RIVAL = Rival(

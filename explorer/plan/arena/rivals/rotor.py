@@ -18,13 +18,13 @@ def _choose(situation: Situation, budget_bytes: int) -> Policy:
     units = situation.units
     chain = _chain(situation)
     room = budget_bytes - (situation.keep_all_bytes - sum(chain.saved_bytes))
-    found = cheapest_schedule(chain, room)
-    if found is not None and found.is_nested:
-        found = cheapest_schedule(chain, room, nested=False)
-    if found is None:
+    schedule = cheapest_schedule(chain, room)
+    if schedule is not None and schedule.is_nested:
+        schedule = cheapest_schedule(chain, room, nested=False)
+    if schedule is None:
         raise BadInput(f"It finds no schedule without segments inside segments: it counts {mib(max(0, room))} of room.")
     return situation.segments(
-        tuple(fqn for unit in units[piece.first : piece.end] for fqn in unit) for piece in found.pieces
+        tuple(fqn for unit in units[piece.first : piece.end] for fqn in unit) for piece in schedule.pieces
     )
 
 
