@@ -33,7 +33,7 @@ def _masks(comparison: Comparison) -> Iterator[str]:
         if wrong:
             worst = max(mask.mismatch_share for mask in wrong)
             where = listed([mask.block for mask in wrong])
-            yield f"{what} in {where} between forward and recompute, in up to {worst:.0%} of the elements{off}."
+            yield f"{what} in {where} between forward and recompute, in up to {100 * worst:.0f} % of the elements{off}."
     left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
     stops_early = policy.early_stop and not policy.use_reentrant  # reentrant checkpointing always runs to the end
     if left_out and stops_early and all(unit.action == "recompute" for unit in policy.units):

@@ -140,8 +140,9 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_bas
 
 def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
     if ratio is None:
-        value, delta = ("+0 %", "nothing recomputed") if plain else (NOT_MEASURED, "press Run")
-        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if plain and counted else NOWHERE)
+        known = plain and counted
+        value, delta = ("+0 %", "nothing recomputed") if known else (NOT_MEASURED, "press Run")
+        return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if known else NOWHERE)
     return Headline(
         key="flop_ratio",
         label="FLOPs",

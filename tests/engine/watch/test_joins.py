@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.watch.joins import MOST_JOINS
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
@@ -300,3 +301,27 @@ def test_random_nets_at_any_folding(seed: int) -> None:
     for folding in ([], holders, *(random.sample(holders, random.randint(0, len(holders))) for _ in range(6))):
         opened = {"", *folding}
         assert drawn_pairs(graph, opened) == truth.pairs(opened)
+
+
+class ManyAdditions(nn.Module):
+    def __init__(self, n: int) -> None:
+        super().__init__()
+        self.start = nn.Linear(W, W)
+        self.steps = nn.ModuleList(nn.Linear(W, W) for _ in range(n))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.start(x)
+        for step in self.steps:
+            x = x + step(x)
+        return x
+
+
+def test_a_loop_with_many_joins_of_one_operator_has_one_join_of_it() -> None:
+    few, many = (graph_of(ManyAdditions(n), torch.randn(B, W)) for n in (MOST_JOINS, MOST_JOINS + 1))
+    assert [join.op for join in few.joins] == ["add"] * MOST_JOINS
+    assert [(join.id, join.block, join.op) for join in many.joins] == [(":add", "", "add")]
+    steps = [f"steps.{i}" for i in range(MOST_JOINS + 1)]
+    out = {f"{step} > :add" for step in steps}
+    into = {f":add > {step}" for step in steps[1:]}
+    assert arrows(many) == {"start > :add", "start > steps.0"} | out | into, "no arrow is lost, none leads elsewhere"
+    assert {edge.n_bytes for edge in many.edges} == {TENSOR}

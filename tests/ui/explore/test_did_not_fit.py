@@ -82,3 +82,9 @@ def test_a_refresh_does_not_measure_again_what_did_not_fit(
 def said(at: AppTest) -> str:
     """What stands on the page, read by a person: without the marks that keep names from becoming markup."""
     return texts(at).replace("\\", "")
+
+
+def test_nothing_is_counted_of_a_model_that_was_not_read() -> None:
+    known = Shown(comparison=None, baseline=None, baseline_key=None, stale=False)
+    strip = {figure.key: figure for figure in figures(known, Drawn(policy=Policy()))}
+    assert strip["flop_ratio"].value == "not measured" and strip["flop_ratio"].origin == ()
