@@ -28,7 +28,7 @@ from explorer.record.policy import Policy
 RNG_STATE_BYTES = 5056
 """State of torch's CPU generator (torch.get_rng_state), which every checkpoint call keeps; a GPU's lies on the CPU."""
 Changes = NDArray[np.int64]
-"""Rows of (first tick, end tick, bytes more than measured between them)."""
+"""First ticks, end ticks, and bytes more than measured between them."""
 
 
 def stash_bytes(measurement: Measurement, policy: Policy) -> int:
@@ -45,8 +45,10 @@ class Played:
     """Saved at the end of forward, more than measured: negative where something leaves."""
     away: Mask
     """Whether each entry has left by then."""
+    gone: tuple[Bytes, Bytes, Bytes]
+    """Entry, first tick and end tick of the one stretch for which an entry of these calls is not held."""
     lives: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of each stretch for which an entry of these calls is held."""
+    """Entry, first tick and end tick of each stretch for which any other entry of these calls is held."""
     owner: Bytes
     """The innermost call that makes each entry again, or -1."""
 
@@ -54,17 +56,23 @@ class Played:
 def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Played:
     """All calls of `nest` recomputed. Tick `border` is the end of forward; None: not reached, nothing is away."""
     own, given = _of_calls(replay, nest), _given(replay, nest)
-    others = np.setdiff1d(given.entry, own.entry)
+    born, died, size = replay.born, replay.died, replay.size
+    is_given = np.zeros(len(size), dtype=bool)
+    is_given[given.entry] = True
+    # Most leave and come back, and that is all: what is given as well may be kept meanwhile, or longer than measured.
+    gone, mixed = _once_gone(replay, own, is_given)
+    touched = np.flatnonzero(mixed | is_given)
+    again = mixed[own.entry]
     lives = _merged(
-        np.concatenate((own.entry, own.entry, others, given.entry)),
-        np.concatenate((replay.born[own.entry], own.back, replay.born[others], given.back)),
-        np.concatenate((own.leave, replay.died[own.entry], replay.died[others], given.leave)),
+        np.concatenate((touched, own.entry[again], given.entry)),
+        np.concatenate((born[touched], own.back[again], given.back)),
+        np.concatenate((np.where(mixed, own.first_leave, died)[touched], died[own.entry[again]], given.leave)),
         len(replay.line) + 2,
     )
-    touched = np.concatenate((own.entry, others))
-    measured = np.column_stack((replay.born[touched], replay.died[touched], -replay.size[touched]))
-    played = np.column_stack((lives[1], lives[2], replay.size[lives[0]]))
-    stashed = np.array([(call.first, call.ends, stash_bytes) for call in nest.calls], dtype=np.int64).reshape(-1, 3)
+    left = (gone[1], gone[2], -size[gone[0]])
+    measured = (born[touched], died[touched], -size[touched])
+    played = (lives[1], lives[2], size[lives[0]])
+    stashed = np.array([(call.first, call.ends, stash_bytes) for call in nest.calls], dtype=np.int64).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
         kept = np.zeros(len(replay.size), dtype=bool)
@@ -75,21 +83,43 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         longer = int(replay.size[kept & (replay.died <= border)].sum())
         stashes = stash_bytes * sum(call.first <= border < call.ends for call in nest.calls)
         saved = longer + stashes - int(replay.size[away].sum())
-    changes = np.concatenate((measured, played, stashed))
-    return Played(changes=changes, saved_bytes=saved, away=away, lives=lives, owner=own.owner)
+    changes = np.stack([np.concatenate(columns) for columns in zip(left, measured, played, stashed)])
+    return Played(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
+
+
+def _once_gone(replay: Replay, own: _Own, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
+    """Entries with their one gap, and which of the others leave as well."""
+    born, died = replay.born[own.entry], replay.died[own.entry]
+    plain = ~is_given[own.entry] & (born <= own.leave) & (own.leave <= died) & (own.back <= died)
+    mixed = np.zeros(len(is_given), dtype=bool)
+    mixed[own.entry[~plain]] = True
+    some = plain & (own.leave < own.back)
+    return (own.entry[some], own.leave[some], own.back[some]), mixed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Gap:
-    """Entries that are gone from `leave` to `back`; of what a call is given: kept from `back` to `leave`."""
+class _Own:
+    """Entries that are gone from `leave` to `back`."""
 
     entry: Bytes
     leave: Bytes
     back: Bytes
     owner: Bytes
+    """Of every entry, the innermost call that makes it again, or -1."""
+    first_leave: Bytes
+    """Of every entry, when the first call lets it go."""
 
 
-def _of_calls(replay: Replay, nest: Nest) -> _Gap:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """Entries that are kept from `back` to `leave`."""
+
+    entry: Bytes
+    leave: Bytes
+    back: Bytes
+
+
+def _of_calls(replay: Replay, nest: Nest) -> _Own:
     """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
@@ -99,10 +129,10 @@ def _of_calls(replay: Replay, nest: Nest) -> _Gap:
     np.minimum.at(leave, entries, leaves)
     mine = np.flatnonzero(owner >= 0)
     begins = np.array([call.begins for call in calls], dtype=np.int64)
-    return _Gap(entry=mine, leave=leave[mine], back=begins[owner[mine]], owner=owner)
+    return _Own(entry=mine, leave=leave[mine], back=begins[owner[mine]], owner=owner, first_leave=leave)
 
 
-def _given(replay: Replay, nest: Nest) -> _Gap:
+def _given(replay: Replay, nest: Nest) -> _Given:
     """A checkpoint keeps what it is given until its backward has ended.
 
     Inside another one it does so from when that one runs again until it does itself.
@@ -115,7 +145,7 @@ def _given(replay: Replay, nest: Nest) -> _Gap:
         since += [nest.calls[parent].begins if parent >= 0 else 0] * len(call.inputs)
         until += [call.begins if parent >= 0 else call.ends] * len(call.inputs)
     entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
-    return _Gap(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]), owner=entry)
+    return _Given(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]))
 
 
 def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
@@ -131,7 +161,7 @@ def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes,
 
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
     """Borders of the stretches of a line of `length` with one offset, and those offsets."""
-    first, end, size = changes[changes[:, 0] < changes[:, 1]].T
+    first, end, size = changes if (changes[0] < changes[1]).all() else changes[:, changes[0] < changes[1]]
     # bincount adds in float64, exact below 2**53 bytes (8 PiB); what lies behind the line falls into its tail.
     begun, ended = (np.bincount(np.minimum(ticks, length), size, length + 1)[:length] for ticks in (first, end))
     steps = (begun - ended).astype(np.int64)
@@ -143,7 +173,7 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
 
 def joined(parts: Sequence[Bytes]) -> Bytes:
     """One after another; of no parts an empty column."""
-    return np.concatenate([np.zeros(0, dtype=np.int64), *parts])
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> int:
@@ -153,8 +183,7 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
-        late = int(replay.size[call.entries[call.leaves >= call.begins]].sum())  # gone and back at the same moment
-        base = int(replay.line[tick] + offsets[place]) - late
+        base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
         # Meanwhile the checkpoint keeps the generator's present state as well.
@@ -164,6 +193,10 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
 
 def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:
     """Bytes of those among `entries` that are not held at `tick`."""
+    entry, first, end = played.gone
+    missing = np.zeros(len(replay.size), dtype=bool)
+    missing[entry] = (first <= tick) & (tick < end) | (tick < replay.born[entry]) | (replay.died[entry] <= tick)
     entry, first, end = played.lives
-    there = np.concatenate((entry[(first <= tick) & (tick < end)], np.setdiff1d(entries, entry)))
-    return int(replay.size[entries[~np.isin(entries, there)]].sum())
+    missing[entry] = True
+    missing[entry[(first <= tick) & (tick < end)]] = False
+    return int(replay.size[entries[missing[entries]]].sum())

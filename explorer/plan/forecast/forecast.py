@@ -87,9 +87,11 @@ class Forecaster:
             while top in outer:
                 top = outer[top]
             entries = joined([call.entries for call in units[top]])
+            entries = entries[played.away[entries]]
+            alone = top is unit and len(unit.blocks) == 1  # then all of it is its own
             for fqn in unit.blocks:
                 kept = sum(keeps[one] for one in (keeps if outer else (fqn,)) if one in keeps and is_within(one, fqn))
-                freed[fqn] = replay.born_in(fqn, entries[played.away[entries]]) - kept
+                freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - kept
         return freed
 
     def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[SavedByCall]:

@@ -62,6 +62,8 @@ def flat(calls: Sequence[SavedByCall]) -> Nest:
 def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: ModelGraph | None) -> Nest:
     """All calls of the units of `policy`."""
     outer = enclosing(policy)
+    if not outer:
+        return flat([call for own in calls.values() for call in own])
     order = sorted(calls, key=lambda unit: _depth(unit, outer))
     in_order: list[SavedByCall] = []
     parent: list[int] = []

@@ -95,7 +95,7 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
                 left -= size
                 changes.append((end, min(died, int(replay.died[again])), -size))
         line[span.first_tick : end] = replay.line[span.first_tick - 1] + left
-    bounds, offsets = offsets_of(np.array(changes, dtype=np.int64), len(line))
+    bounds, offsets = offsets_of(np.array(changes, dtype=np.int64).T, len(line))
     peak = int((np.maximum.reduceat(line, bounds) + offsets).max())
     total = measurement.total_flops
     return Price(

@@ -41,6 +41,8 @@ class SavedByCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     """Those that nobody else saves."""
+    late_bytes: int
+    """Of `entries` that are gone and back at the same moment."""
     again_bytes: int
     """Most that running forward again holds at once."""
 
@@ -74,15 +76,17 @@ def _saved_by_call(
     inner = saved[~np.isin(saved, own_outputs)]
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
+    leaves = _leaves(replay, saved, members, own_outputs)
     return SavedByCall(
         first=first,
         entries=saved,
-        leaves=_leaves(replay, saved, members, own_outputs),
+        leaves=leaves,
         begins=begins,
         ends=int(died[saved].max(initial=births.max(initial=begins))),
         end=end,
         inputs=members[0].inputs,
         outputs=tuple(own_outputs),
+        late_bytes=int(replay.size[saved[leaves >= begins]].sum()),
         again_bytes=most_at_once(replay.size[again], born[again], died[again]),
     )
 

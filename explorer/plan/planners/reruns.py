@@ -78,7 +78,6 @@ def _rerun(
     replay: Replay, candidates: Candidates, which: tuple[int, SavedByCall], inside: list[list[int]], *, stash_bytes: int
 ) -> Rerun:
     unit, call = which
-    late = int(replay.size[call.entries[call.leaves >= call.begins]].sum())  # gone and back at the same moment
     within = list(_inside(candidates, inside[unit], call))
     if within:
         alive, parts = _moments(replay, call, within, stash_bytes=stash_bytes)
@@ -91,7 +90,7 @@ def _rerun(
     return Rerun(
         unit=unit,
         tick=max(call.begins - 1, 0),
-        alive=alive - late,
+        alive=alive - call.late_bytes,
         inside=parts,
         back=tuple(_back(replay, candidates, (unit, call), one, inside[one[0]]) for one in around),
     )
