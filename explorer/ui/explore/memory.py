@@ -47,6 +47,7 @@ def memory_panel(
             key="memory_time",
             help="Milliseconds, phase by phase as in steps without recording.",
         )
+        stacked = _by_block() if view != TWO else False
     axis: Axis = "time" if timed else "tick"
     reasons = explain(comparison, graph) if comparison and graph else ()
     _answer(state, baseline, candidate, at)
@@ -56,7 +57,7 @@ def memory_panel(
         name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
         cursor = at[1] if at and at[0] == name else None
-        if _by_block():
+        if stacked:
             chart = by_block(run, axis=axis, cursor=cursor)
         else:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
@@ -65,8 +66,8 @@ def memory_panel(
         of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
         state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
 
-    kind = "_blocks" if chart.name == "bytes by block" else ""
-    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=340, act=pick)
+    height, kind = (None, "_blocks") if stacked else (340, "")  # a block's band needs its line in the legend
+    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=height, act=pick)
     _why(reasons[1:] if view == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
 

@@ -30,7 +30,10 @@ from explorer.view.memory.timeline import NO_TIMELINE, hover_fields, peak_place
 from explorer.view.words.cut_short import peak_and_end
 
 QUESTION = "Which blocks are the bytes held for?"
-REST, AGAIN = "parameters, gradients, optimizer state, inputs", "recomputed"
+REST, AGAIN = "parameters and state", "recomputed"
+"""The first: with gradients, optimizer state and inputs, all that no policy frees."""
+LEAST_NAMED = 0.01
+"""Of the peak: thinner bands have no line in the legend, only in the hover and the table."""
 MOST_BANDS = 20
 """Ten colours, each with two patterns, tell them apart."""
 
@@ -70,7 +73,8 @@ def _picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
     fig = figure(QUESTION, f"peak {peak_and_end(run)}, {peak_place(run)}", height=480)
     add_bands(fig, run, x, pale=False)
     for layer in stack:
-        fig.add_trace(_area(layer, x[ticks], layer.line[ticks] / unit))
+        named = bool(layer.line.max() >= LEAST_NAMED * total.max())
+        fig.add_trace(_area(layer, x[ticks], layer.line[ticks] / unit, named=named))
     fig.add_trace(_total(run, ticks, x[ticks], (total, stack), unit))
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.15 * float(total.max()) / unit]},
@@ -105,10 +109,10 @@ def _layers(run: Measurement, log: Allocations) -> list[_Layer]:
     return [layer for layer in layers if layer.line.any()]
 
 
-def _area(layer: _Layer, x: Any, y: Any) -> go.Scatter:
+def _area(layer: _Layer, x: Any, y: Any, *, named: bool) -> go.Scatter:
     fill = translucent(layer.colour, 0.85)
     return go.Scatter(
-        x=x, y=y, name=layer.name, stackgroup="held", mode="lines", hoverinfo="skip", showlegend=True,
+        x=x, y=y, name=layer.name, stackgroup="held", mode="lines", hoverinfo="skip", showlegend=named,
         line={"shape": "hv", "width": 0.5, "color": layer.colour}, fillcolor=fill,
         fillpattern={"shape": layer.pattern, "fgcolor": "rgba(255,255,255,0.55)", "bgcolor": fill, "size": 7,
                      "solidity": 0.2},

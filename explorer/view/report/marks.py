@@ -73,29 +73,44 @@ def _plain(part: Any) -> dict[str, Any]:
 
 def _way(x: Scale, y: Scale, xs: Sequence[Any], ys: Sequence[Any], *, stepped: bool) -> str:
     """A path; None lifts the pen."""
+    if stepped:
+        return _steps([(x.pixels(left), y.pixels(up)) for left, up in zip(xs, ys) if up is not None])
     parts, down = [], False
     for left, up in zip(xs, ys):
         if left is None or up is None:
             down = False
             continue
-        px, py = x.pixels(left), y.pixels(up)
-        parts.append(f"H{px:.1f}V{py:.1f}" if down and stepped else f"{'L' if down else 'M'}{px:.1f},{py:.1f}")
+        parts.append(f"{'L' if down else 'M'}{x.pixels(left):.1f},{y.pixels(up):.1f}")
         down = True
     return "".join(parts)
 
 
+def _steps(points: Sequence[tuple[float, float]], *, pen: str = "M") -> str:
+    """Along, then up or down; a stretch at one height is one line. Half of a report would be such stretches."""
+    if not points:
+        return ""
+    along, height = f"{points[0][0]:.1f}", f"{points[0][1]:.1f}"
+    parts = [f"{pen}{along},{height}"]
+    for px, py in points[1:]:
+        along, now = f"{px:.1f}", f"{py:.1f}"
+        if now != height:
+            parts.append(f"H{along}V{now}")
+            height = now
+    return "".join([*parts, f"H{along}"])
+
+
 def _stacked(drawing: Drawing, trace: Any, xs: list[float], ys: list[float]) -> None:
+    """An area from the top of what lies below to its own; heights hold until the next point."""
     below = drawing.stacks.get(trace.stackgroup, [0.0] * len(xs))
     top = [low + own for low, own in zip(below, ys)]
     drawing.stacks[trace.stackgroup] = top
-    up = _way(drawing.x, drawing.y, xs, top, stepped=True)
-    back = "".join(
-        f"V{drawing.y.pixels(low):.1f}H{drawing.x.pixels(x):.1f}"
-        for x, low in zip(reversed(xs[:-1]), reversed(below[:-1]))
-    )
-    start = f"L{drawing.x.pixels(xs[-1]):.1f},{drawing.y.pixels(below[-1]):.1f}" if xs else ""
+    along = [drawing.x.pixels(x) for x in xs]
+    up = _steps([(px, drawing.y.pixels(height)) for px, height in zip(along, top)])
+    # Backwards a height holds from the next point's place to its own.
+    lows = [drawing.y.pixels(height) for height in below]
+    back = _steps([(along[-1], lows[-1]), *zip(reversed(along[1:]), reversed(lows[:-1])), (along[0], lows[0])], pen="L")
     fill = drawing.paint(trace.fillcolor, trace.fillpattern.shape or "", _plain(trace.fillpattern))
-    drawing.inside.append(f'<path d="{up}{start}{back}Z" fill="{fill}"/>')
+    drawing.inside.append(f'<path d="{up}{back}Z" fill="{fill}"/>')
 
 
 def _hovers(drawing: Drawing, trace: Any, xs: Sequence[Any]) -> Iterator[list[Any]]:

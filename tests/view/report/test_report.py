@@ -15,6 +15,7 @@ from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.view.compare.headline import headlines
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
 from explorer.view.report.report import ReportOf, charts_of, report_text
+from tests.view.builders import Chain, compared
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 MOST_BYTES = 2 * 1024**2
@@ -35,6 +36,12 @@ def test_it_fetches_nothing_and_is_small(pair: Comparison) -> None:
     assert set(re.findall(r"https?://[^\"'< ]+", text)) == {"http://www.w3.org/2000/svg"}  # a name, no address
     assert not re.search(r"<(link|img|iframe)|@import|url\((?!#)|src=", text)
     assert "default-src 'none'" in text
+
+
+def test_a_deep_model_stays_small() -> None:
+    """Twenty bands of two thousand points each: a stretch at one height is one line of the path."""
+    deep = compared(Chain(n_blocks=200), recompute=range(0, 200, 2))
+    assert len(report_text(of(deep)).encode()) < MOST_BYTES
 
 
 def test_it_says_what_the_strip_says_and_every_part_is_there(pair: Comparison) -> None:
