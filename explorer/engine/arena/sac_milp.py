@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,8 +51,10 @@ def contestant(trainee: Trainee, bout: Bout, ground: Ground) -> Contestant:
     modules = dict(trainee.model.named_modules())
     for name, given_up in decisions.items():
         kept = ilp.get_optimal_checkpointing_policy_per_module(stats[name], 1.0 - given_up)
+        if not kept:
+            raise BadInput(f"Its program for the operators of {name} found no solution that gives up {given_up:.0%}.")
         module: nn.Module = modules[name.partition(".")[2]]
-        module.forward = functools.partial(_selective, module.forward, kept)  # type: ignore[method-assign]
+        module.forward = functools.partial(_selective, module.forward, list(zip(stats[name].func_names, kept)))  # type: ignore[method-assign]
     return Contestant(trainee=trainee, predicted_peak_bytes=peak_bytes, note=_in_words(decisions))
 
 
@@ -110,14 +112,19 @@ def _on_a_processor(cls: type, function: Any, args: Any, kwargs: Any) -> tuple[A
     return result, max(n_bytes / _BYTES_PER_MS, flops / _FLOPS_PER_MS)
 
 
-def _selective(forward: Callable[..., Any], kept: Sequence[int], *args: Any, **kwargs: Any) -> Any:
-    """The i-th operator of the module is saved where `kept[i]` says so, as torch's estimator has counted them."""
+def _selective(forward: Callable[..., Any], kept: Sequence[tuple[str, int]], *args: Any, **kwargs: Any) -> Any:
+    """Operators are saved where `kept` says so, in the order in which the estimator met them.
+
+    A fake step leaves some out that a real one runs, such as the copy inside a reshape: those run again.
+    """
 
     def contexts() -> Any:
-        places = itertools.count()
+        waiting = deque(kept)
 
         def policy(context: Any, function: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-            return CheckpointPolicy.MUST_SAVE if kept[next(places)] else CheckpointPolicy.PREFER_RECOMPUTE
+            known = bool(waiting) and waiting[0][0] == function._overloadpacket.__name__
+            saved = waiting.popleft()[1] if known else 0
+            return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
 
         return create_selective_checkpoint_contexts(policy)
 

@@ -13,7 +13,7 @@ from explorer.view.drawing.colours import GRID, VERDICT_COLOURS
 from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.units import MIB, mib
 
-QUESTION = "Which planner needs the least memory for the least time?"
+QUESTION = "Which planner saves most for least time?"
 
 _SYMBOLS = (
     "circle-open", "square-open", "triangle-up-open", "triangle-down-open", "diamond-open", "pentagon-open",
