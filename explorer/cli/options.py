@@ -14,6 +14,7 @@ from explorer.errors import BadInput, InvalidPolicy, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.pattern import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph, ModelRef
@@ -147,6 +148,8 @@ def policy_on(name: str, graph: ModelGraph, *, allow_stale: bool = False) -> Pol
     """The policy of a preset or a file on `graph`. Raises InvalidPolicy, UnreadableFile."""
     if is_preset(name):
         return preset(name, graph)
+    if is_pattern(name):
+        return expanded(Policy.recompute(name.split(",")), [block.fqn for block in graph.blocks if block.n_calls])
     if not Path(name).exists() and not name.endswith((".yaml", ".yml")):
         raise InvalidPolicy(
             f"{name} is neither a preset nor a file.",

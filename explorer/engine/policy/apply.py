@@ -28,6 +28,7 @@ from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
+from explorer.plan.policy.pattern import expanded
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 _MISSING = object()
@@ -75,6 +76,7 @@ def apply_policy(
 ) -> PolicyHandle:
     """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
 
+    A block may be a pattern, `layers.*.mlp`: each block that matches is a unit of its own.
     `part` says that the model is one stage of a split one, with the names of the whole: units that lie elsewhere are
     left to the other stages.
     `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
@@ -88,6 +90,8 @@ def apply_policy(
     if part:
         here = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
         policy = msgspec.structs.replace(policy, units=tuple(u for u in policy.units if here & set(u.blocks)))
+    else:
+        policy = expanded(policy, [fqn for fqn, _ in model.named_modules(remove_duplicate=False)])
     outside = _outside(model, policy, generators)
     wraps = [Wrap(unit, policy, outside) for unit in policy.units]
     handle = PolicyHandle(policy)
