@@ -164,7 +164,7 @@ class Walk:
             value = file[name]
             if isinstance(value, type) and is_of_the_author(value):
                 self.meet(value)
-            elif isinstance(value, types.FunctionType) and is_own_function(value):
+            elif isinstance(value, types.FunctionType) and is_of_the_author(value):
                 self._follow(value)
             elif _is_data(name, value):
                 self._elsewhere[id(file), name] = file

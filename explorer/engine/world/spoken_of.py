@@ -17,6 +17,8 @@ from typing import Any
 from explorer.engine.world.kept_inside import is_own_function
 
 File = dict[str, Any]
+_NOBODYS = sys.stdlib_module_names | {__name__.partition(".")[0]}
+"""Packages that hold no memory of a model: a checkout of this one is not installed either."""
 
 
 def spoken_of(function: types.FunctionType) -> Iterator[tuple[File, str]]:
@@ -30,12 +32,12 @@ def is_of_the_author(thing: Any) -> bool:
         return _is_own_file(vars(thing))
     if isinstance(thing, type):
         return _is_own_file(vars(sys.modules.get(thing.__module__, types.ModuleType(""))))
-    return is_own_function(thing)
+    return is_own_function(thing) and (thing.__module__ or "").partition(".")[0] not in _NOBODYS
 
 
 def _is_own_file(file: File) -> bool:
     path, name = file.get("__file__") or "", str(file.get("__name__"))
-    return bool(path) and "-packages" not in path and name.partition(".")[0] not in sys.stdlib_module_names
+    return bool(path) and "-packages" not in path and name.partition(".")[0] not in _NOBODYS
 
 
 def _named(names: Collection[str], file: File, seen: set[int]) -> Iterator[tuple[File, str]]:
