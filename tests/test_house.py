@@ -63,7 +63,7 @@ ROOMS: dict[str, list[str]] = {
     ],
     "lab": ["run", "*", "kit"],
     "view": ["report", "compare memory pipeline graph lab", "words", "drawing"],
-    "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph"],
+    "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph live_slider"],
     "cli": ["main", "verbs", "report pipeline_report results", "options", "worker", "command"],
 }
 

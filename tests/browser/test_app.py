@@ -148,3 +148,39 @@ def test_only_this_machine_may_connect(serve: Callable[..., object], tiny: str) 
     for address in {address for address in outside if not str(address).startswith(("127.", "::1"))}:
         with pytest.raises(OSError), socket.create_connection((address, port), timeout=5):
             pass
+
+
+def test_a_budget_is_typed_the_graph_follows_and_a_run_keeps_it(explore: Page) -> None:
+    page = explore
+    field = page.get_by_label("Budget", exact=True).first
+    field.fill("1 KiB")
+    field.press("Enter")
+    page.get_by_text("least that can be reached").wait_for()
+    assert page.locator('[data-id][aria-checked="true"]').count() == 0
+    page.get_by_text("Type a budget, or drag").wait_for(state="detached")
+    field.fill("80 %")
+    field.press("Enter")
+    page.get_by_text("predicted: within").wait_for()
+    page.get_by_test_id("stMetricValue").first.get_by_text("≈").wait_for()
+    confirm_marks(page, re.compile(r"^[1-9]\d* (of \d+ )?blocks?$"))
+    press(page, page.get_by_role("button", name="Run", exact=True))
+    page.get_by_text("measured: within").wait_for(timeout=180_000)
+    press(page, page.get_by_role("tab", name="Budget"))
+    page.locator(".st-key-front .scatterlayer .point").first.wait_for()
+    press(page, page.get_by_role("button", name="Undo"))
+    confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))
+
+
+def test_the_graph_follows_the_slider_while_it_is_held(explore: Page) -> None:
+    page = explore
+    page.get_by_text("Type a budget, or drag").wait_for(timeout=120_000)
+    slider = settled(page).get_by_role("slider", name="Memory for time")
+    box = slider.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] - 8, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 4, box["y"] + box["height"] / 2, steps=6)
+    page.get_by_test_id("stMetricValue").first.get_by_text("≈").wait_for()
+    page.mouse.up()
+    press(page, page.get_by_role("button", name="Undo"))
+    confirm_marks(page, re.compile(r"^0 (of \d+ )?blocks$"))

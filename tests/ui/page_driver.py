@@ -23,8 +23,12 @@ def settle(at: AppTest) -> AppTest:
 
 def graph_data(at: AppTest) -> dict[str, Any]:
     """What the block graph was given."""
-    data: dict[str, Any] = json.loads(at.get("bidi_component")[0].proto.json)
-    return data
+    return next(data for data in component_data(at) if "geometry" in data)
+
+
+def component_data(at: AppTest) -> list[dict[str, Any]]:
+    """What the components of our own were given: the graph, the slider."""
+    return [json.loads(component.proto.json) for component in at.get("bidi_component")]
 
 
 def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from explorer.ui.explore import plans
 from explorer.ui.explore.plans import Found
 from explorer.ui.explore.shown import Shown, cost, predicted
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.live_slider import live_slider
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.draft import with_units
@@ -77,23 +78,12 @@ def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: F
 
 def _slider(state: ExploreState, graph: ModelGraph, foreseen: Forecast, front: tuple[Point, ...]) -> None:
     """One step a plan; what is drawn beside the front stands at the plan of the nearest peak."""
-    if len(front) < 2:
-        st.select_slider(words.SLIDER, ["…"], key="front_slider_empty", disabled=True, help=words.SLIDER_HELP)
-        return
     drawn = state.draft.spec.policy.units
-    peak = foreseen.step_peak_bytes or front[-1].peak_bytes
-    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - peak))
+    peak = foreseen.step_peak_bytes or (front[-1].peak_bytes if front else 0)
+    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - peak), default=0)
     at = next((i for i, point in enumerate(front) if point.plan.policy.units == drawn), near)
-    shown = bound(f"front_slider_{front[0].peak_bytes}_{len(front)}", at, partial(_slide, state, graph, front))
-    st.select_slider(
-        words.SLIDER,
-        range(len(front)),
-        shown.value,
-        format_func=lambda i: f"{mib(front[i].peak_bytes)}, ×{front[i].cost:.2f}",
-        key=shown.key,
-        on_change=shown.on_change,
-        help=words.SLIDER_HELP,
-    )
+    labels = [f"{mib(point.peak_bytes)}, ×{point.cost:.2f}" for point in front] or [words.NO_FRONT]
+    live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key="front_slider")
 
 
 def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at: int) -> None:

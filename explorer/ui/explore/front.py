@@ -23,7 +23,6 @@ from explorer.view.drawing.units import count
 from explorer.view.words import plan as words
 
 LOOK_EVERY_S = 0.7
-HEIGHT = 350
 MOST_MEASURED = 4
 
 
@@ -47,7 +46,7 @@ def _chart(state: ExploreState, graph: ModelGraph) -> None:
     wish = state.budget.wish
     search = plans.look(known, graph)
     chart = front_chart(marks, budget_bytes=wish.budget_bytes if wish is not None else None)
-    draw(chart, key="front", height=HEIGHT, act=lambda custom: _take(state, graph, marks[int(custom[0])]))
+    draw(chart, key="front", act=lambda custom: _take(state, graph, marks[int(custom[0])]))
     if search.none_because:
         st.caption(search.none_because)
     elif search.running:

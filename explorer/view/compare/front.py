@@ -15,6 +15,7 @@ from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
 from explorer.view.words.policy import in_words
 
+HEIGHT = 350
 QUESTION = "How much time does less memory cost?"
 Kind = Literal["plan", "preset", "run", "drawn"]
 NAMES: dict[Kind, str] = {
@@ -61,7 +62,7 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
 def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
     if not marks:
         return empty(QUESTION, "No plan was found yet.")
-    fig = figure(QUESTION, _answer(marks, budget_bytes))
+    fig = figure(QUESTION, _answer(marks, budget_bytes), height=HEIGHT)
     unit, unit_name = byte_axis(max(mark.peak_bytes for mark in marks))
     for kind in NAMES:
         if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:

@@ -10,10 +10,8 @@ BUDGET = (
     "you would give for memory (+10 % time). The cheapest policy that keeps it is drawn; undo brings yours back."
 )
 SLIDER = "Memory for time"
-SLIDER_HELP = (
-    "Each step is a plan that no other plan beats: less memory at the left, less time at the right. The graph follows."
-)
-START = "Type a budget, or drag the slider: the cheapest policy is drawn at once."
+NO_FRONT = "..."
+START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "Plans follow once the baseline is measured."
 AS_GOOD = "No plan that was found is faster at this peak."
 
