@@ -13,7 +13,7 @@ tests/engine/measure/test_forecast_comes_true.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -180,6 +180,21 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
     """The peak once `played` has changed the line, and each call comes back by running forward again."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
+    return max([peak, *(most for _, most in _reruns(replay, played, nest, stash_bytes=stash_bytes))])
+
+
+def line_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Bytes:
+    """The whole line; what running forward again holds stands at the event before the backward that it serves."""
+    bounds, offsets = offsets_of(played.changes, len(replay.line))
+    line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
+    for tick, most in _reruns(replay, played, nest, stash_bytes=stash_bytes):
+        line[tick] = max(line[tick], most)
+    return line
+
+
+def _reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Iterator[tuple[int, int]]:
+    """Of each call that comes back the event before, and the most that is held meanwhile."""
+    bounds, offsets = offsets_of(played.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
@@ -187,8 +202,7 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
         if nest.parent[i] >= 0:
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
         # Meanwhile the checkpoint keeps the generator's present state as well.
-        peak = max(peak, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes)
-    return peak
+        yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
 
 
 def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from explorer.plan.forecast.changes import Played, changes_of, joined, peak_with, stash_bytes
+from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, stash_bytes
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import nested_rerun_flops
 from explorer.plan.forecast.rerun_time import time_ratio
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
+from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, Trait
@@ -58,6 +59,16 @@ class Forecaster:
             time_ratio=time_ratio(baseline, self._graph, inside(policy), policy),
             freed_bytes=self._freed(replay, units, played, policy),
         )
+
+    def line(self, policy: Policy) -> Bytes | None:
+        """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
+        replay, baseline = self._replay, self.baseline
+        if baseline is None or replay is None or self.forecast(policy).step_peak_bytes is None:
+            return None
+        units = {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
+        nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
+        played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
+        return line_with(replay, played, nest, stash_bytes=stash)
 
     def _trains_nothing(self, policy: Policy) -> bool:
         return policy.use_reentrant and "inputs_need_no_grad" in self._traits([unit.blocks[0] for unit in policy.units])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
+from explorer.plan.memory.series import Bytes
 from explorer.plan.policy.counted import counted_units
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
@@ -14,17 +15,29 @@ from explorer.ui.session import backend
 from explorer.view.drawing.units import MINUS, mib, percent
 
 
-def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
-    """`key` is the record that holds `baseline`: its forecaster is built once."""
+def _forecaster(baseline: Measurement | None, graph: ModelGraph | None, key: str | None) -> Forecaster | None:
     # It replays a step that kept everything, and asks the graph where recompute stops.
     if baseline is None or not baseline.complete or graph is None or key is None or baseline.spec.policy.units:
-        return Forecast()
-    forecaster = backend.records().get(f"forecaster {key}")
+        return None
+    forecaster: Forecaster | None = backend.records().get(f"forecaster {key}")
     if forecaster is None:
         forecaster = Forecaster(baseline, graph)
         backend.records().keep(f"forecaster {key}", forecaster)
-    expected: Forecast = forecaster.forecast(policy)
-    return expected
+    return forecaster
+
+
+def foretold_line(
+    baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None
+) -> Bytes | None:
+    """What `policy` should hold at every event of `baseline`; None where nothing can be said, or nothing changes."""
+    forecaster = _forecaster(baseline, graph, key)
+    return forecaster.line(policy) if forecaster is not None and policy.units else None
+
+
+def forecast(baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None) -> Forecast:
+    """`key` is the record that holds `baseline`: its forecaster is built once."""
+    forecaster = _forecaster(baseline, graph, key)
+    return forecaster.forecast(policy) if forecaster is not None else Forecast()
 
 
 def worth_recomputing(graph: ModelGraph) -> frozenset[str]:

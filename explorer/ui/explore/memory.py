@@ -14,15 +14,19 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
-from explorer.ui.explore.shown import Picked
+from explorer.ui.explore.forecast import foretold_line
+from explorer.ui.explore.shown import Picked, shown
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.session import backend
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.view.drawing.axis import Axis
+from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
 from explorer.view.memory.by_block import by_block
+from explorer.view.memory.foretold import add_foretold
 from explorer.view.memory.ledger import ledger_chart, place
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import timeline
@@ -62,6 +66,9 @@ def memory_panel(
         else:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
 
+    if view != OF_CANDIDATE:
+        _foretell(state, chart, baseline, candidate if view == TWO else None, axis)
+
     def pick(custom: list[Any]) -> None:
         of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
         state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
@@ -70,6 +77,17 @@ def memory_panel(
     draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=height, act=pick)
     _why(reasons[1:] if view == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
+
+
+def _foretell(state: ExploreState, chart: Chart, baseline: Measurement, over: Measurement | None, axis: Axis) -> None:
+    """The policy that is drawn and was not measured, dashed: from now on each toggle draws the chart again."""
+    known, policy = shown(state), state.draft.spec.policy
+    state.charted = policy
+    if known.candidate is not None or known.kept is None or known.kept.spec != baseline.spec:
+        return
+    line = foretold_line(known.kept, backend.graph_of(state.draft.spec), policy, key=known.kept_key)
+    if line is not None:
+        add_foretold(chart, line, baseline, over=over, axis=axis)
 
 
 def _by_block() -> bool:

@@ -73,6 +73,19 @@ def test_a_toggle_and_every_preset_say_what_they_would_take_in_time(app: App) ->
     assert figures(at)["Step time"].startswith("×1.") and "±" in figures(at)["Step time"]
 
 
+def test_a_policy_that_nobody_ran_is_dashed_over_the_measured_line(app: App) -> None:
+    def foretold(at: AppTest) -> bool:
+        return any("drawn policy, predicted" in chart.proto.spec for chart in at.get("plotly_chart"))
+
+    at = app()
+    assert at.get("plotly_chart") and not foretold(at)
+    at = say(at, on=ALL)
+    assert foretold(at)
+    at = press(at, "run")
+    assert not foretold(at)
+    assert foretold(say(at, on=ALL[:2]))
+
+
 def test_run_measures_and_compares(app: App, worker: FakeWorker) -> None:
     at = press(say(app(), on=ALL), "run")
     assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"

@@ -1,0 +1,33 @@
+"""The line of a policy that nobody ran: its top is the peak that is foretold, and it lies on the measured events."""
+
+from __future__ import annotations
+
+import pytest
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.record import Policy
+from explorer.view.memory.foretold import NAME, add_foretold
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import timeline
+from tests.view.builders import MIB, measured
+
+
+@pytest.mark.parametrize("blocks", [["layers.0"], ["layers.1", "layers.4"], [f"layers.{i}" for i in range(6)]])
+def test_the_top_of_the_line_is_the_peak_that_is_foretold(blocks: list[str]) -> None:
+    forecaster, policy = Forecaster(measured()), Policy.recompute(blocks)
+    line = forecaster.line(policy)
+    assert line is not None and int(line.max()) == forecaster.forecast(policy).step_peak_bytes
+    assert forecaster.line(Policy.recompute(blocks, use_reentrant=True)) is None
+
+
+def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
+    base, older = measured(), measured(recompute=(0,))
+    line = Forecaster(base).line(Policy.recompute(["layers.1"]))
+    assert line is not None
+    for chart, over in ((roles(base), None), (timeline(base, older), older)):
+        add_foretold(chart, line, base, over=over, axis="tick")
+        (drawn,) = [trace for trace in chart.figure.data if trace.name == NAME]
+        assert drawn.line.dash == "dash" and max(drawn.y) == pytest.approx(int(line.max()) / MIB)
+    n = len(chart.figure.data)
+    add_foretold(chart, line[:-1], base, over=None, axis="tick")
+    assert len(chart.figure.data) == n, "a line of another run is not drawn"
