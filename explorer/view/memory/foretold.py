@@ -13,7 +13,10 @@ from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.thin import MAX_POINTS, minmax
 from explorer.view.drawing.units import byte_axis, mib
 
-NAME = "drawn policy, predicted"
+NAME, GROUND = "drawn policy, predicted", "ground of the drawn policy"
+COLOUR = RUN_COLOURS["candidate"]
+HALO = "rgba(255, 255, 255, 0.85)"
+"""Under the dashes, which cross every colour of the chart."""
 
 
 def add_foretold(chart: Chart, line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> None:
@@ -26,14 +29,15 @@ def add_foretold(chart: Chart, line: Bytes, baseline: Measurement, *, over: Meas
     x = positions(baseline, log, drawn, axis=axis)
     unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in (baseline, drawn)))
     ticks = minmax(line, MAX_POINTS)
-    chart.figure.add_trace(
-        go.Scatter(
-            x=x[ticks], y=line[ticks] / unit, name=NAME, mode="lines", hoverinfo="skip",
-            line={"shape": "hv", "width": 2, "dash": "dash", "color": RUN_COLOURS["candidate"]},
-        )
-    )  # fmt: skip
+    for name, pen in ((GROUND, {"width": 5, "color": HALO}), (NAME, {"width": 2, "dash": "dash", "color": COLOUR})):
+        chart.figure.add_trace(
+            go.Scatter(
+                x=x[ticks], y=line[ticks] / unit, name=name, mode="lines", hoverinfo="skip", showlegend=name == NAME,
+                line={"shape": "hv", **pen},
+            )
+        )  # fmt: skip
     top = int(np.argmax(line))
     chart.figure.add_annotation(
-        x=float(x[top]), y=float(line[top]) / unit, text=f"≈ {mib(int(line[top]))}", showarrow=False, yshift=10,
-        font={"size": 12},
+        x=float(x[top]), y=float(line[top]) / unit, text=f"≈ {mib(int(line[top]))}", showarrow=False, yshift=14,
+        font={"size": 12, "color": COLOUR}, bgcolor=HALO,
     )  # fmt: skip
