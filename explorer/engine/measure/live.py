@@ -121,11 +121,11 @@ class LiveStep:
 
     def _failure(self, error: Exception) -> Failure:
         """torch's word about a recompute that differs is translated, in the record and in the error itself."""
-        failure, said = failure_of(error), in_words(error, self._model)
-        if not said:
+        failure, told = failure_of(error), in_words(error, self._model)
+        if not told:
             return failure
-        error.add_note(said)
-        return msgspec.structs.replace(failure, sentence=said)
+        error.add_note(told)
+        return msgspec.structs.replace(failure, sentence=told)
 
     def _existing(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""

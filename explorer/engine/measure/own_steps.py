@@ -101,8 +101,8 @@ class OwnSteps:
                     one.steps.append(live_step_ms(self._model, self._take, clock))
 
         fits = self._fits(steps)
-        found = [one.times(clock.name) for one in timed] if fits else []
-        return [times for times in found if times is not None]
+        times_of_each = [one.times(clock.name) for one in timed] if fits else []
+        return [times for times in times_of_each if times is not None]
 
     def _fits(self, work: Callable[[], None]) -> bool:
         """Whether it was given the memory that it asked for; if not, everything is as found."""
@@ -130,10 +130,10 @@ class OwnSteps:
             self._step()
         finally:
             noted.remove()
-        said = "; ".join(given)
-        self._given = self._given or said
-        if said != self._given:
+        in_words = "; ".join(given)
+        self._given = self._given or in_words
+        if in_words != self._given:
             raise BadInput(
-                f"The model was given {self._given} in the first step of {self._where} and {said} in a later one.",
+                f"The model was given {self._given} in the first step of {self._where} and {in_words} in a later one.",
                 hint="Let the step take the same batch at each call.",
             )

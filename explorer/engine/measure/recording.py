@@ -188,8 +188,8 @@ def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[No
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
         run.failure = failure_of(error)
-        if model is not None and (said := in_words(error, model)):
-            run.failure = msgspec.structs.replace(run.failure, sentence=said)
+        if model is not None and (told := in_words(error, model)):
+            run.failure = msgspec.structs.replace(run.failure, sentence=told)
 
 
 @contextmanager

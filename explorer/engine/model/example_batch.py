@@ -81,9 +81,9 @@ def _required(model: nn.Module) -> list[str]:
 
 def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
     """The first argument, likeliest first."""
-    said = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
-    if isinstance(said, dict) and said.get("input_size") and not shape.side:
-        yield torch.randn(shape.batch, *said["input_size"])
+    pretrained = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if isinstance(pretrained, dict) and pretrained.get("input_size") and not shape.side:
+        yield torch.randn(shape.batch, *pretrained["input_size"])
     for module in model.modules():
         make = next((make for kind, make in _MADE.items() if isinstance(module, kind)), None)
         if make is not None:
@@ -103,7 +103,7 @@ def _sides(model: nn.Module, shape: BatchShape) -> tuple[int, ...]:
 def _said(model: nn.Module, *names: str) -> Any:
     """The first of these that the model or its configuration has."""
     places = (getattr(model, "config", None), model)
-    return next((found for place in places for name in names if (found := getattr(place, name, None))), None)
+    return next((value for place in places for name in names if (value := getattr(place, name, None))), None)
 
 
 def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:

@@ -134,21 +134,21 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
     return factory, arguments
 
 
-def _factory(found: Any, module: Any, name: str) -> Factory | None:
+def _factory(member: Any, module: Any, name: str) -> Factory | None:
     """A class or function as it is; copies of a model that stands there; else what `create_model` makes of the name."""
-    if isinstance(found, nn.Module):
-        return functools.partial(copy.deepcopy, found)
-    if callable(found):
-        return _from_config(found) if _is_configured(found) else found
+    if isinstance(member, nn.Module):
+        return functools.partial(copy.deepcopy, member)
+    if callable(member):
+        return _from_config(member) if _is_configured(member) else member
     create, known = getattr(module, "create_model", None), getattr(module, "list_models", None)
-    if found is None and callable(create) and callable(known) and name in known():
+    if member is None and callable(create) and callable(known) and name in known():
         return functools.partial(create, name)
     return None
 
 
-def _is_configured(found: Any) -> bool:
+def _is_configured(member: Any) -> bool:
     """Whether it is a class that is built from a configuration, as those of diffusers are."""
-    return isinstance(found, type) and issubclass(found, nn.Module) and hasattr(found, "from_config")
+    return isinstance(member, type) and issubclass(member, nn.Module) and hasattr(member, "from_config")
 
 
 def _from_config(kind: Any) -> Factory:

@@ -69,9 +69,9 @@ def _from_parts(ref: ModelRef, parts: Mapping[str, Any], shape: BatchShape) -> L
     model = parts.get("model")
     strangers = [str(name) for name in parts if name not in _PARTS]
     if not isinstance(model, nn.Module) or strangers:
-        found = f"has {', '.join(map(str, parts))}" if parts else "is empty"
+        fault = f"has {', '.join(map(str, parts))}" if parts else "is empty"
         raise ModelNotLoaded(
-            f"What the factory of {ref.target} returned {found}; its parts are {', '.join(_PARTS)}.",
+            f"What the factory of {ref.target} returned {fault}; its parts are {', '.join(_PARTS)}.",
             hint="Only `model` has to be there.",
         )
     inputs = parts.get("inputs")

@@ -39,18 +39,18 @@ def in_words(error: BaseException, model: nn.Module) -> str:
     """The sentence; empty for any other error than torch's CheckpointError."""
     if not isinstance(error, CheckpointError):
         return ""
-    found = _MISMATCH.search(str(error))
+    mismatch = _MISMATCH.search(str(error))
     region = _region(error)
     seen = _Third(model)
     if region is not None:
         seen.run(*region)
-    if found is None:
+    if mismatch is None:
         counts = _COUNTS.search(str(error))
-        said = (
+        work = (
             f"forward saved {counts[1]} tensors and the recompute {counts[2]}" if counts else "the recompute saved more"
         )
-        return f"The recompute{_of(seen.block)} did other work than forward: {said}. Usual cause: {BRANCH}."
-    position, forward, again = int(found[1]), found[2], found[3]
+        return f"The recompute{_of(seen.block)} did other work than forward: {work}. Usual cause: {BRANCH}."
+    position, forward, again = int(mismatch[1]), mismatch[2], mismatch[3]
     what = seen.saved[position] if position < len(seen.saved) else f"the saved tensor number {position}"
     return (
         f"The recompute{_of(seen.block)} made another tensor than forward: {what} was {_short(forward)} in forward and "
@@ -136,8 +136,8 @@ def _cause(forward: str, again: str) -> str:
 
 
 def _numbers(metadata: str) -> list[int]:
-    found = _SHAPE.search(metadata)
-    return [int(number) for number in found[1].split(",") if number.strip()] if found else []
+    shape = _SHAPE.search(metadata)
+    return [int(number) for number in shape[1].split(",") if number.strip()] if shape else []
 
 
 def _short(metadata: str) -> str:

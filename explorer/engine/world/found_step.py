@@ -177,14 +177,14 @@ class _Bits:
         return tensor
 
 
-def _set_gradient(parameter: Tensor, found: _Bits | None) -> None:
+def _set_gradient(parameter: Tensor, before: _Bits | None) -> None:
     gradient = parameter.grad
-    if found is None:
+    if before is None:
         parameter.grad = None
-    elif gradient is not None and found.fits(gradient) and found.bytes_ is not None:
-        found.write_into(gradient)
+    elif gradient is not None and before.fits(gradient) and before.bytes_ is not None:
+        before.write_into(gradient)
     else:
-        parameter.grad = found.made(parameter.device)
+        parameter.grad = before.made(parameter.device)
 
 
 def _refill(container: Any, image: Any) -> None:

@@ -34,7 +34,7 @@ def kept(plan: Plan, run: Measurement) -> bool:
 def _with_less(planner: Planner, budget_bytes: int, held_bytes: int) -> Plan:
     """For a budget as much lower as the run was above it; the floor where nothing goes so low."""
     try:
-        found = planner.within(budget_bytes - max(held_bytes - budget_bytes, 0))
+        plan = planner.within(budget_bytes - max(held_bytes - budget_bytes, 0))
     except BadInput:
-        found = planner.floor()
-    return msgspec.structs.replace(found, budget_bytes=budget_bytes)
+        plan = planner.floor()
+    return msgspec.structs.replace(plan, budget_bytes=budget_bytes)

@@ -125,9 +125,9 @@ class _Search:
         rows = rows_of(msgspec.structs.replace(shape, stages=((),) * n_stages))
         choices = RankChoices(self._profile, shape, rows, self._worth, self._cap)
         for starts in self._even(shape, choices):
-            found = self._judge(starts, choices)
-            if not found.over_bytes and (self.cuts_first_ms is None or found.makespan_ms < self.cuts_first_ms):
-                self.cuts_first_ms = found.makespan_ms
+            judged = self._judge(starts, choices)
+            if not judged.over_bytes and (self.cuts_first_ms is None or judged.makespan_ms < self.cuts_first_ms):
+                self.cuts_first_ms = judged.makespan_ms
         if comb(n - 1, n_stages - 1) <= MOST_CUTS:
             for cuts in combinations(range(1, n), n_stages - 1):
                 if time.monotonic() < self._ends:
@@ -159,10 +159,10 @@ class _Search:
                 for by in (-1, 1)
                 if starts[j - 1] < starts[j] + by < (*starts, len(self._profile.blocks))[j + 1]
             ]
-            found = min((self._judge(one, choices) for one in moved), key=lambda one: one.order, default=now)
-            if found.order >= now.order:
+            best_moved = min((self._judge(one, choices) for one in moved), key=lambda one: one.order, default=now)
+            if best_moved.order >= now.order:
                 return
-            now = found
+            now = best_moved
 
     def _starts(self, plan: PipelinePlan) -> Starts:
         first = {block.blocks[0]: k for k, block in enumerate(self._profile.blocks)}
@@ -171,9 +171,9 @@ class _Search:
     def _judge(self, starts: Starts, choices: RankChoices) -> PlayedPlan:
         key = (choices.shape.n_microbatches, starts)
         if key not in self.judged:
-            self.judged[key] = found = self._played(starts, choices)
-            if self.best is None or found.order < self.best.order:
-                self.best = found
+            self.judged[key] = played = self._played(starts, choices)
+            if self.best is None or played.order < self.best.order:
+                self.best = played
         return self.judged[key]
 
     def _played(self, starts: Starts, choices: RankChoices) -> PlayedPlan:

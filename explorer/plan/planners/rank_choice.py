@@ -72,10 +72,10 @@ class RankChoices:
         where they do not fit. Of a rank with several stages all that is said is how long they take when kept."""
         if end <= first or list(self._home.values()).count(self._home[stage]) > 1:
             return sum(_ms(block, again=False) for block in self._profile.blocks[first:end])
-        found = self._of_rank(((stage, first, end),))
-        if found.rank_bytes[0] > self._cap:
+        choice = self._of_rank(((stage, first, end),))
+        if choice.rank_bytes[0] > self._cap:
             return float("inf")
-        cost = found.costs[0].recomputed
+        cost = choice.costs[0].recomputed
         return cost.forward_ms + cost.backward_ms
 
     def _of_rank(self, stretches: tuple[Stretch, ...]) -> RankChoice:

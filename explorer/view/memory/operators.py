@@ -56,7 +56,7 @@ def _picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -> go.Figu
     names = _names(kept)
     if not names:
         return empty(question, NOTHING)
-    lines = {run: [_of(found, name, names) for name in names] for run, found in kept.items()}
+    lines = {run: [_of(by_op, name, names) for name in names] for run, by_op in kept.items()}
     unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
     fig = figure(question, _answer(kept), height=150 + (14 + 12 * len(kept)) * max(len(names), 3))
     for run, line in lines.items():
@@ -74,33 +74,33 @@ def _picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -> go.Figu
 def _names(kept: dict[str, dict[str, tuple[int, int]]]) -> list[str]:
     """The five largest of either run, the largest first, and whether there are more."""
     most: Counter[str] = Counter()
-    for found in kept.values():
-        for op, (size, _) in found.items():
+    for by_op in kept.values():
+        for op, (size, _) in by_op.items():
             most[op] = max(most[op], size)
     names = [op for op, _ in most.most_common(MOST)]
     return [*names, REST] if len(most) > MOST else names
 
 
-def _of(found: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple[int, int]:
+def _of(by_op: dict[str, tuple[int, int]], name: str, shown: list[str]) -> tuple[int, int]:
     if name != REST:
-        return found.get(name, (0, 0))
-    rest = [both for op, both in found.items() if op not in shown]
+        return by_op.get(name, (0, 0))
+    rest = [both for op, both in by_op.items() if op not in shown]
     return sum(size for size, _ in rest), sum(n for _, n in rest)
 
 
 def _answer(kept: dict[str, dict[str, tuple[int, int]]]) -> str:
-    sums = [mib(sum(size for size, _ in found.values())) for found in kept.values()]
+    sums = [mib(sum(size for size, _ in by_op.values())) for by_op in kept.values()]
     return " to ".join(sums) + " saved when forward ends"
 
 
 def _rows(kept: dict[str, dict[str, tuple[int, int]]]) -> list[dict[str, Any]]:
     """Every operator, the largest first."""
-    ops = dict.fromkeys(op for found in kept.values() for op in found)
+    ops = dict.fromkeys(op for by_op in kept.values() for op in by_op)
     prefix = {run: f"{run}: " if len(kept) > 1 else "" for run in kept}
     return [
         {"operator": op}
-        | {f"{prefix[run]}saved (bytes)": found.get(op, (0, 0))[0] for run, found in kept.items()}
-        | {f"{prefix[run]}allocations": found.get(op, (0, 0))[1] for run, found in kept.items()}
+        | {f"{prefix[run]}saved (bytes)": by_op.get(op, (0, 0))[0] for run, by_op in kept.items()}
+        | {f"{prefix[run]}allocations": by_op.get(op, (0, 0))[1] for run, by_op in kept.items()}
         for op in ops
     ]
 
