@@ -16,6 +16,7 @@ from explorer.cli.worker import ask, check_writable, worker, write_file
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
+from explorer.plan.forecast.contradiction import contradiction
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
 from explorer.plan.planners.confirm import confirmed, kept
@@ -68,10 +69,13 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         tries = _tried(engine, spec, first, planner, asked)
     chosen, run = tries[-1]
     met = kept(chosen, run)
+    against = contradiction(chosen.step_peak_bytes, run, graph, first)
     if output.json:
-        print_json(_document(tries, first, met=met))
+        print_json({**_document(tries, first, met=met), "contradiction": against})
     else:
         _print(tries, first, met=met)
+        if against:
+            answer_console().print(f"  [yellow]{against}[/]")
     with answered(output):
         if asked.out is not None:
             write_file(asked.out, _policy_text(chosen, first, run, graph).encode())
