@@ -8,8 +8,10 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.policy import marks as decision
+from explorer.plan.policy.pattern import matching
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
+from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
 from explorer.ui.explore.state import ExploreState
@@ -64,7 +66,9 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             [block.fqn for block in graph.blocks if block.fqn],
             index=None,
             key="search",
-            placeholder="Search blocks",
+            placeholder="Search, or blocks.*.mlp",
+            accept_new_options=True,
+            help=glossary.SEARCH,
             label_visibility="collapsed",
             icon=":material/search:",
             on_change=lambda: _search(state, graph),
@@ -86,8 +90,24 @@ def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
 
 def _search(state: ExploreState, graph: ModelGraph) -> None:
     drafts.absorb(state.draft, graph)
-    if fqn := st.session_state.get("search"):
-        drafts.jump_to(state.draft, graph, fqn)
+    asked = st.session_state.get("search")
+    if asked in graph.by_fqn:
+        drafts.jump_to(state.draft, graph, asked)
+    elif asked:
+        take_matching(state, graph, asked)
+
+
+def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
+    """Recomputes what matches beside what is recomputed already."""
+    draft = state.draft
+    try:
+        found = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
+    except ExplorerError as error:
+        page_job.fail(state.job, error)
+        return
+    units = draft.spec.policy.units
+    new = Policy.recompute(fqn for fqn in found if fqn not in draft.spec.policy.blocks).units
+    drafts.set_policy(draft, drafts.with_units(draft.spec.policy, (*units, *new)), graph)
 
 
 def graph_panel(state: ExploreState, facts: Facts) -> None:

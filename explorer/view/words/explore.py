@@ -71,6 +71,7 @@ ARENA_RIVALS = (
 )
 UNDO = "Take back the last change of the policy"
 REDO = "Make it again"
+SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes every block that it matches."
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
 MODEL = "The sample models of this project and those given on the command line after `--model`."
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."

@@ -11,6 +11,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.ui.explore.blocks import take_matching
 from explorer.ui.explore.files import policy_text, take_policy, torch_text
 from explorer.ui.session import address as link
 from explorer.ui.shared import draft as drafts
@@ -469,3 +470,15 @@ def test_the_arena_asks_for_what_was_chosen_and_shows_what_came(app: App, worker
     at = settle(at.run())
     assert "Rotor at 50%: did not run: It plans chains." in texts(at)
     assert not at.exception
+
+
+def test_a_pattern_recomputes_all_that_it_matches(app: App, worker: FakeWorker) -> None:
+    """Typed into the search box: AppTest itself can only choose what a box offers."""
+    at = app()
+    assert at.selectbox(key="search").placeholder == "Search, or blocks.*.mlp"
+    take_matching(at.session_state["explore"], worker.graph, "blocks.*")
+    at = settle(at.run())
+    assert spec(at).policy.blocks == tuple(ALL)
+    take_matching(at.session_state["explore"], worker.graph, "blocks.*.nothing")
+    at = settle(at.run())
+    assert "No block matches" in texts(at) and spec(at).policy.blocks == tuple(ALL)
