@@ -37,7 +37,12 @@ class RecordedStep(RecordedRun):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._live.__exit__(kind, error, traceback)
-        self._measurement = self._live.measurement
+        run = self._live.measurement
+        if error is None and run.allocations is not None and not run.allocations.n_ticks:
+            raise BadInput(
+                "Nothing was allocated inside.", hint="Put a whole step inside: forward, backward, optimizer."
+            )
+        self._measurement = run
 
 
 def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> RecordedStep:
@@ -45,7 +50,7 @@ def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
 
     Nothing of the caller's changes: weights, generators, modes, hooks and gradients are bitwise as without it; other
     steps cost nothing. Raises BadInput (at `with`) where another profiler or dispatch mode is on, and for a model on
-    another device than cpu or cuda.
+    another device than cpu or cuda; behind it where nothing was allocated inside.
     """
     return RecordedStep(model, optimizer, place_of_caller())
 

@@ -195,3 +195,15 @@ def test_another_instrument_is_refused_in_a_sentence() -> None:
         explorer.record_step(model).measurement  # noqa: B018
     with pytest.raises(BadInput, match="lies on meta"), explorer.record_step(nn.Linear(2, 2, device="meta")):
         pass
+
+
+def test_a_step_without_anything_inside_is_refused() -> None:
+    with pytest.raises(BadInput, match="Nothing was allocated"), explorer.record_step(net()):
+        pass
+
+
+def test_a_model_with_nothing_to_choose_has_a_plan_that_keeps_everything() -> None:
+    model = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64))
+    with explorer.record_step(model) as run:
+        model(torch.randn(512, 64)).square().mean().backward()
+    assert not run.plan("100%").policy.units

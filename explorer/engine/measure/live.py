@@ -208,6 +208,8 @@ def _refuse_other_instruments() -> None:
         running.append("a profiler is running, or another step is being recorded")
     if (mode := _get_current_dispatch_mode()) is not None:
         running.append(f"the dispatch mode {type(mode).__name__} is on")
+    if torch.cuda.is_available() and torch.cuda.is_initialized() and torch._C._cuda_isHistoryEnabled():
+        running.append("CUDA's memory history is being recorded")
     if running:
         raise BadInput(
             f"A step cannot be recorded here: {' and '.join(running)}.",

@@ -235,7 +235,8 @@ def minimised(shape: Shape, question: Question, like: Minimum | None = None) -> 
     )
     if result.x is None:
         return None
-    bound = result.fun if question.whole == "relaxed" else result.mip_dual_bound
+    # A program without a choice to make is none of whole numbers, and its answer is its own bound.
+    bound = result.fun if question.whole == "relaxed" or result.mip_dual_bound is None else result.mip_dual_bound
     return Minimum(
         x=result.x,
         peak_bytes=float(result.x[shape.peak_column]) * 1024**2,

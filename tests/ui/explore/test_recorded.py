@@ -117,3 +117,26 @@ def test_the_pipeline_page_says_that_the_model_is_not_here(
     split.run()
     assert not split.exception
     assert "model is not here" in texts(split)
+
+
+@pytest.mark.parametrize("in_step", [1, 2], ids=["with its timeline", "with what was held"])
+def test_a_step_that_memory_was_refused_in_opens(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store, tmp_path: Path, in_step: int
+) -> None:
+    model, path = nn.Sequential(nn.Linear(64, 256), nn.Linear(256, 64)), tmp_path / "oom.explorer"
+    optimizer = torch.optim.SGD(model.parameters())
+    refusal = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 4194304 bytes."
+    with pytest.raises(RuntimeError), explorer.watch(model, optimizer, on_oom=path):
+        for step in range(1, 3):
+            loss = model(torch.randn(512, 64)).square().mean()
+            if step == in_step:
+                raise RuntimeError(refusal)
+            loss.backward()
+            optimizer.step()
+    at = app()
+    n_jobs = len(worker.jobs)
+    run_id = store.import_file(path.read_bytes())
+    at.session_state[opened.KEY] = ["explore", run_id]
+    settle(at.run())
+    assert len(worker.jobs) == n_jobs
+    assert "4,194,304 bytes" in texts(at) and "Held then" in texts(at)
