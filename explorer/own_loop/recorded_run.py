@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from html import escape
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
 from explorer.record.policy import Policy
 from explorer.view.memory.sketch import sketch
+from explorer.view.report.report import ReportOf, report_text
 
 MIB = 2**20
 _MOST_LINES = 4
@@ -55,15 +57,12 @@ class RecordedRun:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run file that the page's Runs list imports: whole or not at all. Raises NotSaved."""
-        target = Path(path)
-        part = target.with_name(f"{target.name}.part")
-        try:
-            part.write_bytes(write(stored_record(self.measurement)))
-            part.replace(target)
-        except OSError as error:
-            part.unlink(missing_ok=True)
-            raise NotSaved(f"{target} could not be written: {error.strerror}.", hint="Give another path.") from error
-        return target
+        return _written(Path(path), write(stored_record(self.measurement)))
+
+    def report(self, path: str | os.PathLike[str]) -> Path:
+        """Writes one HTML file for somebody else: no server, no network. Raises NotSaved."""
+        of = ReportOf(run=self.measurement, name=self.measurement.recorded_in, created=time.time())
+        return _written(Path(path), report_text(of).encode())
 
     def forecast(self, policy: Policy) -> Forecast:
         """What `policy` should do to this step; nothing runs. Origin: predicted."""
@@ -95,6 +94,18 @@ class RecordedRun:
         own = f"{own_reruns_in_words(run)}." if own_reruns(run) else ""
         ran = own or f"{again} blocks ran again for backward." if again else "No block ran again for backward."
         return "\n  ".join([head, *self.why(), ran])
+
+
+def _written(target: Path, content: bytes) -> Path:
+    """Whole or not at all."""
+    part = target.with_name(f"{target.name}.part")
+    try:
+        part.write_bytes(content)
+        part.replace(target)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise NotSaved(f"{target} could not be written: {error.strerror}.", hint="Give another path.") from error
+    return target
 
 
 def _mib(n_bytes: int) -> str:

@@ -176,6 +176,7 @@ def test_the_file_opens_with_the_figures_of_the_run(tmp_path: Path) -> None:
     again = from_msgpack(read(path.read_bytes()).record, Measurement)
     assert again.step_peak_bytes == run.peak_bytes and again.origin == "recorded"
     assert not list(tmp_path.glob("*.part"))
+    assert run.measurement.recorded_in in run.report(tmp_path / "step.html").read_text()
     assert "<svg" in run._repr_html_() and "Recorded step" in run._repr_html_()
     plan = run.plan("99%")
     assert plan.step_peak_bytes <= 0.99 * run.peak_bytes and plan.policy.units
