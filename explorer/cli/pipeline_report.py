@@ -10,19 +10,7 @@ from rich.table import Table
 from explorer.cli.command import answer_console
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import JointPlan
-from explorer.view.drawing.units import count, mib
-
-
-def planned_in_words(joint: JointPlan) -> str:
-    """What was chosen, and what choosing the cuts first would have cost."""
-    stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
-    first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
-    return (
-        f"Planned below {mib(joint.cap_bytes)} a rank: stages of {stages} blocks, "
-        f"{joint.plan.n_microbatches} microbatches, "
-        f"{count(len(joint.policy.units), 'block')} recomputed; fullest rank {mib(max(joint.rank_bytes))}, step "
-        f"{joint.makespan_ms:.1f} ms ({first}), all predicted, the best of {joint.n_judged} plans."
-    )
+from explorer.view.drawing.units import mib
 
 
 def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:

@@ -20,7 +20,7 @@ from explorer.cli.options import (
     describe,
     policy_on,
 )
-from explorer.cli.pipeline_report import planned_in_words, print_pipeline
+from explorer.cli.pipeline_report import print_pipeline
 from explorer.cli.results import spec_of_results
 from explorer.cli.worker import ask, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
@@ -49,6 +49,7 @@ from explorer.record.plan import JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
+from explorer.view.words.pipeline import planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ def _planned(split: PlanOptions, graph: ModelGraph, profile: PipelineProfile | N
     asked = msgspec.structs.replace(shape, **split.changes())
     counts = None if split.microbatches is None else (split.microbatches,)
     joint = joint_plan(profile, graph, asked, cap_bytes, counts)
-    say(planned_in_words(joint))
+    say(planned(joint))
     return joint
 
 

@@ -13,6 +13,7 @@ import torch
 
 from explorer.engine.device.free_memory import available_bytes
 from explorer.errors import ModelNotLoaded, nearest
+from explorer.plan.catalogue import HUGGING_FACE
 
 AUTO = (
     "AutoModelForCausalLM",
@@ -33,7 +34,7 @@ def factory(config: str) -> Callable[..., Any]:
             f"hf:{config} needs the library transformers, which is not installed.", hint="pip install transformers"
         ) from error
 
-    def build(*, batch: int = 2, length: int = 64, **arguments: Any) -> Any:
+    def build(*, batch: int = HUGGING_FACE["batch"], length: int = HUGGING_FACE["length"], **arguments: Any) -> Any:
         """`batch` and `length` shape the example batch; all others go to the configuration."""
         settings = _settings(transformers, config, arguments)
         settings.use_cache = False

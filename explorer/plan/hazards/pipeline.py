@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from explorer.plan.hazards.any_checkpoint import Rule
 from explorer.plan.hazards.case import Case
-from explorer.plan.names import innermost, is_within, some
+from explorer.plan.names import innermost, is_within, lineage, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
 from explorer.record.graph import Block
 from explorer.record.hazard import Hazard
@@ -116,7 +116,7 @@ def multiplied_recompute(case: Case) -> Iterator[Hazard]:
 def lost_gradients(case: Case) -> Iterator[Hazard]:
     """Nothing before the stage trains, so what it receives needs no gradient; torch then has nothing for I to return,
     and W finds no group of parameters."""
-    if not _splits_backward(_plan(case)):
+    if not _splits_backward(_plan(case)) or _trains_outside(case):
         return
     names = [[fqn for fqn, stage in case.stage_of.items() if stage == j] for j in range(len(_plan(case).stages))]
     behind = [j for j in range(1, len(names)) if not any(_trains(case, fqn) for before in names[:j] for fqn in before)]
@@ -182,6 +182,14 @@ def _splits_backward(plan: PipelinePlan) -> bool:
     if plan.actions:
         return any("I" in action for row in plan.actions for action in row)
     return plan.schedule in SCHEDULES and SCHEDULES[plan.schedule].splits_backward
+
+
+def _trains_outside(case: Case) -> bool:
+    """Whether a parameter of the model's own, or of what holds the blocks, trains: it may come before any of them."""
+    frozen = case.spec.frozen if case.spec is not None else ()
+    holders = {above for fqn in case.stage_of for above in list(lineage(fqn))[1:]} | {""}
+    own = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]
+    return any(not any(is_within(name, top) for top in frozen) for name in own)
 
 
 def _trains(case: Case, fqn: str) -> bool:

@@ -10,15 +10,20 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.policy import file as policy_file
+from explorer.record.hazard import Hazard
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
+from explorer.ui.session.plain import plain
+from explorer.view.compare.safety import danger
 
 FOLDER = "pipeline-run"
 
 
-def files_panel(spec: RunSpec, plan: PipelinePlan) -> None:
+def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...]) -> None:
     """Downloads; `spec` holds the plan."""
+    if warning := danger(hazards, "Hazards"):
+        st.error(f"This plan is not safe. {plain(warning)}", icon=":material/gpp_bad:")
     graph = backend.graph_of(spec)
     st.download_button(
         "Policy file with the plan (YAML)",

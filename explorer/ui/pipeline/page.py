@@ -22,6 +22,7 @@ from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.run import RunSpec
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
+from explorer.ui.pipeline.cap_panel import cap_panel
 from explorer.ui.pipeline.cut_graph import cut_graph
 from explorer.ui.pipeline.plan_panel import cell, engine_picker, plan_panel
 from explorer.ui.pipeline.results import Results, result_tabs
@@ -33,6 +34,7 @@ from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
+from explorer.view.compare.safety import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.headline import Figure, figures
 from explorer.view.words import pipeline as words
@@ -73,6 +75,8 @@ def page() -> None:
         elif known is not None:
             result_tabs(known, split)
     with st.bottom:
+        if known is not None and (warning := danger(known.hazards, "Hazards")):
+            st.error(plain(warning), icon=":material/gpp_bad:")
         _bar(split, known.spec if known is not None and not known.fault else None)
 
 
@@ -93,6 +97,7 @@ def _plan(split: PipelineState, graph: ModelGraph) -> Results:
     plan = plan_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
     spec = split.draft.spec
     profile = pipeline_work.profile_of(spec)
+    cap_panel(split, graph, profile)
     n_blocks = len(spec.policy.blocks)
     st.caption(f"{count(n_blocks, 'block')} recomputed, as on the Explore page." if n_blocks else words.KEEPS_ALL)
     if profile is not None and (missing := left_out(plan, spec.policy)):

@@ -20,6 +20,7 @@ from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
@@ -69,6 +70,10 @@ class PipelineState:
     """Key of the last run."""
     message: str = ""
     """Why the plan in the address could not be read."""
+    cap: str = ""
+    """What every rank may hold, as it was typed."""
+    planned: JointPlan | None = None
+    """The last plan below a cap."""
 
 
 def current() -> PipelineState:
@@ -109,7 +114,7 @@ def forget(split: PipelineState) -> None:
     """Another model: its cuts and results are not this one's; schedule and microbatches stay."""
     split.marks, split.shown, split.places, split.jump = None, None, None, None
     split.undo, split.redo = [], []
-    split.job.failure = None
+    split.job.failure, split.planned = None, None
 
 
 def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
@@ -167,6 +172,14 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
     if set(cuts) != set(marks.cuts):
         _remember(split, Before(cuts=tuple(marks.cuts)))
         block_graph.replace(marks, marks.on, cuts)
+
+
+def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
+    """Another policy for the draft, one undo step."""
+    if policy != split.draft.spec.policy:
+        _remember(split, Before(policy=split.draft.spec.policy))
+        drafts.set_policy(split.draft, policy, graph)
+        block_graph.replace(marks_of(split, graph), policy.blocks)
 
 
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:

@@ -122,7 +122,7 @@ def check_offered(model: ModelRef) -> None:
         )
     if model.size is not None and model.size not in sample.sizes:
         raise BadInput(f"{sample.name} has no size {model.size}.", hint=f"It has {', '.join(sample.sizes) or 'none'}.")
-    usual = sample.sizes.get(model.size or next(iter(sample.sizes), ""), {})
+    usual = sample.usual(model.size)
     wrong = [name for name, value in model.arguments.items() if type(value) is not type(usual.get(name))]
     if wrong:
         raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")

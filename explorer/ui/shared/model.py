@@ -100,7 +100,7 @@ def _lesson(sample: Sample | None) -> str:
 def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
     """The numbers that the factory takes, as the size sets them or as a person changed them."""
     sample = next((sample for sample in samples if sample.target == model.target), None)
-    usual = dict(sample.sizes.get(model.size or default_size(sample.sizes) or "", {})) if sample else {}
+    usual = sample.usual(model.size) if sample else {}
     chosen: dict[str, Any] = {}
     fields = {
         name: bound(f"argument_{name}", model.arguments.get(name, value), partial(chosen.__setitem__, name))

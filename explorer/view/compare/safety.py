@@ -14,12 +14,12 @@ def errors(fired: tuple[Hazard, ...]) -> tuple[Hazard, ...]:
     return tuple(hazard for hazard in fired if hazard.severity == "error")
 
 
-def danger(fired: tuple[Hazard, ...]) -> str:
-    """The first error with its remedy, and how many more there are; the empty string: none is known."""
+def danger(fired: tuple[Hazard, ...], tab: str = "Gradients") -> str:
+    """The first error with its remedy, and how many more there are in that tab; the empty string: none is known."""
     wrong = errors(fired)
     if not wrong:
         return ""
-    more = f" {count(len(wrong) - 1, 'more error')} in the tab Gradients." if len(wrong) > 1 else ""
+    more = f" {count(len(wrong) - 1, 'more error')} in the tab {tab}." if len(wrong) > 1 else ""
     return f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}{more}"
 
 

@@ -16,7 +16,7 @@ import plotly.graph_objects as go
 from explorer.plan.pipeline.transfers import links, transfers
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS
+from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
 from explorer.view.drawing.figure import empty, figure, hatch
 from explorer.view.drawing.units import mib, percent
 
@@ -38,6 +38,7 @@ FADED = 0.18
 """Opacity of the microbatches that are not followed."""
 FAINT = "rgba(255, 255, 255, 0.28)"
 """Pattern of the bars that carry a number."""
+EDGE = "rgba(255, 255, 255, 0.6)"
 NARROWEST_LABEL = 0.022
 """Share of the step from which a bar carries its microbatch's number."""
 
@@ -103,8 +104,10 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
     if not spans:
         return
     name = "recompute" if part == "R" else KINDS[part]
-    wide = NARROWEST_LABEL * forecast.makespan_ms
+    several = _several_stages(forecast)
+    wide = NARROWEST_LABEL * forecast.makespan_ms * (2 if several else 1)
     labelled = band is _MAIN and part != "R"
+    edges = [STAGE_COLOURS[a.stage % len(STAGE_COLOURS)] if several else EDGE for a, _, _ in spans]
     fig.add_trace(
         go.Bar(
             orientation="h",
@@ -115,7 +118,7 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             base=[start for _, start, _ in spans],
             y=[a.rank + band.offset for a, _, _ in spans],
             width=band.width,
-            text=[str(a.microbatch) if labelled and length >= wide else "" for a, _, length in spans],
+            text=[_label(a, several) if labelled and length >= wide else "" for a, _, length in spans],
             textposition="inside",
             insidetextanchor="middle",
             textangle=0,
@@ -124,7 +127,7 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
                 "color": COLOURS[part],
                 "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],
                 "pattern": hatch(PATTERNS[part]) if part == "R" else {**hatch(PATTERNS[part]), "fgcolor": FAINT},
-                "line": {"width": 0.5, "color": "rgba(255, 255, 255, 0.6)"},
+                "line": {"width": 2.0 if several and band is _MAIN else 0.5, "color": edges},
             },
             customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],
             hovertemplate=(
@@ -133,6 +136,15 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             ),
         )
     )
+
+
+def _several_stages(forecast: PlayedSchedule) -> bool:
+    """Whether a rank holds more than one: its bars then say which."""
+    return len({action.stage for action in forecast.actions}) > len({action.rank for action in forecast.actions})
+
+
+def _label(action: ActionTime, several: bool) -> str:
+    return f"{action.stage}:{action.microbatch}" if several else str(action.microbatch)
 
 
 def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.record.plan import JointPlan
+from explorer.view.drawing.units import count, mib
 
 STAGE = (
     "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
@@ -77,7 +79,14 @@ ONE_RANK = (
     "All stages are on one rank, so nothing runs side by side: this schedule puts two stages on every rank. Use four "
     "stages or more."
 )
-LEGEND = "Numbers are microbatches; the gaps are the bubble."
+LEGEND = (
+    "Numbers are microbatches; the gaps are the bubble. Where a rank holds several stages, bars say stage:microbatch "
+    "and have the edge of the stage's colour in the graph."
+)
+CAP = (
+    "What every rank may hold, the optimizer's state included. It chooses cuts, microbatches and policy together: "
+    "the quickest step whose ranks all stay below. Such as 200MiB."
+)
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
     "step left equal in every bit. Microbatching alone changes gradients where dropout draws a mask or BatchNorm takes "
@@ -95,3 +104,15 @@ EMPTY_SCHEDULE = (
     "large one. The schedule is drawn from it; the bar below says how far it is."
 )
 KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is that of the Explore page."
+
+
+def planned(joint: JointPlan) -> str:
+    """What was chosen below a cap, and what choosing the cuts first would have cost."""
+    stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
+    first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
+    return (
+        f"Planned below {mib(joint.cap_bytes)} a rank: stages of {stages} blocks, {joint.plan.n_microbatches} "
+        f"microbatches, {count(len(joint.policy.units), 'block')} recomputed; fullest rank "
+        f"{mib(max(joint.rank_bytes))}, step {joint.makespan_ms:.1f} ms ({first}), all predicted, the best of "
+        f"{joint.n_judged} plans."
+    )

@@ -12,6 +12,7 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
 from explorer.jobs.store import Store
+from explorer.plan.catalogue import own_samples
 from explorer.plan.pipeline.cuts import stages_by
 from explorer.record import Failure, Policy, RunSpec
 from explorer.ui.pipeline import state as pipeline_state
@@ -367,3 +368,43 @@ def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
     at = say(visit(), cuts=CUT)
     at.session_state["pipeline"].jump = ("blocks.4", 1)
     assert graph_data(at.run())["jump"] == {"id": "blocks.4", "n": 1}
+
+
+def test_cuts_microbatches_and_policy_are_planned_below_a_cap(visit: Open, worker: PipelineWorker) -> None:
+    at = visit()
+    widget(at, "text_input", "pipeline_cap").set_value("45 MiB")
+    at = press(at, "pipeline_plan_button")
+    assert policy(at).blocks
+    assert "Planned below 45" in texts(at)
+    shown = at.session_state["pipeline"].planned
+    assert max(shown.rank_bytes) <= 45 * 2**20
+    assert chosen(at, "n_microbatches") == shown.plan.n_microbatches
+    assert set(graph_data(at)["on"]) == set(policy(at).blocks)
+    assert not worker.of(RunPipeline)
+    at = press(at, "pipeline_undo")
+    assert not policy(at).units
+    assert "Planned below" not in texts(at)
+
+
+def test_a_cap_that_nothing_keeps_is_a_sentence(visit: Open) -> None:
+    at = visit()
+    widget(at, "text_input", "pipeline_cap").set_value("1 MiB")
+    at = press(at, "pipeline_plan_button")
+    assert "No plan was found that keeps every rank below 1" in texts(at)
+    assert not policy(at).units
+
+
+def test_what_is_known_to_go_wrong_stands_beside_run(visit: Open) -> None:
+    at = visit(cuts="3", microbatches="1")
+    assert "Known before any run" in texts(at)
+    assert "needs at least as many microbatches as stages" in texts(at)
+    assert "Known before any run" not in texts(visit())
+
+
+def test_the_batch_of_a_transformers_model_can_be_changed(visit: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "samples", lambda: own_samples(["hf:GPT2Config"]))
+    at = visit()
+    widget(at, "number_input", "argument_batch").set_value(8)
+    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
+    assert settled(at).session_state["draft"].spec.model.arguments == {"batch": 8}
+    assert not at.session_state["pipeline"].job.failure

@@ -108,3 +108,18 @@ def test_tables_hold_every_action_and_every_rank() -> None:
     assert len(table) == len(one.actions)
     assert [row["rank"] for row in rank_table(one, one)] == [0, 1]
     assert rank_table(one, one)[0]["idle, predicted"] == rank_table(one)[0]["idle"]
+
+
+def test_bars_of_a_rank_with_several_stages_say_which() -> None:
+    plan = pipelines.planned(GRAPH, 4, schedule="Interleaved1F1B")
+    one = predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)
+    said = {
+        text: edge
+        for trace in bars(gantt(one).figure)
+        for text, edge in zip(trace.text, trace.marker.line.color, strict=True)
+        if text
+    }
+    assert {f"{action.stage}:{action.microbatch}" for action in one.actions} >= set(said)
+    assert len({edge for text, edge in said.items() if text.startswith("0:")}) == 1
+    assert len(set(said.values())) == 4
+    assert {text for trace in bars(gantt(forecast()).figure) for text in trace.text} <= {"", "0", "1", "2", "3"}

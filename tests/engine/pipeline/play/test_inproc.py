@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import InvalidPlan
+from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.plan.pipeline.schedules import SCHEDULES
@@ -32,6 +34,28 @@ def assert_split_is_exact(run: PipelineRun) -> None:
 @pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "LoopedBFS"])
 def test_splitting_moves_no_bit(schedule: str, policy: Policy) -> None:
     assert_split_is_exact(run_pipeline(spec("language", LANGUAGE, N_STAGES[schedule], policy, schedule=schedule)))
+
+
+def test_behind_a_frozen_stage_a_split_backward_loses_what_the_hazard_says() -> None:
+    plan = spec("language", LANGUAGE, 4, schedule="ZBVZeroBubble")
+    assert plan.plan is not None
+    graph = describe(plan.model)
+    still = msgspec.structs.replace(plan, frozen=plan.plan.stages[0])  # the positions train before the first cut
+    assert "lost-gradients" not in {one.rule for one in hazards(graph, plan.policy, plan.plan, still)}
+    assert not run_pipeline(still).moved
+    frozen = msgspec.structs.replace(plan, frozen=(*plan.plan.stages[0], "positions"))
+    fired = {one.rule: one for one in hazards(graph, plan.policy, plan.plan, frozen)}
+    assert fired["lost-gradients"].severity == "error"
+    run = run_pipeline(frozen)
+    assert run.failure is None
+    lost = {shares.name for shares in run.gradients if shares.splitting.presence == "baseline only"}
+    assert lost, "torch finds the way to the weights from the stage's input, which needs no gradient"
+    assert {shares.name for shares in run.moved} == lost
+    assert {name.rpartition(".")[0] for name in lost} <= set(fired["lost-gradients"].blocks)
+    whole = run_pipeline(
+        msgspec.structs.replace(frozen, plan=msgspec.structs.replace(plan.plan, schedule="Interleaved1F1B"))
+    )
+    assert not whole.moved
 
 
 def test_breadth_first_adds_up_in_another_order_and_says_so() -> None:
