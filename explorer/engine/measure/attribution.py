@@ -11,7 +11,7 @@ construction; the tracker may only write names on them. A block that nobody name
     tracker     storage s        ^ returned by mm, block 3                            (nobody: inside a kernel)
     entry                   p: temporary, block 3, mm                  p: unattributed, block and phase by time
 
-The mechanism (`attribute`).
+The mechanism (`attribute`; steps 1 to 4 in entries.py).
 1. Cut the record to the step. The recording began earlier: what came and went in between is in the base.
 2. Join: a storage lies in the block that has its pointer and size and was allocated last before the storage was seen.
    An address is handed out many times in a step, so the order in time decides, with a little slack for two clocks.
@@ -22,23 +22,21 @@ The mechanism (`attribute`).
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.engine.device.allocator import AllocatorLog, Ints, Lifetimes, lifetimes
-from explorer.engine.measure.tracked import SAVED, TrackedStep, as_ints
+from explorer.engine.device.allocator import AllocatorLog, Ints, lifetimes
+from explorer.engine.measure.entries import Entries, entries_of, window
+from explorer.engine.measure.tracked import SAVED, TrackedStep
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
 from explorer.record.base import Column
 from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
 
 UNATTRIBUTED = ROLES.index("unattributed")
-SLACK_NS = 1_000
-"""Two clocks of one machine agree to this, once their skew is known; the allocator's own grain comes on top."""
 
 
 @dataclass(frozen=True)
@@ -55,38 +53,12 @@ class Attribution:
     """Storages that the tracker took for new and the allocator does not know: foreign, or older than the step."""
 
 
-@dataclass(frozen=True)
-class _Older:
-    """What was there before the step. `died` is an event of the log; its end: never; behind that: `extra_ns`."""
-
-    n_bytes: Ints
-    died: Ints
-    storage: Ints
-    extra_ns: Ints
-    """Deaths that the allocator does not report, on its clock."""
-
-
-@dataclass(frozen=True)
-class _Entries:
-    """Columns of the timeline under construction; `born` and `died` are ticks."""
-
-    n_bytes: Ints
-    born: Ints
-    died: Ints
-    storage: Ints
-    """The tracker's number, or NONE."""
-    time_ns: Ints
-    """When it was allocated, on the tracker's clock."""
-    events: Ints
-    """The log's events that have a tick, in order of ticks."""
-
-
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     """`skew_ns` is the allocator's clock minus the tracker's."""
-    log = _window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
+    log = window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
     tracked = TrackedStep(tracker)
     lived = lifetimes(log)
-    entries, tick_ns = _entries(log, lived, tracked, skew_ns)  # 2., 3. and 4.
+    entries, tick_ns = entries_of(log, lived, tracked, skew_ns)  # 2., 3. and 4.
     operator = _operators(entries, tracked, log.clock_grain_ns)  # 5.
     known = entries.storage != NONE
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
@@ -128,110 +100,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     )
 
 
-def _window(log: AllocatorLog, first_ns: int, last_ns: int) -> AllocatorLog:
-    """The events of the step; what happened between the start of the recording and the step goes into the base."""
-    first, end = (int(i) for i in np.searchsorted(log.time_ns, (first_ns, last_ns)))
-    before = int(log.n_bytes[:first].sum())
-    return replace(
-        log,
-        time_ns=log.time_ns[first:end],
-        pointer=log.pointer[first:end],
-        n_bytes=log.n_bytes[first:end],
-        base_bytes=None if log.base_bytes is None else log.base_bytes + before,
-        allocated=None if log.allocated is None else log.allocated[first : end + 1],
-        reserved=None if log.reserved is None else log.reserved[first : end + 1],
-    )
-
-
-def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> Ints:
-    """For each allocated block the storage that lived in it, or NONE.
-
-    Of the blocks with the storage's pointer and size it is the last one allocated before the storage was seen. Both
-    sides come in order of time, so each pointer's two lists are merged once.
-    """
-    storage_of_block = np.full(len(lived.born), NONE, dtype=np.int64)
-    places = zip(log.pointer[lived.born].tolist(), log.n_bytes[lived.born].tolist())
-    candidates: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-    for i, place in enumerate(places):
-        candidates[place].append(i)
-    slack_ns = SLACK_NS + log.clock_grain_ns
-    ends_ns = np.append(log.time_ns, np.iinfo(np.int64).max)
-    born_ns, died_ns = log.time_ns[lived.born].tolist(), ends_ns[lived.died].tolist()
-    seen = zip(tracked.pointer.tolist(), tracked.n_bytes.tolist(), (tracked.seen_ns + skew_ns).tolist())
-    for number, (pointer, n_bytes, seen_ns) in enumerate(seen):
-        waiting = candidates.get((pointer, n_bytes))
-        if number < tracked.n_before_step or not waiting:
-            continue
-        # Blocks that were allocated before this storage was seen are past for all later storages too: they are popped.
-        chosen = NONE
-        while waiting and born_ns[waiting[0]] <= seen_ns + slack_ns:
-            chosen = waiting.popleft()
-        # A block that was freed before the storage was seen held another one, of a kernel, say.
-        if chosen != NONE and died_ns[chosen] >= seen_ns - slack_ns:
-            storage_of_block[chosen] = number
-    return storage_of_block
-
-
-def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> _Older:
-    """Entries that were there before the step, and the events that end them.
-
-    CUDA reports their frees; the CPU's profiler does not, there the tracker saw the storages die.
-    """
-    known = slice(0, tracked.n_before_step)
-    end = len(log.time_ns)
-    n_bytes, died = tracked.n_bytes[known].tolist(), [end] * tracked.n_before_step
-    storage = list(range(tracked.n_before_step))
-    if log.base_bytes is None:
-        gone = np.flatnonzero(tracked.died_ns[known] != NONE)
-        for i, number in enumerate(gone.tolist()):
-            died[number] = end + 1 + i
-        return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), tracked.died_ns[known][gone] + skew_ns)
-    number_at = {pointer: i for i, pointer in enumerate(tracked.pointer[known].tolist())}
-    frees = lived.older_frees
-    for event, pointer, size in zip(frees.tolist(), log.pointer[frees].tolist(), (-log.n_bytes[frees]).tolist()):
-        number = number_at.pop(pointer, NONE)
-        if number != NONE and n_bytes[number] == size:
-            died[number] = event
-        else:
-            n_bytes.append(size)
-            died.append(event)
-            storage.append(NONE)
-    # What is left of CUDA's base belongs to nobody in the model: cuBLAS's workspace, other models of the process.
-    rest = log.base_bytes - sum(n_bytes)
-    if rest > 0:
-        n_bytes.append(rest)
-        died.append(end)
-        storage.append(NONE)
-    return _Older(as_ints(n_bytes), as_ints(died), as_ints(storage), np.zeros(0, dtype=np.int64))
-
-
-def _entries(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[_Entries, Ints]:
-    """The columns, and the time of each tick from 1 on, on the tracker's clock.
-
-    Events of the log are numbered 0..n-1, n is "never", deaths that only the tracker saw are numbered from n + 1.
-    """
-    n_events = len(log.time_ns)
-    older = _older(log, lived, tracked, skew_ns)
-    counts = np.zeros(n_events + 1 + len(older.extra_ns), dtype=bool)
-    counts[lived.born] = counts[lived.died] = counts[older.died] = True
-    counts[n_events] = False
-    event_ns = np.concatenate((log.time_ns, [0], older.extra_ns)).astype(np.int64)
-    events = np.flatnonzero(counts)
-    in_time = events[np.argsort(event_ns[events], kind="stable")]
-    tick = np.full(len(counts), len(in_time) + 1, dtype=np.int64)
-    tick[in_time] = np.arange(1, len(in_time) + 1)
-    entries = _Entries(
-        n_bytes=np.concatenate((older.n_bytes, log.n_bytes[lived.born])),
-        born=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), tick[lived.born])),
-        died=np.concatenate((tick[older.died], tick[lived.died])),
-        storage=np.concatenate((older.storage, _join(log, lived, tracked, skew_ns))),
-        time_ns=np.concatenate((np.zeros(len(older.n_bytes), dtype=np.int64), log.time_ns[lived.born] - skew_ns)),
-        events=in_time,
-    )
-    return entries, event_ns[in_time] - skew_ns
-
-
-def _operators(entries: _Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
+def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
     """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator.
 
     An allocator with a coarse clock may put what an operator takes a grain before its beginning or behind its end.
@@ -251,7 +120,7 @@ def _operators(entries: _Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
     return operators
 
 
-def _blocks(entries: _Entries, tracked: TrackedStep, operator: Ints) -> Ints:
+def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:
     """Owner where one is tagged, else the operator's block, else what ran at that moment, else the model itself."""
     blocks = np.zeros(len(entries.storage), dtype=np.int64)
     if len(tracked.scene_ns):
@@ -265,7 +134,7 @@ def _blocks(entries: _Entries, tracked: TrackedStep, operator: Ints) -> Ints:
     return blocks
 
 
-def _kept_for_backward(entries: _Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
+def _kept_for_backward(entries: Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
     """Born in a forward, alive at its end and freed before the step ends.
 
     Of what no operator returned that is the state of the generators, which each checkpoint keeps for its recompute.
@@ -298,7 +167,7 @@ def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
     return tuple(spans)
 
 
-def _curve(values: Ints | None, entries: _Entries) -> Column | None:
+def _curve(values: Ints | None, entries: Entries) -> Column | None:
     """A curve of the log, read at each tick; its first value is from before the first event."""
     return None if values is None else _column(values[np.append(0, entries.events + 1)])
 
