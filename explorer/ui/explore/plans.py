@@ -12,11 +12,12 @@ from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import FindPlans
 from explorer.plan.planners.wish import parse_wish
+from explorer.plan.policy.presets import preset_titles
 from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan
-from explorer.ui.explore.shown import Shown
+from explorer.ui.explore.shown import Shown, presets_foreseen, shown
 from explorer.ui.explore.state import Budget, ExploreState
 from explorer.ui.session import backend
 from explorer.ui.shared import draft as drafts
@@ -98,6 +99,7 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
     if job is None or job.failure is not None:
         failure = job.failure if job is not None else None
         mine.said = _sentence(failure.sentence, failure.hint) if failure else "The app was restarted; ask again."
+        mine.said += _segments_reach(state, graph)
         return
     assert isinstance(job.result, Front), "what FindPlans gives"
     (mine.plan,) = job.result.plans
@@ -107,6 +109,17 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
 def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
     """Draws the policy of `plan`; the options stay as they are."""
     drafts.set_policy(state.draft, with_units(state.draft.spec.policy, plan.policy.units), graph)
+
+
+def _segments_reach(state: ExploreState, graph: ModelGraph) -> str:
+    """Segments are not among what a plan is made of: a preset of them may reach what no plan does."""
+    wish = state.budget.wish
+    if wish is None or wish.budget_bytes is None:
+        return ""
+    known, policy = shown(state), state.draft.spec.policy
+    peaks = {name: one.step_peak_bytes for name, (_, one) in presets_foreseen(known, graph, policy).items()}
+    fits = [name for name, peak in peaks.items() if peak is not None and peak <= wish.budget_bytes]
+    return f" But the preset {preset_titles()[fits[0]]} does, predicted." if fits else ""
 
 
 def _sentence(sentence: str, hint: str) -> str:

@@ -21,7 +21,7 @@ ABOUT = (
     "The planner wrote the measured step down as a small program: each module is kept or recomputed, no moment may "
     "hold more than the budget, and as little time as possible is to be spent. A solver then looked for the best "
     "choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is really "
-    "held and how long it really takes."
+    "held and how long it really takes. Segments of several blocks, as the preset √n makes them, are no choice of it."
 )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -78,6 +80,19 @@ def test_an_impossible_budget_is_told_what_can_be_reached(app: App) -> None:
     (said,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
     assert "least that can be reached is 34" in said.replace("\\", "")
     assert not graph_data(at)["on"]
+
+
+def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreseen = plans.presets_foreseen
+
+    def lower(*asked: Any) -> dict[str, Any]:
+        policy, one = foreseen(*asked)["sqrt"]
+        return {"sqrt": (policy, msgspec.structs.replace(one, step_peak_bytes=MIB))}
+
+    at = app()
+    monkeypatch.setattr(plans, "presets_foreseen", lower)
+    said = texts(typed(at, "3 MiB")).replace("\\", "")
+    assert "least that can be reached is 34" in said and "But the preset √n segments does, predicted." in said
 
 
 def test_the_line_watches_the_budget_while_blocks_are_clicked(app: App) -> None:
