@@ -30,6 +30,7 @@ from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.words.cut_short import did_not_fit
+from explorer.view.words.plan import certificate
 from explorer.view.words.policy import in_words
 
 
@@ -144,7 +145,7 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else 'measured'}")
     if chosen.cost_ratio is not None:
         console.print(f"  Time         {chosen.cost_ratio - 1:+.1%} predicted, in {chosen.cost_unit}{_ran(first, run)}")
-    console.print(f"  Certificate  {certificate_in_words(chosen)}")
+    console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
 
 
 def _ran(first: Measurement, run: Measurement) -> str:
@@ -152,16 +153,6 @@ def _ran(first: Measurement, run: Measurement) -> str:
     if first.spec.policy.units or not before or after is None:
         return ""
     return f"; {after / before - 1:+.1%} in two runs that did not take turns (compare lets them)"
-
-
-def certificate_in_words(chosen: Plan) -> str:
-    """What is proven about a plan, and about what."""
-    what = "cheaper" if chosen.budget_bytes is not None else "lower"
-    among = f"no policy of its {chosen.certificate.n_candidates} candidates"
-    gap = chosen.certificate.gap
-    if gap < 5e-5:
-        return f"{among} is {what}, as far as the forecast is right"
-    return f"{among} is {what} by more than {gap:.1%}, as far as the forecast is right"
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:

@@ -31,28 +31,30 @@ class ExportFormat:
     """One form: what `export --to NAME` writes."""
 
     name: str
+    title: str
     write: Callable[[PolicyFile], Export]
+    suffix: str = ".py"
 
 
 _ROWS = (
-    ExportFormat(name="torch", write=to_torch),
-    ExportFormat(name="fsdp2", write=to_fsdp2),
-    ExportFormat(name="memory-budget", write=to_memory_budget),
-    ExportFormat(name="stages", write=to_stages),
-    ExportFormat(name="schedule", write=to_schedule_csv),
-    ExportFormat(name="huggingface", write=to_hugging_face),
-    ExportFormat(name="diffusers", write=to_diffusers),
-    ExportFormat(name="lightning", write=to_lightning),
-    ExportFormat(name="torchtitan", write=to_torchtitan),
-    ExportFormat(name="megatron", write=to_megatron),
-    ExportFormat(name="megatron-layout", write=to_layout),
-    ExportFormat(name="primus", write=to_primus),
-    ExportFormat(name="flagscale", write=to_flagscale),
-    ExportFormat(name="olmo-core", write=to_olmo_core),
-    ExportFormat(name="mmengine", write=to_mmengine),
-    ExportFormat(name="llm-foundry", write=to_llm_foundry),
-    ExportFormat(name="composer", write=to_composer),
-    ExportFormat(name="deepspeed", write=to_deepspeed),
+    ExportFormat(name="torch", title="torch alone", write=to_torch),
+    ExportFormat(name="fsdp2", title="torch with FSDP2", write=to_fsdp2),
+    ExportFormat(name="memory-budget", title="torch.compile's memory budget", write=to_memory_budget),
+    ExportFormat(name="stages", title="stages, as lists of blocks", write=to_stages, suffix=".json"),
+    ExportFormat(name="schedule", title="schedule, for torch's pipelining", write=to_schedule_csv, suffix=".csv"),
+    ExportFormat(name="huggingface", title="Hugging Face transformers", write=to_hugging_face),
+    ExportFormat(name="diffusers", title="diffusers", write=to_diffusers),
+    ExportFormat(name="lightning", title="Lightning", write=to_lightning),
+    ExportFormat(name="torchtitan", title="torchtitan", write=to_torchtitan),
+    ExportFormat(name="megatron", title="Megatron-LM", write=to_megatron, suffix=".txt"),
+    ExportFormat(name="megatron-layout", title="Megatron-LM, pipeline layout", write=to_layout, suffix=".txt"),
+    ExportFormat(name="primus", title="AMD Primus", write=to_primus, suffix=".yaml"),
+    ExportFormat(name="flagscale", title="FlagScale", write=to_flagscale, suffix=".yaml"),
+    ExportFormat(name="olmo-core", title="OLMo-core", write=to_olmo_core),
+    ExportFormat(name="mmengine", title="MMEngine", write=to_mmengine),
+    ExportFormat(name="llm-foundry", title="llm-foundry", write=to_llm_foundry, suffix=".yaml"),
+    ExportFormat(name="composer", title="composer", write=to_composer),
+    ExportFormat(name="deepspeed", title="DeepSpeed", write=to_deepspeed, suffix=".txt"),
 )
 FORMATS = {row.name: row for row in _ROWS}
 

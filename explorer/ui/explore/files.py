@@ -1,4 +1,4 @@
-"""Leaving with something: the policy file, a file for plain torch, the run; and coming back with a policy file."""
+"""Leaving with something: the policy file, its form for another program, the run; coming back with a policy file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import streamlit as st
 
 from explorer.errors import ExplorerError, UnreadableFile
 from explorer.jobs import run_file
-from explorer.plan.export.formats import exported
 from explorer.plan.hazards.known import hazards
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.evidence import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.policy_file import PolicyFile
-from explorer.ui.explore import work
+from explorer.ui.explore import exports, work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
@@ -43,17 +42,7 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
             on_click="ignore",
             width="stretch",
         )
-        st.download_button(
-            "For torch alone (Python)",
-            data=lambda: torch_text(state, graph),
-            file_name=f"{file_stem(state)}-policy.py",
-            mime="text/x-python",
-            key="download_torch",
-            icon=":material/code:",
-            on_click="ignore",
-            width="stretch",
-            help="A file that applies this policy with torch only, for images without Checkpoint Explorer.",
-        )
+        exports.panel(state, graph, policy_of(state, graph), _warning(state, graph))
         st.file_uploader(
             "Open a policy file",
             type=["yaml", "yml"],
@@ -115,11 +104,6 @@ def policy_text(state: ExploreState, graph: ModelGraph) -> str:
         file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
     )
     return _warning(state, graph) + text
-
-
-def torch_text(state: ExploreState, graph: ModelGraph) -> str:
-    """A Python file for torch alone."""
-    return _warning(state, graph) + exported(policy_of(state, graph), "torch").text
 
 
 def _warning(state: ExploreState, graph: ModelGraph) -> str:

@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.ui.explore.blocks import take_matching
-from explorer.ui.explore.files import policy_text, take_policy, torch_text
+from explorer.ui.explore.files import policy_text, take_policy
 from explorer.ui.session import address as link
 from explorer.ui.shared import draft as drafts
 from tests import graphs
@@ -442,9 +442,8 @@ def test_what_is_known_to_go_wrong_is_said_before_the_run(app: App) -> None:
     assert figures(at)["Gradients"] == "not safe"
     assert len(at.error) == 2 and all("preserve" in error.value for error in at.error)
     assert graph_data(at)["labels"]["blocks"][2][0][0] == "✕"
-    for text in (policy_text, torch_text):
-        written = text(at.session_state["explore"], graphs.gpt(6))
-        assert written.startswith("# WARNING") and "other random numbers" in written.splitlines()[2]
+    written = policy_text(at.session_state["explore"], graphs.gpt(6))
+    assert written.startswith("# WARNING") and "other random numbers" in written.splitlines()[2]
     at = press(at, "undo")
     assert figures(at)["Gradients"] == "not compared" and not at.error
 
