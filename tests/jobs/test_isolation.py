@@ -46,7 +46,7 @@ def bits_and_bytes(worker: Worker, path: Path) -> Picture:
     assert job.result.failure is None
     record = to_plain(replace(job.result, times=None, blocks=()))
     record |= record.pop("allocations")
-    del record["time_ns"]
+    del record["time_ns"], record["free_memory_bytes"]
     return path.read_text(), record
 
 

@@ -314,10 +314,6 @@ def retraced(model: nn.Module) -> nn.Module:
     return torch.compile(model, backend="aot_eager")
 
 
-def compiled(model: nn.Module) -> nn.Module:
-    return torch.compile(model)
-
-
 HARMLESS: dict[str, Case] = {
     "itself": Case(backward),
     "scores by einsum": Case(backward, rewritten=swapped("layers.1.attention", ByEinsum)),
@@ -358,4 +354,4 @@ HARMLESS: dict[str, Case] = {
     "wrapped and checkpointed": Case(backward, rewritten=layers_wrapped),
     "under a policy": Case(backward, rewritten=under_a_policy),
 }
-COMPILED = {"retraced": Case(backward, rewritten=retraced), "compiled": Case(backward, rewritten=compiled)}
+COMPILED = {"retraced": Case(backward, rewritten=retraced)}

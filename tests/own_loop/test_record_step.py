@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import explorer
@@ -90,6 +91,13 @@ def test_nothing_stays_behind() -> None:
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
     assert not any(getattr(module, name) for module in loop.model.modules() for name in names)
     assert not any(p._post_accumulate_grad_hooks for p in loop.model.parameters() if p._post_accumulate_grad_hooks)
+
+
+def test_tensors_that_a_compiler_keeps_have_no_memory_and_are_left_out() -> None:
+    with FakeTensorMode():
+        kept = torch.empty(BATCH, WIDTH)
+    _, run = trained(recorded=True)
+    assert run is not None and run.peak_bytes > 0 and kept.shape == (BATCH, WIDTH)
 
 
 def test_phases_are_found_accumulation_and_what_lies_between_included() -> None:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
-
 import torch
 from torch import nn
 
 from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.before_step import tensors_before_step
-from explorer.engine.watch.storages import KnownTensor
+from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import ROLES, Allocations, Measurement
@@ -27,7 +25,7 @@ def held_at_refusal(
     blocks = tuple(dict(model.named_modules()))
     number = {fqn: i for i, fqn in enumerate(blocks)}
     known = tensors_before_step(model, optimizer, ())
-    known += [KnownTensor(one, "unattributed", "") for one in gc.get_objects() if issubclass(type(one), torch.Tensor)]
+    known += [KnownTensor(one, "unattributed", "") for one in tensors_in_memory()]
     rows: dict[int, tuple[int, int, int]] = {}
     for thing in known:
         if thing.tensor.device.type == device.torch.type and thing.tensor.layout is torch.strided:

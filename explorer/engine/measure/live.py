@@ -10,7 +10,6 @@ random number is drawn, no gradient is touched, and the exception that ends a st
 
 from __future__ import annotations
 
-import gc
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -34,6 +33,7 @@ from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.checkpoint_error import in_words
+from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput
 from explorer.record.failure import Failure
@@ -129,8 +129,7 @@ class LiveStep:
 
     def _existing(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
-        held = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
-        here = (tensor for tensor in held if tensor.device.type == self.device.torch.type and _has_storage(tensor))
+        here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
         return tensors_before_step(self._model, self.optimizer, here)
 
     def _probe(self) -> None:
@@ -222,10 +221,3 @@ def _autocast() -> Autocast:
     if kind is None:
         return "none"
     return "float16" if torch.get_autocast_dtype(kind) is torch.float16 else "bfloat16"
-
-
-def _has_storage(tensor: torch.Tensor) -> bool:
-    try:
-        return tensor.layout is torch.strided and tensor.untyped_storage().nbytes() > 0
-    except (NotImplementedError, RuntimeError):  # wrapper subclasses without memory of their own
-        return False

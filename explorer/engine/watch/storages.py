@@ -6,6 +6,7 @@ watch must not keep alive what it watches.
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from array import array
@@ -136,6 +137,20 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     if tensor.layout == torch.sparse_coo:
         return tensor._indices(), tensor._values()
     return (tensor,)
+
+
+def tensors_in_memory() -> list[torch.Tensor]:
+    """Every tensor that Python can reach and that has bytes: a compiler keeps some that have none."""
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and _has_bytes(thing)]
+
+
+def _has_bytes(tensor: torch.Tensor) -> bool:
+    try:
+        storage = tensor.untyped_storage()
+        is_real = tensor.layout is torch.strided and storage.device == tensor.device  # a fake one's bytes are on "meta"
+        return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
+    except (RuntimeError, NotImplementedError):  # fake, functional and sparse ones, and what is under construction
+        return False
 
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:

@@ -39,5 +39,5 @@ def add_foretold(chart: Chart, line: Bytes, baseline: Measurement, *, over: Meas
     top = int(np.argmax(line))
     chart.figure.add_annotation(
         x=float(x[top]), y=float(line[top]) / unit, text=f"≈ {mib(int(line[top]))}", showarrow=False, yshift=14,
-        font={"size": 12, "color": COLOUR}, bgcolor=HALO,
+        font={"size": 12, "color": COLOUR}, bgcolor="#FFFFFF",
     )  # fmt: skip

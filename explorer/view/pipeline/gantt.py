@@ -35,6 +35,7 @@ PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
 TRANSFER = "#9A7B5B"
 CRITICAL = RUN_COLOURS["candidate"]
 FADED = 0.18
+ON_BAR = "#000000"  # reads at 4.5:1 on the colour of every action, in both themes
 """Opacity of the microbatches that are not followed."""
 FAINT = "rgba(255, 255, 255, 0.28)"
 """Pattern of the bars that carry a number."""
@@ -123,6 +124,7 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             insidetextanchor="middle",
             textangle=0,
             constraintext="none",
+            insidetextfont={"color": ON_BAR},
             marker={
                 "color": COLOURS[part],
                 "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],

@@ -57,7 +57,7 @@ def test_state_that_moves_twice_is_told_from_equal_gradients() -> None:
 @pytest.mark.slow
 def test_where_keep_all_does_not_fit_the_rest_still_runs() -> None:
     """No verdict and no ratio, and it says so. In processes of their own: memory that was freed here counts as had."""
-    case = RunSpec(model=ref("wide", mib=8, depth=6), n_repeats=1, memory_limit_bytes=400 * MIB)
+    case = RunSpec(model=ref("wide", mib=8, depth=12), n_repeats=1, memory_limit_bytes=560 * MIB)
 
     def apart_fought(policy: Policy) -> Bout:
         bout = Bout(rival="greedy", policy=policy)
@@ -67,7 +67,7 @@ def test_where_keep_all_does_not_fit_the_rest_still_runs() -> None:
 
     refused = apart_fought(Policy())
     assert refused.failure is not None and refused.failure.kind == "out of memory" and refused.step_peak_bytes is None
-    bout = apart_fought(Policy.recompute([str(i) for i in range(6)]))
+    bout = apart_fought(Policy.recompute([str(i) for i in range(12)]))
     assert bout.failure is None and bout.step_peak_bytes is not None, bout.failure
     assert bout.verdict is None and bout.time_ratio is None and "does not fit" in bout.why
 

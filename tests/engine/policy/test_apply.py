@@ -475,7 +475,7 @@ def test_reentrant_checkpointing_takes_keywords_by_position(by_file: bool) -> No
     policy = Policy.recompute(["block"], use_reentrant=True)
     if by_file:
         namespace: dict[str, Any] = {}
-        exec(to_torch(PolicyFile(policy=policy)), namespace)
+        exec(to_torch(PolicyFile(policy=policy)).text, namespace)
         namespace["apply_checkpointing"](model)
     else:
         apply_policy(model, policy)

@@ -47,6 +47,9 @@ class LabWorker:
         self.jobs[job.id] = job
         return job
 
+    def open_jobs(self) -> tuple[LabJob, ...]:
+        return tuple(job for job in self.jobs.values() if not job.finished)
+
     def job(self, id: str) -> LabJob | None:
         return self.jobs.get(id)
 

@@ -65,7 +65,7 @@ def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
     base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
     drawn = Drawn(policy=Policy.recompute(ALL[:1]), forecast=Forecast(step_peak_bytes=50 * graphs.MIB))
     assert figures(known(both, base, stale=True), drawn)[0].origin == ("predicted",)
-    assert cells(known(both, base, stale=True), drawn)[0].below == ":gray[before: 104.5 → 34.5 MiB]"
+    assert cells(known(both, base, stale=True), drawn)[0].below == "before: 104.5 → 34.5 MiB"
 
 
 def test_the_forecast_follows_the_replayed_baseline() -> None:
