@@ -29,7 +29,7 @@ def explore(page: Page, serve: Callable[..., object], tiny: str, request: pytest
     """The page in a colour scheme, once the baseline of the tiny model is measured and drawn."""
     page.emulate_media(color_scheme=request.param)
     page.goto(serve(APP, "--model", tiny).url)  # type: ignore[attr-defined]
-    page.get_by_text("Measured with everything kept.").wait_for(timeout=120_000)
+    page.get_by_text("Measured with everything kept.").wait_for()
     page.get_by_test_id("stPlotlyChart").first.wait_for()
     return settled(page)
 
@@ -38,7 +38,8 @@ def compared(page: Page) -> None:
     """Recomputes all layers and waits for the comparison."""
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     press(page, page.get_by_role("button", name="Run", exact=True))
-    page.get_by_text("Baseline and the policy that is drawn.").wait_for(timeout=180_000)
+    page.get_by_text("Baseline and the policy that is drawn.").wait_for()
+    page.wait_for_function("() => !location.search.includes('job=')")  # the store may have shown an earlier run of it
     page.get_by_test_id("stPlotlyChart").first.wait_for()
 
 
