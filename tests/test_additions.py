@@ -65,7 +65,7 @@ def test_an_export_format_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     def haiku(file: PolicyFile) -> Export:
         return Export(target="haiku", written_for="readers", text=f"{len(file.policy.units)}")
 
-    monkeypatch.setitem(FORMATS, "haiku", ExportFormat(name="haiku", write=haiku))
+    monkeypatch.setitem(FORMATS, "haiku", ExportFormat(name="haiku", title="a haiku", write=haiku))
     assert exported(PolicyFile(policy=KEEP_ALL), "haiku").text == "0"
 
 

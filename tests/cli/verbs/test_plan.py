@@ -46,7 +46,7 @@ def test_a_budget_out_of_reach_is_one_sentence() -> None:
 def test_the_least_memory_for_some_time() -> None:
     result = run("--time", "+10%")
     assert result.exit_code == 0, result.stderr
-    assert "predicted" in result.stdout and "is lower" in result.stdout
+    assert "predicted" in result.stdout and "needs less memory" in result.stdout
 
 
 @pytest.mark.parametrize(
