@@ -38,7 +38,7 @@ class RecordedStep(RecordedRun):
     ) -> None:
         self._live.__exit__(kind, error, traceback)
         run = self._live.measurement
-        if error is None and run.allocations is not None and not run.allocations.n_ticks:
+        if error is None and run.allocations is not None and not any(run.allocations.born):
             raise BadInput(
                 "Nothing was allocated inside.", hint="Put a whole step inside: forward, backward, optimizer."
             )

@@ -209,6 +209,9 @@ def test_another_instrument_is_refused_in_a_sentence() -> None:
 def test_a_step_without_anything_inside_is_refused() -> None:
     with pytest.raises(BadInput, match="Nothing was allocated"), explorer.record_step(net()):
         pass
+    garbage = [torch.zeros(1000)]
+    with pytest.raises(BadInput, match="Nothing was allocated"), explorer.record_step(net()):
+        garbage.clear()
 
 
 def test_a_model_with_nothing_to_choose_has_a_plan_that_keeps_everything() -> None:
