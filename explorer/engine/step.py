@@ -25,7 +25,7 @@ from explorer.engine.model.twin import twin
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
 from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
-from explorer.record.measurement import Phase
+from explorer.record.allocations import Phase
 from explorer.record.run import RunSpec
 
 OnPhase = Callable[[Phase], None]

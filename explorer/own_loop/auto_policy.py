@@ -24,8 +24,9 @@ from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.policy.ladder import ladder
 from explorer.record.auto_plan import AutoPlan, Missed
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, ratio_with_spread
+from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.times import ratio_with_spread
 
 if TYPE_CHECKING:
     from torch import nn

@@ -1,5 +1,6 @@
 """What is said: frozen records without tensors, modules or figures. See base.py for what a record is."""
 
+from explorer.record.allocations import PHASES, ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import Origin, Record
 from explorer.record.comparison import (
     BufferDiff,
@@ -16,24 +17,11 @@ from explorer.record.comparison import (
 from explorer.record.failure import Failure
 from explorer.record.graph import Block, CutPoint, Edge, Join, ModelGraph, ModelRef, Trait
 from explorer.record.hazard import Hazard
-from explorer.record.measurement import (
-    PHASES,
-    ROLES,
-    Allocations,
-    AllocatorPeaks,
-    Calls,
-    Environment,
-    MeasuredBlock,
-    Measurement,
-    Phase,
-    PhaseSpan,
-    Role,
-    Samples,
-    Times,
-)
+from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement
 from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
+from explorer.record.times import Samples, Times
 
 __all__ = [
     "KEEP_ALL",

@@ -7,9 +7,10 @@ from typing import Any
 from explorer.record.base import Record
 from explorer.record.comparison import Verdict
 from explorer.record.failure import Failure
-from explorer.record.measurement import Environment, Samples
+from explorer.record.measurement import Environment
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from explorer.record.times import Samples
 
 
 class Bout(Record):

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from explorer.record.base import Record, to_plain
 from explorer.record.failure import Failure
-from explorer.record.measurement import Measurement, ratio_with_spread
+from explorer.record.measurement import Measurement
+from explorer.record.times import ratio_with_spread
 
 Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
 Presence = Literal["both", "baseline only", "candidate only", "neither"]

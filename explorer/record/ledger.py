@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from explorer.record.allocations import ROLES, Phase, Role
 from explorer.record.base import Record
-from explorer.record.measurement import ROLES, Phase, Role
 
 
 class LedgerCell(Record):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
-from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.measurement import Measurement
 
 
 def unsound(record: Record) -> str:

@@ -21,10 +21,11 @@ from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
 from explorer.jobs.run_file import StoredRecord
 from explorer.jobs.store import Store, default_path, is_kept
+from explorer.record.allocations import ROLES, Allocations, PhaseSpan
 from explorer.record.base import column, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import ROLES, Allocations, Environment, Measurement, PhaseSpan
+from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 

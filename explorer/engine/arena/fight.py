@@ -39,9 +39,10 @@ from explorer.errors import BadInput, ExplorerError
 from explorer.plan.arena.table import rivals
 from explorer.record.arena import Bout, Ground
 from explorer.record.comparison import Comparison, TensorDiff
-from explorer.record.measurement import Measurement, Samples, ratio_with_spread
+from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report
 from explorer.record.run import RunSpec
+from explorer.record.times import Samples, ratio_with_spread
 
 
 def fight(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:

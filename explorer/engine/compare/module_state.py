@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from explorer.engine.world.remembered import State, StateKey, read_state, same_state, short
+from explorer.record.allocations import Phase
 from explorer.record.comparison import StateChange
-from explorer.record.measurement import Phase
 
 
 @dataclass

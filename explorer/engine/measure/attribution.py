@@ -33,8 +33,8 @@ from explorer.engine.measure.entries import Entries, entries_of, window
 from explorer.engine.measure.tracked import SAVED, TrackedStep
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
+from explorer.record.allocations import PHASES, ROLES, Allocations, PhaseSpan
 from explorer.record.base import Column
-from explorer.record.measurement import PHASES, ROLES, Allocations, PhaseSpan
 
 UNATTRIBUTED = ROLES.index("unattributed")
 

@@ -9,7 +9,8 @@ import numpy as np
 from explorer.engine.measure.stopwatch import BlockSamples
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
-from explorer.record.measurement import ROLES, Allocations, MeasuredBlock, PhaseSpan
+from explorer.record.allocations import ROLES, Allocations, PhaseSpan
+from explorer.record.measurement import MeasuredBlock
 from explorer.record.policy import Policy
 
 SAVED = ROLES.index("saved activation")

@@ -9,9 +9,10 @@ from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of
 from explorer.engine.measure.before_step import tensors_before_step
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
+from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
-from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
 
 

@@ -36,9 +36,10 @@ from explorer.engine.watch.checkpoint_error import in_words
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput
+from explorer.record.allocations import PHASES
 from explorer.record.failure import Failure
 from explorer.record.graph import RECORDED, ModelRef
-from explorer.record.measurement import PHASES, AllocatorPeaks, Measurement
+from explorer.record.measurement import AllocatorPeaks, Measurement
 from explorer.record.run import Autocast, Optimizer, RunSpec
 
 BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")

@@ -23,8 +23,9 @@ from explorer.engine.world.found_step import FoundState, optimizers_of
 from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement, Times
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
+from explorer.record.times import Times
 
 N_TIMED = 3
 

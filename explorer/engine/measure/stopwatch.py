@@ -14,9 +14,10 @@ from explorer.engine.device.clocks import Clock, ClockName
 from explorer.engine.step import OnPhase, Trainee, run_step
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.record.allocations import Phase
 from explorer.record.failure import Failure
-from explorer.record.measurement import Phase, Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.times import Samples, Times
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from explorer.engine.device.allocator import Ints
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
+from explorer.record.allocations import PHASES, ROLES
 from explorer.record.base import Column
-from explorer.record.measurement import PHASES, ROLES
 
 SAVED, RECOMPUTED, TEMPORARY = (ROLES.index(role) for role in ("saved activation", "recomputed", "temporary"))
 

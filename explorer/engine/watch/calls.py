@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from explorer.engine.device.allocator import Ints
+from explorer.record.allocations import Calls
 from explorer.record.base import column
-from explorer.record.measurement import Calls
 
 UNENDED = 2**62
 """Later than any time in ns."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from explorer.record.measurement import ROLES, Role
+from explorer.record.allocations import ROLES, Role
 
 NONE = -1
 """No storage, no operator, no role: in the columns of one process, never in a record."""

@@ -40,7 +40,7 @@ from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, s
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.watch.storages import NONE, KnownTensor, Storages, parts
 from explorer.engine.watch.uncounted import is_uncounted
-from explorer.record.measurement import PHASES, Phase
+from explorer.record.allocations import PHASES, Phase
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")

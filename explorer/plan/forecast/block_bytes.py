@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 
 from explorer.plan.memory.series import Bytes, Mask, alive, array_of, peak_tick
-from explorer.record.measurement import ROLES, Allocations, MeasuredBlock, Measurement
+from explorer.record.allocations import ROLES, Allocations
+from explorer.record.measurement import MeasuredBlock, Measurement
 
 SAVED = ROLES.index("saved activation")
 

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import PHASES, ROLES, Calls, Measurement, PhaseSpan
+from explorer.record.measurement import Measurement
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 SAVED = ROLES.index("saved activation")

@@ -6,8 +6,9 @@ import numpy as np
 
 from explorer.errors import BadInput
 from explorer.plan.memory.series import alive, array_of, events, peak_tick
+from explorer.record.allocations import ROLES, Allocations, PhaseSpan
 from explorer.record.ledger import Ledger, LedgerCell
-from explorer.record.measurement import ROLES, Allocations, Measurement, PhaseSpan
+from explorer.record.measurement import Measurement
 
 
 def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.names import is_within
+from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column
-from explorer.record.measurement import ROLES, Allocations
 
 Bytes = NDArray[np.int64]
 Mask = NDArray[np.bool_]

@@ -25,8 +25,9 @@ from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import Limits, Program, Solution
 from explorer.plan.sizes import mib, parse_bytes
+from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import FIXED_ROLES, ROLES, Measurement
+from explorer.record.measurement import Measurement
 from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 

@@ -13,10 +13,11 @@ from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import is_within
 from explorer.plan.why.own_reruns import in_words
+from explorer.record.allocations import FIXED_ROLES, Role
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import FIXED_ROLES, Measurement, Role
+from explorer.record.measurement import Measurement
 
 SMALL_CHANGE = 0.01
 """A change of the peak below one percent is said to be none."""

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.series import array_of
-from explorer.record.measurement import Allocations, Measurement, PhaseSpan
+from explorer.record.allocations import Allocations, PhaseSpan
+from explorer.record.measurement import Measurement
 
 Axis = Literal["tick", "time"]
 OPTIMIZER_SHARE = 1 / 6

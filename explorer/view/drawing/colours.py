@@ -10,8 +10,8 @@ Rules that the tests keep:
 
 from __future__ import annotations
 
+from explorer.record.allocations import Phase, Role
 from explorer.record.comparison import Verdict
-from explorer.record.measurement import Phase, Role
 
 LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#171614"
 """Streamlit's two page backgrounds."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from explorer.record.measurement import Samples
+from explorer.record.times import Samples
 
 NOT_MEASURED = "not measured"
 MINUS = "\N{MINUS SIGN}"

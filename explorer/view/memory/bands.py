@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.record.measurement import PHASES, Measurement, Phase
+from explorer.record.allocations import PHASES, Phase
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Positions
 from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, ink, translucent
 

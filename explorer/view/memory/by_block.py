@@ -16,7 +16,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.series import Bytes, array_of, held
-from explorer.record.measurement import FIXED_ROLES, ROLES, Allocations, Measurement
+from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions
 from explorer.view.drawing.block_rows import block_names
 from explorer.view.drawing.chart import Chart

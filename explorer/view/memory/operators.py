@@ -9,8 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.series import array_of, belongs
+from explorer.record.allocations import ROLES
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import ROLES, Measurement
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.block_rows import runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS

@@ -9,7 +9,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.plan.memory.series import Bytes, Mask, belongs, held, held_by_role
-from explorer.record.measurement import ROLES, Allocations, Measurement, Role
+from explorer.record.allocations import ROLES, Allocations, Role
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, translucent

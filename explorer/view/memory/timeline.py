@@ -10,7 +10,8 @@ import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import span_at
 from explorer.plan.memory.series import Bytes, events, held
-from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.allocations import ROLES, Allocations
+from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES

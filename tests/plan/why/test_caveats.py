@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 
 from explorer.plan.why.caveats import beside_peak, not_foretold
+from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import ROLES, Allocations, Measurement
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 from tests.plan.why.test_peak import graph
 from tests.view.builders import measured

@@ -1,0 +1,102 @@
+"""What a step held, tick by tick: every allocation with its role, block and operator, and the phases it fell in."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal, get_args
+
+from msgspec import field
+
+from explorer.record.base import Column, Record, column
+
+Role = Literal[
+    "parameter",
+    "buffer",
+    "optimizer state",
+    "input",
+    "temporary",
+    "saved activation",
+    "recomputed",
+    "gradient",
+    "unattributed",
+]
+ROLES: tuple[Role, ...] = get_args(Role)
+"""In stacking order, bottom first: torch's own order of categories, with ours between them."""
+FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
+"""What recomputing cannot free."""
+
+Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+"""`between`: what a loop of somebody's own does outside the other four, such as clipping gradients."""
+
+
+class PhaseSpan(Record):
+    """A stretch of the timeline. `first_tick <= tick < end_tick`; spans follow each other without gaps."""
+
+    phase: Phase
+    block: str
+    """Block that runs again, for `recompute`; the empty string elsewhere."""
+    first_tick: int
+    end_tick: int
+
+
+class Calls(Record):
+    """Forward calls of blocks in the order in which they began, one a row; ticks and entries are those of Allocations.
+
+    What a call allocated is born after `first_tick` and not after `end_tick`.
+    """
+
+    block: Column = field(default_factory=column)
+    """Index into `Allocations.blocks`."""
+    first_tick: Column = field(default_factory=column)
+    end_tick: Column = field(default_factory=column)
+    n_inputs: Column = field(default_factory=column)
+    n_outputs: Column = field(default_factory=column)
+    entries: Column = field(default_factory=column)
+    """Entries of the tensors that went in, then of those that came out, call after call, where an entry holds them."""
+
+
+class Allocations(Record):
+    """Every allocation alive during the step, one entry a column; the chart and every headline come from here.
+
+    A tick is one event of the allocator (an allocation or a free), counted from 1; tick 0 is the state before the step.
+    An entry is alive at tick t when `born <= t < died`; `died == n_ticks + 1`: alive at the end.
+    """
+
+    n_ticks: int
+    n_bytes: Column
+    born: Column
+    died: Column
+    role: Column
+    """Index into ROLES."""
+    block: Column
+    """Index into `blocks`."""
+    op: Column
+    """Index into `ops`."""
+    blocks: tuple[str, ...]
+    ops: tuple[str, ...]
+    time_ns: Column
+    """Time of each tick 0..n_ticks since the start of the step, recording included; empty: not measured."""
+    calls: Calls = field(default_factory=Calls)
+    weight_casts: Column = field(default_factory=column)
+    """Entries that are copies of parameters in another format: under autocast they stay until forward ends."""
+
+    @cached_property
+    def held_bytes(self) -> Column:
+        """Bytes alive at each tick 0..n_ticks."""
+        deltas = [0] * (self.n_ticks + 2)
+        for size, born, died in zip(self.n_bytes, self.born, self.died):
+            deltas[born] += size
+            deltas[died] -= size
+        return column(accumulate(deltas[:-1]))
+
+    @cached_property
+    def peak_tick(self) -> int:
+        """First tick at which most is held."""
+        held = self.held_bytes
+        return held.index(max(held))
+
+    def alive_at(self, tick: int) -> list[int]:
+        """Indices of the entries alive at `tick`."""
+        return [i for i, (born, died) in enumerate(zip(self.born, self.died)) if born <= tick < died]

@@ -1,0 +1,53 @@
+"""Repeated readings of a clock with their spread, and how two runs that were read in turn compare."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Literal
+
+from explorer.record.base import Record
+
+
+class Samples(Record):
+    """Repeated readings of one clock, in the order taken."""
+
+    ms: tuple[float, ...] = ()
+
+    @property
+    def median_ms(self) -> float | None:
+        return statistics.median(self.ms) if self.ms else None
+
+    @property
+    def spread_ms(self) -> float | None:
+        """Half the distance between the quartiles, about one standard deviation of what a next run would show.
+
+        None below two readings.
+        """
+        if len(self.ms) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.ms, n=4, method="inclusive")
+        return (high - low) / 2
+
+
+class Times(Record):
+    """Time without any recording, after warm-up."""
+
+    clock: Literal["process CPU time", "CUDA events"]
+    step: Samples = Samples()
+    forward: Samples = Samples()
+    backward: Samples = Samples()
+    """Recompute included: nobody can time it apart without disturbing it."""
+    optimizer: Samples = Samples()
+
+
+def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
+    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs.
+
+    The spread is no bound: with five pairs about one run in three falls outside of it.
+    """
+    pairs: Sequence[float] = [a / b for a, b in zip(candidate.ms, baseline.ms) if b]
+    if len(pairs) < 2:
+        return None
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    return middle, (high - low) / 2
