@@ -19,7 +19,8 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor, nn
 
-from explorer.engine.compare.programs import Step, StepProgram, judged_programs, whole
+from explorer.engine.compare.programs import judged_programs
+from explorer.engine.compare.step_program import Step, StepProgram, whole
 from explorer.engine.device.device import device_of, place_of
 from explorer.engine.model.loaded import types_of
 from explorer.engine.model.plain_names import plain_buffers, plain_parameters

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from explorer.engine.world.remembered import State, StateKey, read_state, same_state, short
+from explorer.engine.world.images import same_state, short
+from explorer.engine.world.remembered import State, StateKey, read_state
 from explorer.record.allocations import Phase
 from explorer.record.comparison import StateChange
 

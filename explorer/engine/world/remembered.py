@@ -12,7 +12,6 @@ What torch and the standard library keep for themselves is left out: it says not
 from __future__ import annotations
 
 import enum
-import math
 import numbers
 import operator
 import sys
@@ -26,7 +25,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from explorer.engine.world.bits import same_bits
 from explorer.engine.world.kept_inside import captured, is_own_function, state_of_itself
 from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
 
@@ -41,7 +39,6 @@ _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose things hold a user's data."""
 _MAX_THINGS = 200_000
-_MAX_TEXT = 40
 _NOT_WALKED = "not walked"
 
 
@@ -213,59 +210,6 @@ def frozen(value: Any) -> Any:
     return Walk(nn.Module()).frozen(value)
 
 
-def same_state(left: Any, right: Any) -> bool:
-    """Whether two frozen values are equal, tensors bit by bit; NaN equals NaN."""
-    return _same(left, right, {})
-
-
-def _same(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
-    """`known`: pairs that were compared before; one image may stand in many places."""
-    if type(left) is not type(right):
-        return False
-    if isinstance(left, (Tensor, dict, list)):
-        pair = id(left), id(right)
-        if pair not in known:
-            known[pair] = same_bits(left, right) if isinstance(left, Tensor) else _same_parts(left, right, known)
-        return known[pair]
-    if isinstance(left, float) and math.isnan(left):
-        return math.isnan(right)
-    return bool(left == right)
-
-
-def _same_parts(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
-    if isinstance(left, dict):
-        return left.keys() == right.keys() and all(_same(left[key], right[key], known) for key in left)
-    return len(left) == len(right) and all(_same(one, other, known) for one, other in zip(left, right))
-
-
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The plain parts of a frozen value with the way to each."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, f"{path}.{key}")
-    elif isinstance(value, list):
-        for i, item in enumerate(value):
-            yield from leaves(item, f"{path}[{i}]")
-    else:
-        yield path, value
-
-
-def short(value: Any) -> str:
-    """A frozen value in a few words."""
-    if isinstance(value, Tensor):
-        if value.numel() == 1:
-            return _cut(f"{value.item():.6g}" if value.is_floating_point() else str(value.item()))
-        first = ", ".join(f"{number:.5g}" for number in value.flatten()[:3].tolist())
-        return f"{first}, … ({' x '.join(map(str, value.shape))})"
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        return f"{value[0]} items"
-    if isinstance(value, list):
-        return str(value[0]) if value else "empty"
-    if isinstance(value, dict):
-        return f"{len(value)} items"
-    return "absent" if value is None else _cut(repr(value))
-
-
 def _number(value: Any) -> Any:
     return value.item() if type(value).__module__ == "numpy" else value
 
@@ -324,7 +268,3 @@ def _is_data(name: str, value: Any) -> bool:
 def _label(key: Any, i: int) -> str:
     plain = key is None or isinstance(key, (bool, int, float, str, bytes, tuple)) and "0x" not in repr(key)
     return str(key) if isinstance(key, str) else repr(key) if plain else f"#{i}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.compare.module_state import StateAudit
-from explorer.engine.world.remembered import frozen, read_state, same_state, short
+from explorer.engine.world.images import same_state, short
+from explorer.engine.world.remembered import frozen, read_state
 
 
 class Holder(nn.Module):
