@@ -21,17 +21,22 @@ import platformdirs
 from explorer.errors import BadInput, NotSaved, UnreadableFile, nearest
 from explorer.jobs import run_file
 from explorer.jobs.run_file import KINDS, StoredRecord, is_kept, model_of
-from explorer.record.base import Record, from_msgpack
+from explorer.record.base import Record, from_json, from_msgpack, to_json
+from explorer.record.run import RunSpec
 
 __all__ = ["Store", "StoredRun", "default_path", "is_kept"]
 
 VERSION = 1
+"""Of the records."""
+_TABLE_VERSION = 2
 _BUSY_S = 20.0
 _TABLE = """
 create table if not exists runs (
     id text primary key, kind text not null, name text not null, model text not null, created real not null,
     pinned integer not null default 0, version integer not null, headlines text not null, record blob not null
 )"""
+_ADDED = ("note", "spec", "machine")
+"""Columns of text that tables of version 1 do not have."""
 
 
 class StoredRun(Record):
@@ -48,6 +53,12 @@ class StoredRun(Record):
     pinned: bool
     headlines: dict[str, Any]
     """As the record derived them when it was saved: step_peak_bytes, verdict, ..."""
+    note: str = ""
+    """What a person wrote beside it; no part of the run file."""
+    spec: RunSpec | None = None
+    """What ran, of the candidate where there are two; None: the kind of run has none."""
+    machine: str = ""
+    """Device and platform that ran it."""
 
 
 def default_path() -> Path:
@@ -75,7 +86,8 @@ class Store:
             return ()
         with self._reading() as connection:
             rows = connection.execute(
-                "select id, name, kind, model, created, pinned, headlines from runs order by pinned desc, created desc"
+                "select id, name, kind, model, created, pinned, headlines, note, spec, machine from runs "
+                "order by pinned desc, created desc"
             ).fetchall()
         return tuple(_listed(row) for row in rows)
 
@@ -91,6 +103,10 @@ class Store:
     def pin(self, run_id: str, *, pinned: bool = True) -> None:
         """Pinned runs are listed first and offered as a baseline."""
         self._update(run_id, "update runs set pinned = ? where id = ?", int(pinned))
+
+    def write_note(self, run_id: str, note: str) -> None:
+        """Words beside the run. Raises BadInput for an unknown id, NotSaved when the file cannot be written."""
+        self._update(run_id, "update runs set note = ? where id = ?", note)
 
     def delete(self, run_id: str) -> None:
         """Forgets a run for good."""
@@ -110,7 +126,7 @@ class Store:
         run_id = secrets.token_hex(6)
         with self._writing() as connection:
             connection.execute(
-                "insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?)",
+                "insert into runs values (?, ?, ?, ?, ?, 0, ?, ?, ?, '', ?, ?)",
                 (
                     run_id,
                     stored.kind,
@@ -120,6 +136,7 @@ class Store:
                     VERSION,
                     headlines,
                     zlib.compress(stored.record, 6),
+                    *_ran(record),
                 ),
             )
         return run_id
@@ -188,18 +205,46 @@ class Store:
             connection.execute("pragma journal_mode = wal")
             connection.execute("pragma synchronous = full")
             (version,) = connection.execute("pragma user_version").fetchone()
-            if version > VERSION:
-                raise sqlite3.NotSupportedError(f"it has version {version} and this release reads version {VERSION}")
-            if version < VERSION:
-                connection.execute(_TABLE)
-                connection.execute(f"pragma user_version = {VERSION}")
+            if version > _TABLE_VERSION:
+                raise sqlite3.NotSupportedError(
+                    f"it has version {version} and this release reads version {_TABLE_VERSION}"
+                )
+            if version < _TABLE_VERSION:
+                _bring_up_to_date(connection)
             yield connection
         finally:
             connection.close()
 
 
+def _bring_up_to_date(connection: sqlite3.Connection) -> None:
+    """A new table, or one of an earlier release: what its runs were is read from their records once."""
+    with connection:
+        connection.execute("begin immediate")
+        (version,) = connection.execute("pragma user_version").fetchone()
+        if version == _TABLE_VERSION:  # another process was quicker
+            return
+        connection.execute(_TABLE)
+        for name in _ADDED:
+            connection.execute(f"alter table runs add column {name} text not null default ''")
+        for run_id, kind, data in connection.execute("select id, kind, record from runs").fetchall():
+            try:
+                ran = _ran(from_msgpack(zlib.decompress(data), KINDS[kind]))
+            except (zlib.error, KeyError, UnreadableFile):  # said when it is opened
+                continue
+            connection.execute("update runs set spec = ?, machine = ? where id = ?", (*ran, run_id))
+        connection.execute(f"pragma user_version = {_TABLE_VERSION}")
+
+
+def _ran(record: Record) -> tuple[str, str]:
+    """What ran and where, as the table holds it."""
+    spec = run_file.spec_of(record)
+    environment = getattr(getattr(record, "candidate", record), "environment", None)
+    where = f"{environment.device_name}, {environment.platform}" if environment is not None else ""
+    return "" if spec is None else to_json(spec).decode(), where
+
+
 def _listed(row: tuple[Any, ...]) -> StoredRun:
-    run_id, name, kind, model, created, pinned, headlines = row
+    run_id, name, kind, model, created, pinned, headlines, note, spec, machine = row
     return StoredRun(
         run_id=run_id,
         name=name,
@@ -208,4 +253,15 @@ def _listed(row: tuple[Any, ...]) -> StoredRun:
         created=created,
         pinned=bool(pinned),
         headlines=json.loads(headlines),
+        note=note,
+        spec=_spec(spec),
+        machine=machine,
     )
+
+
+def _spec(text: str) -> RunSpec | None:
+    """None also for one of a later release: the run itself says so when it is opened."""
+    try:
+        return from_json(text, RunSpec) if text else None
+    except UnreadableFile:
+        return None

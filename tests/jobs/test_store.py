@@ -332,3 +332,21 @@ def test_a_forged_checksum_does_not_make_a_run(what: str) -> None:
     stored = msgspec.structs.replace(sound, record=to_msgpack(forged))
     with pytest.raises(UnreadableFile, match="not hold a run that can have happened: .*" + what):
         run_file.read(run_file.write(stored))
+
+
+def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store: Store) -> None:
+    run_id = store.save(measured("a.py:make", "x"))
+    with sqlite3.connect(store.path) as connection:
+        for name in ("note", "spec", "machine"):
+            connection.execute(f"alter table runs drop column {name}")
+        connection.execute("pragma user_version = 1")
+    (listed,) = Store(store.path).list()
+    assert listed.spec == measured("a.py:make", "x").spec and listed.machine == "test, test" and listed.note == ""
+    Store(store.path).write_note(run_id, "kept")
+    assert [run.note for run in store.list()] == ["kept"]
+
+
+def test_a_note_of_a_run_that_is_gone_is_refused(store: Store) -> None:
+    store.save(measured())
+    with pytest.raises(BadInput, match="no run nobody"):
+        store.write_note("nobody", "words")

@@ -20,6 +20,7 @@ from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
+from explorer.ui.runs.points import points_of
 from explorer.ui.session import address as link
 from explorer.ui.session import backend, known, opened
 from explorer.ui.shared.reports import charts_bytes, report_bytes
@@ -103,8 +104,62 @@ def test_two_runs_are_compared_in_words(runs_page: Callable[..., AppTest], store
     saved(store, "other")
     at = runs_page(0, 1)
     figures = {row["figure"]: row for row in at.dataframe[-1].value.to_dict("records")}
-    assert figures["Step peak"] == {"figure": "Step peak", "other": "34.5 MiB", "one ": "34.5 MiB"}
+    assert figures["Step peak"] == {"figure": "Step peak", "other": "34.5 MiB", "one": "34.5 MiB"}
     assert not any("_" in name for name in figures)
+
+
+def test_any_number_of_runs_stand_side_by_side_and_go_together(runs_page: Callable[..., AppTest], store: Store) -> None:
+    for name in ("same", "same", "other"):
+        saved(store, name)
+    at = runs_page(0, 1, 2)
+    rows = at.dataframe[-1].value.to_dict("records")
+    assert list(rows[0]) == ["figure", "other", "same (2)", "same (3)"]
+    at.button(key="delete_several").click().run()
+    assert "They cannot be brought back" in texts(at) and len(store.list()) == 3, "asked first"
+
+
+def test_a_note_stays_beside_its_run(runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = saved(store)
+    at = runs_page(0)
+    at.text_input(key=f"note_{run_id}").set_value(" half the time, see the talk ").run()
+    at.button(key="save_note").click().run()
+    assert [run.note for run in store.list()] == ["half the time, see the talk"]
+    (row,) = at.dataframe[0].value.to_dict("records")
+    assert row["note"] == "half the time, see the talk"
+    assert at.button(key="save_note").disabled, "the row stays selected, and there is nothing left to save"
+
+
+def test_the_list_is_of_one_model_and_sorted_by_figures(runs_page: Callable[..., AppTest], store: Store) -> None:
+    pair = graphs.compared(graphs.gpt(6), SPEC)
+    store.save(pair.candidate, "low")
+    store.save(pair.baseline, "high")
+    other = msgspec.structs.replace(SPEC, model=ModelRef(target="sample_models/unet.py"))
+    store.save(msgspec.structs.replace(pair.baseline, spec=other), "foreign")
+    at = runs_page()
+    assert [row["name"] for row in at.dataframe[0].value.to_dict("records")] == ["foreign", "high", "low"]
+    at.selectbox(key="runs_model").select("sample_models/gpt.py").run()
+    at.selectbox(key="runs_sort").select("least peak").run()
+    rows = at.dataframe[0].value.to_dict("records")
+    assert [row["name"] for row in rows] == ["low", "high"] and rows[0]["peak (MiB)"] < rows[1]["peak (MiB)"]
+
+
+def test_the_runs_of_a_model_are_points_and_a_click_selects_one(
+    runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    saved(store, "both")
+    run_id = store.save(graphs.compared(graphs.gpt(6), SPEC).baseline, "alone")
+    placed = points_of(store.list())
+    assert [(run.name, point.name) for run, point in placed] == [
+        ("alone", "alone"), ("both", "both"), ("both", "everything kept")
+    ]  # fmt: skip
+    assert placed[1][1].verdict == "bitwise equal" and not placed[1][1].keeps_all and placed[2][1].keeps_all
+    assert {point.conditions for _, point in placed} == {"small, cpu"}
+    at = runs_page()
+    at.session_state["run_plane"] = {"selection": {"points": [{"customdata": {"0": 0}}]}}
+    assert at.get("plotly_chart"), "two points or more are drawn"
+    at.session_state["runs_select"], at.session_state["runs_order"] = run_id, 1  # what a click on a point leaves
+    at.run()
+    assert at.text_input(key=f"name_{run_id}").value == "alone"
 
 
 def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: Callable[..., AppTest], store: Store) -> None:

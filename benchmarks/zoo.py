@@ -1,0 +1,99 @@
+"""Models of other people, in tiny configurations: each is opened, described, measured and compared by the command line.
+
+The list is zoo.txt: kind, target, arguments. No network: random weights. A model whose package is not installed is
+skipped, and said. A failure is what `explorer compare` says, on one line.
+
+    python -m benchmarks.zoo [WORD ...]     only lines that contain one of the words
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SECONDS = 240
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    kind: str
+    target: str
+    arguments: tuple[str, ...]
+
+    @property
+    def package(self) -> str:
+        return "transformers" if self.target.startswith("hf:") else self.target.partition(":")[0].partition(".")[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    entry: Entry
+    word: str
+    """A verdict, `skipped` or `failed`."""
+    said: str
+
+
+def entries(words: list[str]) -> list[Entry]:
+    """The lines of the list that contain one of the words; all where there are none."""
+    found = []
+    for line in (HERE / "zoo.txt").read_text().splitlines():
+        if line.startswith("#") or (words and not any(word in line for word in words)):
+            continue
+        kind, target, arguments = (part.strip() for part in line.split("|"))
+        found.append(Entry(kind=kind, target=target, arguments=tuple(arguments.split())))
+    return found
+
+
+def tried(entry: Entry) -> Outcome:
+    """One model through `explorer compare --policy all --quick`, in a process of its own."""
+    if importlib.util.find_spec(entry.package) is None:
+        return Outcome(entry=entry, word="skipped", said=f"{entry.package} is not installed")
+    options = [part for argument in entry.arguments for part in ("--set", argument)]
+    command = [sys.executable, "-m", "explorer", "compare", entry.target, "--policy", "all", *options]
+    command += ["--quick", "--repeats", "2", "--no-store", "--json"]
+    began = time.monotonic()
+    try:
+        ran = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return Outcome(entry=entry, word="failed", said=f"not done after {SECONDS} s")
+    seconds = time.monotonic() - began
+    try:
+        said = json.loads(ran.stdout)
+    except ValueError:
+        return Outcome(entry=entry, word="failed", said=_last(ran.stderr))
+    if said.get("verdict") in (None, "not comparable"):
+        return Outcome(entry=entry, word="failed", said=_reason(said) or _last(ran.stderr))
+    peaks = [said[run]["step_peak_bytes"] / 2**20 for run in ("baseline", "candidate")]
+    figures = f"{peaks[0]:.1f} -> {peaks[1]:.1f} MiB, {len(said['candidate']['spec']['policy']['units'])} units"
+    return Outcome(entry=entry, word=said["verdict"], said=f"{figures}, {seconds:.0f} s")
+
+
+def _reason(said: dict[str, object]) -> str:
+    failure = said.get("failure") or said.get("error") or {}
+    sentence = failure.get("sentence", "") if isinstance(failure, dict) else str(failure)
+    return str(sentence or said.get("not_reproducible_because") or "").replace("\n", " ")
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return " ".join(lines[-3:]) or "no word"
+
+
+def main(words: list[str]) -> None:
+    outcomes = []
+    for entry in entries(words):
+        outcomes.append(tried(entry))
+        print(f"{outcomes[-1].word:15} {entry.kind:20} {entry.target:50} {outcomes[-1].said}", flush=True)
+    for word, n in Counter(outcome.word for outcome in outcomes).most_common():
+        print(f"{n:4} {word}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,149 @@
+"""What can be done with the selected runs: open, rename, note, pin, carry away, delete, and hold side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.jobs.store import StoredRun
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import Measurement
+from explorer.ui.runs.listed import PINNABLE, reorder
+from explorer.ui.session import backend, known, opened, pins
+from explorer.ui.session.opened import PAGES
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.charts import draw
+from explorer.ui.shared.readable import on_primary
+from explorer.ui.shared.reports import report_bytes
+from explorer.view.drawing.units import count
+from explorer.view.memory.timeline import timeline
+from explorer.view.words.runs import figures_of
+
+LONGEST_NOTE = 2000
+
+
+def one(run: StoredRun) -> None:
+    """Everything that can be done with a single run."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
+        name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
+        if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
+            do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
+        if st.button(
+            on_primary("Open", disabled=run.kind not in PAGES),
+            icon=":material/open_in_new:",
+            key="open",
+            type="primary",
+            disabled=run.kind not in PAGES,
+            help=f"On the {PAGES.get(run.kind, 'explore').capitalize()} page, as it was; nothing is measured again.",
+        ):
+            _open(run)
+        word = "Unpin" if run.pinned else "Pin as baseline"
+        pin_help = "New runs of this model are compared with this policy instead of with everything kept."
+        if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in PINNABLE, help=pin_help):
+            _pin(run)
+        st.download_button(
+            "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
+            mime="application/octet-stream", key="export", icon=":material/download:", on_click="ignore",
+        )  # fmt: skip
+        if run.kind in PINNABLE:
+            st.download_button(
+                "Report", data=lambda: report_bytes(run.run_id), file_name=f"{run.run_id}.html", mime="text/html",
+                key="report", icon=":material/article:", on_click="ignore",
+                help="One HTML file for somebody else: no server, no network.",
+            )  # fmt: skip
+        if st.button("Delete", icon=":material/delete:", key="delete"):
+            _confirm([run])
+    _note(run)
+
+
+def _note(run: StoredRun) -> None:
+    """Words beside the run; they stay in this list."""
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="note_row"):
+        note = st.text_input(
+            "Note", run.note, key=f"note_{run.run_id}", max_chars=LONGEST_NOTE,
+            help="Why this run was made, what it showed. Stands in the list; a run file does not carry it.",
+        )  # fmt: skip
+        if st.button("Save note", icon=":material/edit_note:", key="save_note", disabled=note.strip() == run.note):
+            do(lambda: backend.store().write_note(run.run_id, note.strip()), "Noted.", reorders=False)
+
+
+def several(runs: Sequence[StoredRun]) -> None:
+    """Runs side by side in figures, two also as timelines on one axis; a comparison stands there with its candidate."""
+    if st.button(f"Delete {count(len(runs), 'run')}", icon=":material/delete:", key="delete_several"):
+        _confirm(runs)
+    try:
+        measured = [_candidate(backend.record(run.run_id)) for run in runs]
+    except ExplorerError as error:
+        st.error(plain(str(error)))
+        return
+    known_runs = [one for one in measured if one is not None]
+    if len(known_runs) < len(runs):
+        st.caption("Only measurements and comparisons can be held side by side.")
+        return
+    if len(runs) == 2:
+        st.text(f"baseline: {runs[0].name}\ncandidate: {runs[1].name}")
+        draw(timeline(*known_runs), key="two_runs")
+    figures = [figures_of(run) for run in known_runs]
+    names = _unlike([run.name for run in runs])
+    st.dataframe(
+        [{"figure": name, **{run: own[name] for run, own in zip(names, figures)}} for name in figures[0]],
+        key="side_by_side", hide_index=True, width="stretch", alt="Headline figures of the selected runs",
+    )  # fmt: skip
+
+
+def _unlike(names: Sequence[str]) -> list[str]:
+    """Runs of one name are told apart by their place among the selected."""
+    return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
+
+
+def _candidate(record: Any) -> Measurement | None:
+    if isinstance(record, Comparison):
+        return record.candidate
+    return record if isinstance(record, Measurement) else None
+
+
+def _open(run: StoredRun) -> None:
+    """Puts model, policy, options and figures of the run on the page that shows its kind."""
+    try:
+        page_name = opened.hand_over(run)
+    except ExplorerError as error:
+        st.session_state["runs_error"] = str(error)
+        st.rerun()
+    st.switch_page(st.session_state["pages"][page_name])
+
+
+def _pin(run: StoredRun) -> None:
+    def act() -> None:
+        backend.store().pin(run.run_id, pinned=not run.pinned)
+        pins.read()
+
+    do(act, "Unpinned." if run.pinned else "Pinned: new runs of this model are compared with this policy.")
+
+
+@st.dialog("Delete for good?")
+def _confirm(runs: Sequence[StoredRun]) -> None:
+    st.text("\n".join(run.name for run in runs))
+    st.caption(f"{'It' if len(runs) == 1 else 'They'} cannot be brought back. Export first to keep a copy.")
+    if st.button(on_primary("Delete for good"), type="primary", icon=":material/delete:", key="delete_for_good"):
+        do(lambda: _delete(runs), "Deleted.")
+
+
+def _delete(runs: Sequence[StoredRun]) -> None:
+    for run in runs:
+        backend.store().delete(run.run_id)
+        known.forget(run.run_id)
+
+
+def do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:
+    """Does it, says so on the next run of the page, and starts that."""
+    try:
+        act()
+        st.session_state["runs_done"] = done
+        if reorders:
+            reorder()
+    except ExplorerError as error:
+        st.session_state["runs_error"] = str(error)
+    st.rerun()

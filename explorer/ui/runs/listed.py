@@ -1,0 +1,123 @@
+"""The list of runs as a table: which model, in which order, and which rows are selected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import streamlit as st
+
+from explorer.jobs.store import StoredRun
+from explorer.view.drawing.units import MIB, count, mib
+from explorer.view.words.cut_short import stored_peak
+from explorer.view.words.policy import in_words
+from explorer.view.words.runs import stored_flops, stored_time
+
+MOST_ROWS, HEIGHT = 12, 380
+"""More rows than these scroll, within so many pixels."""
+PINNABLE = ("measurement", "comparison")
+"""Kinds whose policy can be the baseline of new runs."""
+ALL = "all models"
+NEWEST = "pinned, then newest"
+_LAST = float("inf")
+ORDERS: dict[str, Callable[[StoredRun], Any]] = {
+    "least peak": lambda run: own(run).get("step_peak_bytes") or _LAST,
+    "least time": lambda run: own(run).get("step_ms") or _LAST,
+    "name": lambda run: run.name.lower(),
+    "model": lambda run: (run.model, run.name.lower()),
+}
+"""How the list can be sorted besides NEWEST, the order of the store."""
+
+
+def own(run: StoredRun) -> dict[str, Any]:
+    """Headline figures of the run itself: of the candidate where there are two."""
+    figures: dict[str, Any] = run.headlines.get("candidate") or run.headlines
+    return figures
+
+
+def chosen_runs(runs: tuple[StoredRun, ...]) -> tuple[StoredRun, ...]:
+    """The runs of the chosen model, in the chosen order; both are chosen here."""
+    models = [ALL, *sorted({run.model for run in runs if run.model})]
+    with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="runs_choice"):
+        model = st.selectbox("Model", models, key="runs_model", on_change=reorder)
+        order = st.selectbox("Sort by", [NEWEST, *ORDERS], key="runs_sort", on_change=reorder)
+    those = [run for run in runs if model in (ALL, run.model)]
+    return tuple(those if order not in ORDERS else sorted(those, key=ORDERS[order]))
+
+
+def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
+    """Draws the list; returns what is selected in it."""
+    wanted = st.session_state.get("runs_select")
+    rows = [row for row, run in enumerate(runs) if run.run_id == wanted]
+    event = st.dataframe(
+        [_row(run) for run in runs],
+        key=_table_key(),
+        hide_index=True,
+        width="stretch",
+        height="content" if len(runs) < MOST_ROWS else HEIGHT,
+        on_select="rerun",
+        selection_mode="multi-row",
+        selection_default={"selection": {"rows": rows, "columns": [], "cells": []}} if rows else None,
+        alt="Every finished run",
+        column_config={
+            "pinned": st.column_config.CheckboxColumn("baseline", help="Pinned as the baseline of new runs"),
+            "finished": st.column_config.DatetimeColumn("finished", format="YYYY-MM-DD HH:mm"),
+            "peak (MiB)": st.column_config.NumberColumn(format="%.1f", help="Step peak, of the candidate; measured"),
+            "step (ms)": st.column_config.NumberColumn(format="%.1f", help="Step time, of the candidate; measured"),
+        },
+    )
+    selected: list[int] = event["selection"]["rows"]
+    return [runs[row] for row in selected if row < len(runs)]
+
+
+def reorder(select: str | None = None) -> None:
+    """The rows are others now: no selected row must become another run. `select`: the run that is selected then."""
+    st.session_state["runs_order"] = st.session_state.get("runs_order", 0) + 1
+    st.session_state["runs_select"] = select
+
+
+def _table_key() -> str:
+    return f"runs_{st.session_state.get('runs_order', 0)}"
+
+
+def _row(run: StoredRun) -> dict[str, Any]:
+    figures = own(run) if run.kind in PINNABLE else {}
+    peak = figures.get("step_peak_bytes")
+    return {
+        "name": run.name,
+        "kind": run.kind,
+        "model": run.model,
+        "peak (MiB)": None if peak is None else peak / MIB,
+        "step (ms)": figures.get("step_ms"),
+        "step peak": _peak(run),
+        "FLOPs": stored_flops(run.headlines),
+        "step time": stored_time(run.headlines),
+        "gradients": _gradients(run),
+        "note": run.note,
+        "policy": "" if run.spec is None else in_words(run.spec.policy),
+        "pinned": run.pinned,
+        "finished": datetime.fromtimestamp(run.created),
+    }
+
+
+def _peak(run: StoredRun) -> str:
+    """The step's peak, a pipeline run's on its highest rank; empty for kinds of run that have none."""
+    headlines = run.headlines
+    if ranks := headlines.get("rank_peak_bytes"):
+        return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
+    if run.kind not in PINNABLE:
+        return ""
+    base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)
+    if not base:
+        return peak
+    if n_blocks := headlines.get("n_baseline_recompute"):
+        return f"{stored_peak(base)} ({count(n_blocks, 'block')} recomputed) → {peak}"
+    return f"{stored_peak(base)} → {peak}" if headlines.get("comparable", True) else f"{stored_peak(base)}; {peak}"
+
+
+def _gradients(run: StoredRun) -> str:
+    headlines = run.headlines
+    if "n_splitting_equal" not in headlines:
+        return str(headlines.get("verdict", ""))
+    return f"{headlines['n_splitting_equal']} of {headlines['n_gradients']} equal" if headlines["n_gradients"] else ""

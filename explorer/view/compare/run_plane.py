@@ -1,0 +1,164 @@
+"""Every run of a model on the plane of peak and step time: which were worth taking, and what less memory cost.
+
+Runs are held against each other under the same conditions alone: each kind of conditions has its symbol and its front.
+A run is beaten by one that needs no more memory and no more time; times within their spread count as equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.colours import RECOMPUTE, RUN_COLOURS
+from explorer.view.drawing.figure import empty, figure
+from explorer.view.drawing.units import byte_axis, count, mib
+
+HEIGHT = 400
+QUESTION = "How much time did less memory cost, over all runs?"
+TOO_FEW = "Two runs with a peak and a time make a chart here."
+SYMBOLS = ("circle", "square", "triangle-up", "star", "hexagon", "pentagon", "triangle-down", "triangle-left")
+DASHES = ("solid", "dash", "dot", "dashdot")
+UNSAFE = ("different", "state moved", "not comparable")
+"""A run with one of these verdicts is drawn as a cross and is on no front: it is not the same training step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPoint:
+    """One measured step."""
+
+    name: str
+    policy: str
+    """In words."""
+    conditions: str
+    """In words; equal ones can be held against each other."""
+    peak_bytes: int
+    step_ms: float
+    spread_ms: float | None
+    verdict: str = ""
+    """Of the comparison it was the candidate of; empty: it was not compared."""
+    keeps_all: bool = False
+
+
+def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
+    """Every mark's customdata is its place in `points`."""
+    ahead = [place for place in range(len(points)) if is_ahead(points, place)]
+    return Chart(
+        name="runs by peak and time",
+        figure=_picture(points, ahead, model),
+        alt=f"Scatter chart of the runs of {model}: step peak against step time. {_answer(points, ahead)}.",
+        rows=lambda: [_row(point, ahead=place in ahead) for place, point in enumerate(points)],
+    )
+
+
+def is_ahead(points: Sequence[RunPoint], place: int) -> bool:
+    """Whether no run under the same conditions beats the one at `place`."""
+    one = points[place]
+    others = (point for point in points if point.conditions == one.conditions and point is not one)
+    return one.verdict not in UNSAFE and not any(_beats(other, one) for other in others)
+
+
+def _beats(other: RunPoint, one: RunPoint) -> bool:
+    if other.verdict in UNSAFE or other.peak_bytes > one.peak_bytes:
+        return False
+    spread = max(other.spread_ms or 0.0, one.spread_ms or 0.0)
+    if other.peak_bytes == one.peak_bytes:
+        return other.step_ms < one.step_ms - spread
+    return other.step_ms <= one.step_ms + spread
+
+
+def _picture(points: Sequence[RunPoint], ahead: Sequence[int], model: str) -> go.Figure:
+    if len(points) < 2:
+        return empty(QUESTION, TOO_FEW)
+    fig = figure(QUESTION, f"{model}: {_answer(points, ahead)}", height=HEIGHT)
+    unit, unit_name = byte_axis(max(point.peak_bytes for point in points))
+    kinds = list(dict.fromkeys(point.conditions for point in points))
+    for n, kind in enumerate(kinds):
+        of_kind = [place for place, point in enumerate(points) if point.conditions == kind]
+        fig.add_trace(_marks(points, of_kind, ahead, (SYMBOLS[n % len(SYMBOLS)], unit)))
+        front = sorted((points[place] for place in of_kind if place in ahead), key=lambda point: point.peak_bytes)
+        if len(front) > 1:
+            fig.add_trace(_front(front, DASHES[n % len(DASHES)], unit))
+    fig.update_layout(
+        xaxis={"title": {"text": f"step peak ({unit_name})"}, "rangemode": "tozero"},
+        yaxis={"title": {"text": "step time (ms)"}, "rangemode": "tozero"},
+        showlegend=True,
+        legend={"traceorder": "normal"},
+    )
+    return fig
+
+
+def _marks(points: Sequence[RunPoint], places: list[int], ahead: Sequence[int], drawn: tuple[str, int]) -> go.Scatter:
+    symbol, unit = drawn
+    of_kind = [points[place] for place in places]
+    colours = [RUN_COLOURS["baseline" if point.keeps_all else "candidate"] for point in of_kind]
+    spreads = [point.spread_ms or 0.0 for point in of_kind]
+    symbols = [_symbol(points[place], symbol, ahead=place in ahead) for place in places]
+    return go.Scatter(
+        x=[point.peak_bytes / unit for point in of_kind],
+        y=[point.step_ms for point in of_kind],
+        name=of_kind[0].conditions,
+        mode="markers",
+        customdata=[[place, *_hover(points[place], ahead=place in ahead)] for place in places],
+        hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
+        marker={"symbol": symbols, "size": 11, "color": colours, "line": {"width": 2, "color": colours}},
+        error_y={"type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads)},
+        unselected={"marker": {"opacity": 1}},
+    )
+
+
+def _symbol(point: RunPoint, symbol: str, *, ahead: bool) -> str:
+    """Filled: on the front; open: beaten; a cross: not the same training step."""
+    if point.verdict in UNSAFE:
+        return "x-thin"
+    return symbol if ahead else f"{symbol}-open"
+
+
+def _front(front: Sequence[RunPoint], dash: str, unit: int) -> go.Scatter:
+    return go.Scatter(
+        x=[point.peak_bytes / unit for point in front],
+        y=[point.step_ms for point in front],
+        mode="lines",
+        hoverinfo="skip",
+        showlegend=False,
+        line={"width": 1.5, "color": RECOMPUTE, "shape": "hv", "dash": dash},
+    )
+
+
+def _hover(point: RunPoint, *, ahead: bool) -> tuple[str, str, str, str]:
+    spread = f" ± {point.spread_ms:,.1f}" if point.spread_ms is not None else ""
+    stands = "on the front" if ahead else point.verdict if point.verdict in UNSAFE else "beaten by another run"
+    return (
+        point.name,
+        f"{mib(point.peak_bytes)}, {point.step_ms:,.1f}{spread} ms, measured",
+        f"{point.policy}; {point.conditions}",
+        stands,
+    )
+
+
+def _answer(points: Sequence[RunPoint], ahead: Sequence[int]) -> str:
+    if len(points) < 2:
+        return TOO_FEW.rstrip(".")
+    kinds = len({point.conditions for point in points})
+    least = min((points[place] for place in ahead or range(len(points))), key=lambda point: point.peak_bytes)
+    among = f", under {kinds} kinds of conditions" if kinds > 1 else ""
+    return (
+        f"{len(ahead)} of {count(len(points), 'run')} beaten by none{among}; "
+        f"least memory {mib(least.peak_bytes)} in {least.step_ms:,.1f} ms, measured"
+    )
+
+
+def _row(point: RunPoint, *, ahead: bool) -> dict[str, Any]:
+    return {
+        "run": point.name,
+        "policy": point.policy,
+        "conditions": point.conditions,
+        "step peak (bytes)": point.peak_bytes,
+        "step time (ms)": round(point.step_ms, 3),
+        "±": None if point.spread_ms is None else round(point.spread_ms, 3),
+        "gradients": point.verdict or "not compared",
+        "on the front": "yes" if ahead else "no",
+    }
