@@ -12,7 +12,7 @@ from explorer.ui.runs.points import points_of
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
-from explorer.view.compare.run_plane import TOO_FEW, run_plane
+from explorer.view.compare.run_plane import SIGNS, TOO_FEW, run_plane
 
 
 def page() -> None:
@@ -59,4 +59,5 @@ def _plane(runs: tuple[StoredRun, ...]) -> None:
         st.caption(TOO_FEW)
         return
     points = [point for _, point in placed]
+    st.caption(SIGNS)
     draw(run_plane(points, model), key="run_plane", act=lambda custom: reorder(placed[int(custom[0])][0].run_id))

@@ -20,6 +20,10 @@ from explorer.view.drawing.units import byte_axis, count, mib
 HEIGHT = 400
 QUESTION = "How much time did less memory cost, over all runs?"
 TOO_FEW = "Two runs with a peak and a time make a chart here."
+SIGNS = (
+    "Filled: beaten by no run under the same conditions. Open: beaten. Cross: the gradients are not those of the "
+    "baseline. Grey: everything kept. A click selects the run."
+)
 SYMBOLS = ("circle", "square", "triangle-up", "star", "hexagon", "pentagon", "triangle-down", "triangle-left")
 DASHES = ("solid", "dash", "dot", "dashdot")
 UNSAFE = ("different", "state moved", "not comparable")
@@ -105,9 +109,12 @@ def _marks(points: Sequence[RunPoint], places: list[int], ahead: Sequence[int], 
         customdata=[[place, *_hover(points[place], ahead=place in ahead)] for place in places],
         hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
         marker={"symbol": symbols, "size": 11, "color": colours, "line": {"width": 2, "color": colours}},
-        error_y={"type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads)},
+        error_y={
+            "type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads),
+            "color": RUN_COLOURS["candidate"],
+        },
         unselected={"marker": {"opacity": 1}},
-    )
+    )  # fmt: skip
 
 
 def _symbol(point: RunPoint, symbol: str, *, ahead: bool) -> str:
