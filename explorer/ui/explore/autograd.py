@@ -6,6 +6,7 @@ import streamlit as st
 
 from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.graph import ModelGraph
+from explorer.ui.shared.download import Offer, download
 from explorer.view.graph.autograd import caption, difference, themed
 
 LARGE = 150
@@ -49,10 +50,7 @@ def _small(graph: ModelGraph) -> str:
 def _picture(title: str, picture: AutogradPicture, key: str) -> None:
     st.text(title)
     st.caption(caption(picture))
-    st.download_button(
-        "DOT file", data=picture.dot, file_name=f"autograd-{key}.dot", mime="text/vnd.graphviz", key=f"dot_{key}",
-        icon=":material/download:", on_click="ignore",
-    )  # fmt: skip
+    download(Offer("DOT file", f"autograd-{key}.dot", picture.dot), key=f"dot_{key}")
     if picture.n_nodes > LARGE and not st.toggle(f"Draw all {picture.n_nodes} nodes", key=f"large_{key}"):
         return
     dark = st.context.theme.type == "dark"

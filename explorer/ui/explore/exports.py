@@ -13,6 +13,7 @@ from explorer.record.policy import Policy
 from explorer.record.policy_file import PolicyFile
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.readable import small
 
 COLOURS = {"exact": "green", "approximated": "orange", "not expressible": "red"}
@@ -40,16 +41,10 @@ def panel(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: str
     for sentence in sentences(form):
         small(sentence)
     if form.text:
-        st.download_button(
-            f"For {FORMATS[target].title}",
-            data=(warning if FORMATS[target].suffix in (".py", ".yaml") else "") + form.text,
-            file_name=f"policy-{target}{FORMATS[target].suffix}",
-            mime="text/plain",
-            key="download_export",
-            icon=":material/code:",
-            on_click="ignore",
-            width="stretch",
-        )
+        suffix = FORMATS[target].suffix
+        text = (warning if suffix in (".py", ".yaml") else "") + form.text
+        offer = Offer(f"For {FORMATS[target].title}", f"policy-{target}{suffix}", text, icon="code")
+        download(offer, key="download_export", width="stretch")
     if form.fit == "approximated" and form.as_run is not None:
         st.button(
             "Draw what it will do there",

@@ -19,6 +19,7 @@ from explorer.ui.explore import exports, work
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.readable import small
 from explorer.ui.shared.reports import charts_bytes, report_bytes
 from explorer.view.compare.safety import doubt, in_file
@@ -32,16 +33,10 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
     with st.popover("Policy file", icon=":material/description:", key="policy_menu", width="stretch"):
         warned = st.empty()
         small("A training script applies it: `explorer.apply_policy(model, explorer.load_policy('policy.yaml'))`.")
-        st.download_button(
-            "Policy with evidence (YAML)",
-            data=lambda: policy_text(state, graph),
-            file_name=f"{file_stem(state)}-policy.yaml",
-            mime="application/yaml",
-            key="download_policy",
-            icon=":material/download:",
-            on_click="ignore",
-            width="stretch",
+        offer = Offer(
+            "Policy with evidence (YAML)", f"{file_stem(state)}-policy.yaml", lambda: policy_text(state, graph)
         )
+        download(offer, key="download_policy", width="stretch")
         exports.panel(state, graph, policy_of(state, graph), _warning(state, graph))
         st.file_uploader(
             "Open a policy file",
@@ -127,37 +122,18 @@ def run_menu(state: ExploreState) -> None:
             "Everything that was measured, in one file: it opens on the Runs page of any machine, without torch."
         )
         if key is not None:
-            st.download_button(
-                "This run",
-                data=lambda: run_bytes(key),
-                file_name=f"{file_stem(state)}.run",
-                mime="application/octet-stream",
-                key="download_run",
-                icon=":material/download:",
-                on_click="ignore",
-                width="stretch",
-            )
-            st.download_button(
+            stem = file_stem(state)
+            report = Offer(
                 "Report (HTML)",
-                data=lambda: report_bytes(key),
-                file_name=f"{file_stem(state)}.html",
-                mime="text/html",
-                key="download_report",
-                icon=":material/article:",
-                on_click="ignore",
-                width="stretch",
+                f"{stem}.html",
+                lambda: report_bytes(key),
+                icon="article",
                 help="One file for somebody else: figures, charts, verdict, environment. No server, no network.",
             )
-            st.download_button(
-                "All charts (SVG)",
-                data=lambda: charts_bytes(key),
-                file_name=f"{file_stem(state)}-charts.zip",
-                mime="application/zip",
-                key="download_charts",
-                icon=":material/image:",
-                on_click="ignore",
-                width="stretch",
-            )
+            charts = Offer("All charts (SVG)", f"{stem}-charts.zip", lambda: charts_bytes(key), icon="image")
+            download(Offer("This run", f"{stem}.run", lambda: run_bytes(key)), key="download_run", width="stretch")
+            download(report, key="download_report", width="stretch")
+            download(charts, key="download_charts", width="stretch")
 
 
 def run_bytes(key: str) -> bytes:

@@ -15,6 +15,7 @@ from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
+from explorer.ui.shared.download import Offer, download
 from explorer.view.compare.safety import danger
 
 FOLDER = "pipeline-run"
@@ -25,17 +26,12 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...]) 
     if warning := danger(hazards, "Hazards"):
         st.error(f"This plan is not safe. {plain(warning)}", icon=":material/gpp_bad:")
     graph = backend.graph_of(spec)
-    st.download_button(
-        "Policy file with the plan (YAML)",
-        data=lambda: policy_file.dumps(
-            spec.policy, model=spec.model, fingerprint=graph.fingerprint if graph else None, plan=plan
-        ),
-        file_name="pipeline-policy.yaml",
-        mime="application/yaml",
-        key="pipeline_policy",
-        icon=":material/download:",
-        on_click="ignore",
-    )
+
+    def policy_text() -> str:
+        fingerprint = graph.fingerprint if graph else None
+        return policy_file.dumps(spec.policy, model=spec.model, fingerprint=fingerprint, plan=plan)
+
+    download(Offer("Policy file with the plan (YAML)", "pipeline-policy.yaml", policy_text), key="pipeline_policy")
     st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
     st.caption(NEEDS)
     try:
@@ -44,16 +40,14 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...]) 
         st.caption("These files need a plan that can run.")
         st.text(error.sentence)
         return
-    st.download_button(
+    scripts = Offer(
         "torchrun script, plan and schedule (zip)",
-        data=lambda: zipped(files),
-        file_name=f"{FOLDER}.zip",
-        mime="application/zip",
-        key="pipeline_torchrun",
-        icon=":material/terminal:",
-        on_click="ignore",
+        f"{FOLDER}.zip",
+        lambda: zipped(files),
+        icon="terminal",
         help="Unpack it where torchrun starts. `python -m explorer pipeline --results DIR` opens what its ranks leave.",
     )
+    download(scripts, key="pipeline_torchrun")
     with st.expander("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
         st.code(files["schedule.csv"], language=None)
 

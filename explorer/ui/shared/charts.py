@@ -9,6 +9,7 @@ from typing import Any
 
 import streamlit as st
 
+from explorer.ui.shared.download import Offer, download
 from explorer.view.drawing.chart import Chart, Rows
 from explorer.view.drawing.figure import CONFIG, readable
 
@@ -60,15 +61,8 @@ def _twin(chart: Chart, key: str) -> None:
         st.dataframe(
             list(chart.rows()), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {chart.name}"
         )
-        st.download_button(
-            "CSV",
-            data=lambda: as_csv(chart.rows()),
-            file_name=f"{chart.name.replace(' ', '-')}.csv",
-            mime="text/csv",
-            key=f"{key}_csv",
-            icon=":material/download:",
-            on_click="ignore",
-        )
+        name = f"{chart.name.replace(' ', '-')}.csv"
+        download(Offer("CSV", name, lambda: as_csv(chart.rows())), key=f"{key}_csv")
 
 
 def as_csv(rows: Rows) -> str:
