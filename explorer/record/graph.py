@@ -114,8 +114,12 @@ class Join(Record):
     op: str
 
 
+INPUT = ":input"
+"""Source of edges that carry what the model is given. No fqn has a colon, no operator is called so."""
+
+
 class Edge(Record):
-    """Data that `source` made and `target` reads: fqns of blocks without operating children, or ids of joins.
+    """Data that `source` made and `target` reads: fqns of blocks without operating children, ids of joins, or INPUT.
 
     What a block with children does to data from one place alone (an activation function) is no join: the data goes on.
     """

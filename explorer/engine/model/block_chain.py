@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import nn
 
-from explorer.engine.watch.data_flow import INPUT, Datum
+from explorer.engine.watch.data_flow import ELSEWHERE, GIVEN, Datum
 from explorer.engine.watch.observe import Seen
 from explorer.record.graph import CutPoint
 
@@ -88,7 +88,7 @@ def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Da
     cuts = []
     for place, (after, before) in enumerate(zip(chain, chain[1:], strict=False)):
         border = seen[before].first_call
-        crossing = [d for d in data if d.writer != INPUT and d.born < border <= d.last_read]
+        crossing = [d for d in data if d.writer not in (GIVEN, ELSEWHERE) and d.born < border <= d.last_read]
         both = [fqn for fqn in chain[: place + 1] if seen[fqn].last_exit > border]
         refusal = f"{', '.join(both)} is called again behind this cut" if both else None
         cuts.append(

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from explorer.record.graph import INPUT
+
 
 class Place(NamedTuple):
     """Where data is made and read: a block without children, or one operator of a block that has some."""
@@ -24,8 +26,10 @@ class Place(NamedTuple):
     """Which of the operators of that name, counted from the beginning of the block's call."""
 
 
-INPUT = Place("<input>")
+GIVEN = Place(INPUT)
 """Writer of what the model was given."""
+ELSEWHERE = Place("<elsewhere>")
+"""Writer of what was there before: tensors that are plain attributes, constants made from Python numbers."""
 
 
 @dataclass
@@ -56,14 +60,20 @@ class DataFlow:
         """Number of the operator with which each place began."""
         self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
 
+    def given(self, tensors: Iterable[Tensor]) -> None:
+        """Arguments of the model itself; those that it made in an earlier call stay what they are."""
+        for tensor in tensors:
+            if dense(tensor) and self._datum_of(tensor) is None:
+                self._born(GIVEN, tensor.untyped_storage())
+
     def reads(self, place: Place, tensor: Tensor, *, shape_only: bool = False) -> None:
-        """`place` reads; what nobody wrote was given to the model. `shape_only`: it asks how large `tensor` is."""
+        """`place` reads. `shape_only`: it asks how large `tensor` is."""
         storage = tensor.untyped_storage()
         if storage._cdata in self.constant:
             return
         datum = self._datum_of(tensor)
         if datum is None:
-            datum = self._born(INPUT, storage)
+            datum = self._born(ELSEWHERE, storage)
         datum.last_read = self.now
         if not shape_only:
             self.first.setdefault(place, self.now)
@@ -89,7 +99,7 @@ class DataFlow:
         """A leaf that returns its input or a view of it (Identity, Flatten) still stands in the flow."""
         for tensor in tensors:
             datum = self._datum_of(tensor)
-            if datum is not None and datum.writer not in (Place(fqn), INPUT):
+            if datum is not None and datum.writer != Place(fqn):
                 self.reads(Place(fqn), tensor)
                 self._born(Place(fqn), tensor.untyped_storage())
                 self.now += 1

@@ -42,7 +42,7 @@ class Handed:
             self.traits.add("keeps_cache" if self._inside & (self.read or set()) else "fills_inputs")
 
     def _note_inside(self) -> None:
-        self._inside.update(self._identify(tensor) for tensor in _tensors(self._things, set()))
+        self._inside.update(self._identify(tensor) for tensor in tensors_in(self._things))
 
 
 def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
@@ -50,14 +50,18 @@ def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
     values = (*args, *kwargs.values())
     if not any(isinstance(value, Tensor) and value.requires_grad for value in values):
         yield "inputs_need_no_grad"
-    if any(t.requires_grad for value in values if not isinstance(value, Tensor) for t in _tensors((value,), set())):
+    if any(t.requires_grad for value in values if not isinstance(value, Tensor) for t in tensors_in((value,))):
         yield "nested_inputs"
     if kwargs:
         yield "keyword_inputs"
 
 
-def _tensors(things: Iterable[Any], met: set[int], depth: int = 0) -> Iterator[Tensor]:
+def tensors_in(things: Iterable[Any]) -> Iterator[Tensor]:
     """Every tensor in reach of lists, dictionaries and plain objects; modules are not entered."""
+    return _tensors(things, set())
+
+
+def _tensors(things: Iterable[Any], met: set[int], depth: int = 0) -> Iterator[Tensor]:
     for thing in things:
         if isinstance(thing, Tensor):
             yield thing

@@ -6,7 +6,9 @@ An operator that a block with children runs itself is drawn only where it says s
     x + mlp(norm(x))     two sources                          a join: x and mlp lead into `+`
     q @ k, then @ v      a join that feeds one join only      one join of q, k and v
     relu(x)              one source, outside the block        kept: where the block is folded, the block did it
-    arange(n)            no source, read within the block     left out, as what the model is given is
+    arange(n)            no source, read within the block     left out
+    x.float()            the model's input, made ready        dissolved: the arrow leaves the input, which lies in the
+                                                              model itself
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 
-from explorer.engine.watch.data_flow import INPUT, DataFlow, Place
+from explorer.engine.watch.data_flow import ELSEWHERE, GIVEN, DataFlow, Place
 from explorer.plan.names import above
 from explorer.record.graph import Edge, Join
 
@@ -45,7 +47,7 @@ class _Merged:
         for place in self.order:
             if place.op and place.block not in holders:  # no child of it computes anything: it is one box
                 self._stands_for[place] = Place(place.block)
-        self.hops = [(datum.writer, reader) for datum in flow.data for reader in datum.readers if datum.writer != INPUT]
+        self.hops = [(datum.writer, reader) for datum in flow.data for reader in datum.readers]
 
     def place_of(self, place: Place) -> Place:
         while place in self._stands_for:
@@ -68,7 +70,7 @@ class _Merged:
         neighbours: dict[Place, set[Place]] = defaultdict(set)
         for hop in self.hops:
             writer, reader = map(self.place_of, hop)
-            if writer != reader and writer != INPUT:
+            if writer not in (reader, ELSEWHERE):
                 neighbours[reader if sources else writer].add(writer if sources else reader)
         return neighbours
 
@@ -77,11 +79,11 @@ class _Merged:
         sources, readers = self._neighbours(sources=True), self._neighbours(sources=False)
         known: dict[tuple[str, frozenset[Place]], Place] = {}
         for place in self.joins():
-            own = frozenset(map(self.place_of, sources[place])) - {place}
+            own = frozenset(map(self.place_of, sources[place])) - {place, ELSEWHERE}
             if len(own) == 1 and _lies_in(next(iter(own)), place.block):
                 self._stands_for[place] = next(iter(own))
             elif not own and all(_lies_in(reader, place.block) for reader in readers[place]):
-                self._stands_for[place] = INPUT
+                self._stands_for[place] = ELSEWHERE
             elif (same := self.place_of(known.setdefault((place.block, own), place))) != place:
                 self._stands_for[place] = same
 
@@ -103,7 +105,7 @@ class _Merged:
 
 def _edges(flow: DataFlow, merged: _Merged, ids: dict[Place, str]) -> tuple[Edge, ...]:
     """Tensors that go from one place to the same readers are one number, their bytes added up."""
-    begun = dict(flow.first)
+    begun = {**flow.first, GIVEN: -1}
     for place in merged.order:
         begun.setdefault(merged.place_of(place), flow.first[place])  # of a block that its own operators stand for
     n_bytes: dict[tuple[Place, tuple[Place, ...]], Counter[Place]] = defaultdict(Counter)
@@ -113,7 +115,7 @@ def _edges(flow: DataFlow, merged: _Merged, ids: dict[Place, str]) -> tuple[Edge
         read: dict[Place, int] = {}
         for reader in datum.readers:
             target = merged.place_of(reader)
-            if target != source and source != INPUT:
+            if target != source and source != ELSEWHERE:
                 read[target] = max(read.get(target, 0), datum.bytes_read(reader))
         if read:
             way = (source, tuple(read))
@@ -146,8 +148,10 @@ def _ids(joins: Iterable[Place]) -> dict[Place, str]:
 
 def _word(op: str) -> str:
     """The operator as people know it."""
-    return "attention" if ATTENTION in op else op.strip("_")
+    return "attention" if ATTENTION in op else op.strip("_").removesuffix("_forward")
 
 
 def _lies_in(place: Place, block: str) -> bool:
+    if place == GIVEN:
+        return not block
     return (place.block == block and bool(place.op)) or block in above(place.block)

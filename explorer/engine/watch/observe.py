@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
 from explorer.engine.watch.flops import formula
+from explorer.engine.watch.handed import tensors_in
 from explorer.engine.watch.turns import Turns
 from explorer.record.graph import Trait
 
@@ -196,6 +197,8 @@ class Observation(TorchDispatchMode):
                 seen.first_call = self.flow.now
             seen.n_calls += 1
             self.turns.begins(fqn, args, kwargs)
+            if not fqn:
+                self.flow.given(tensors_in((*args, *kwargs.values())))
             self._stack.append(fqn)
             self._entered.append({"flops": seen.flops, "until": 0, "ops": Counter()})
 

@@ -14,7 +14,7 @@ from functools import cached_property
 import msgspec
 
 from explorer.record.base import Record
-from explorer.record.graph import Edge, Join, ModelGraph
+from explorer.record.graph import INPUT, Edge, Join, ModelGraph
 from explorer.view.graph.nesting import Node
 
 
@@ -57,6 +57,10 @@ class Flow(Record):
         return path[-1]
 
 
+_GIVEN = Join(id=INPUT, block="", op="input")
+"""Where what the model is given enters the drawing."""
+
+
 def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]) -> Flow:
     """The arrows in view when `opened` (the model itself among them) are unfolded."""
     paths = _paths(graph, nodes)
@@ -74,6 +78,8 @@ def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]
                 ways[source, target][tensor] = edge
     joins = {join.id: join for join in graph.joins if shown.get(join.id) == join.id}
     _dissolve(joins, ways)
+    if any(source == INPUT for source, _ in ways):
+        joins = {INPUT: _GIVEN, **joins}
     by_block: dict[str, list[Join]] = defaultdict(list)
     for join in joins.values():
         by_block[join.block].append(join)
@@ -88,7 +94,7 @@ def _paths(graph: ModelGraph, nodes: Mapping[str, Node]) -> dict[str, tuple[str,
     paths: dict[str, tuple[str, ...]] = {}
     for id, node in nodes.items():  # parents come before children
         paths[id] = (*(paths[node.parent] if node.parent is not None else ()), id)
-    for join in graph.joins:
+    for join in (_GIVEN, *graph.joins):
         if join.block in paths:
             paths[join.id] = (*paths[join.block], join.id)
     return paths

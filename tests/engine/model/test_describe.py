@@ -19,7 +19,7 @@ from explorer.engine.model.describe import describe, graph_of
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import Cancelled, ModelFailed
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
@@ -159,6 +159,7 @@ def test_the_spine_and_its_cuts() -> None:
 def test_edges_carry_the_bytes_from_writer_to_reader() -> None:
     flow = {(edge.source, edge.target): edge.n_bytes for edge in graph(Walk(1)).edges}
     assert flow == {
+        (INPUT, "stem"): ROW,
         ("stem", "blocks.0.norm"): ROW,
         ("stem", "blocks.0:add"): ROW,
         ("blocks.0.norm", "blocks.0.up"): ROW,
@@ -173,14 +174,18 @@ def test_in_place_operators_become_the_writer() -> None:
         (edge.source, edge.target)
         for edge in graph(nn.Sequential(nn.Linear(W, W), nn.ReLU(inplace=True), nn.Linear(W, W))).edges
     }
-    assert flow == {("0", "1"), ("1", "2")}
+    assert flow == {(INPUT, "0"), ("0", "1"), ("1", "2")}
 
 
 @pytest.mark.parametrize("quiet", [nn.Identity(), nn.Flatten(), nn.Dropout(0.5).eval()], ids=lambda m: type(m).__name__)
 def test_a_leaf_without_operators_of_its_own_still_stands_in_the_flow(quiet: nn.Module) -> None:
     found = graph(nn.Sequential(nn.Linear(W, W), quiet, nn.Linear(W, W)))
-    assert {(edge.source, edge.target): edge.n_bytes for edge in found.edges} == {("0", "1"): ROW, ("1", "2"): ROW}
+    flow = {(edge.source, edge.target): edge.n_bytes for edge in found.edges}
+    assert flow == {(INPUT, "0"): ROW, ("0", "1"): ROW, ("1", "2"): ROW}
     assert [(cut.n_tensors, cut.n_bytes) for cut in found.cuts] == [(1, ROW), (1, ROW)]
+    first = graph(nn.Sequential(quiet, nn.Linear(W, W)))
+    assert {(edge.source, edge.target): edge.n_bytes for edge in first.edges} == {(INPUT, "0"): ROW, ("0", "1"): ROW}
+    assert [(cut.n_tensors, cut.n_bytes) for cut in first.cuts] == [(1, ROW)]
 
 
 def test_saved_bytes_are_those_made_in_a_block_whoever_saves_them() -> None:
@@ -450,7 +455,7 @@ def test_models_of_transformers_unmodified(config: str) -> None:
     assert unit in found.chain
     assert len(found.cuts) == len(found.chain) - 1
     ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
-    assert ends <= set(found.by_fqn) | {join.id for join in found.joins}
+    assert ends <= set(found.by_fqn) | {INPUT} | {join.id for join in found.joins}
     assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)
 
 

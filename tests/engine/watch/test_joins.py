@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.model.describe import describe, describe_step, graph_of
 from explorer.engine.watch.joins import MOST_JOINS
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
 
@@ -38,7 +38,7 @@ def within(block: str, *arrows: str) -> set[str]:
 
 def test_mlp() -> None:
     leaves = [f"{i}.{k}" for i in range(2) for k in range(3)]
-    assert arrows(sample("mlp", n_layers=2, batch=2)) == chain(*leaves, "2")
+    assert arrows(sample("mlp", n_layers=2, batch=2)) == chain(":input", *leaves, "2")
 
 
 def test_gpt() -> None:
@@ -46,6 +46,7 @@ def test_gpt() -> None:
     expected = within(
         "embedding", ".token > :add", ".position > :add", ":add > .dropout", ":arange > .position"
     ) - {"embedding:arange > embedding.position"}  # indices are made in the block and never leave it  # fmt: skip
+    expected |= {":input > embedding.token"}
     before = "embedding.dropout"
     for block in ("blocks.0", "blocks.1"):
         expected |= within(
@@ -75,16 +76,18 @@ def test_vit_and_tied_lm() -> None:
     inside = ("> .norm1", "> :add", ".norm1 > .qkv", ".qkv > .out", ".out > :add", ":add > .norm2", ":add > :add.2")
     inside += (".norm2 > .up", ".up > .down", ".down > :add.2")
     block = within("blocks.0", *(f"patches.project {hop}" if hop[0] == ">" else hop for hop in inside))
-    assert arrows(vit) == block | chain("blocks.0:add.2", "head.norm", "head.linear")
+    assert arrows(vit) == {":input > patches.project"} | block | chain("blocks.0:add.2", "head.norm", "head.linear")
     tied = sample("tied_lm", n_layers=1, width=8, length=4, batch=2, vocabulary=8)
     inside = (".norm1 > .mix", ".norm1 > :add", ".mix > :add", ":add > .norm2", ":add > :add.2")
     inside += ("embedding > .norm1", "embedding > :add", ".norm2 > .up", ".up > .down", ".down > :add.2")
-    assert arrows(tied) == within("blocks.0", *inside) | chain("blocks.0:add.2", "norm", "head")
+    assert arrows(tied) == {":input > embedding"} | within("blocks.0", *inside) | chain(
+        "blocks.0:add.2", "norm", "head"
+    )
 
 
 def test_resnet() -> None:
     graph = sample("resnet", width=4, blocks_per_stage=1, n_stages=2, side=8, batch=2)
-    expected = chain("stem.0", "stem.1", "stem.2")
+    expected = chain(":input", "stem.0", "stem.1", "stem.2")
     before = "stem.2"
     for block in ("blocks.0", "blocks.1"):
         expected |= within(block, f"{before} > .conv1", f"{before} > .shortcut", ".shortcut > :add", ".norm2 > :add")
@@ -100,9 +103,10 @@ def test_unet_and_its_three_skips() -> None:
     for i in range(3):
         in_order += [f"up.{i}.grow", f"up.{i}:cat", *(f"up.{i}.block.{name}" for name in inner)]
     skips = {f"down.{i}.block.norm2 > up.{2 - i}:cat" for i in range(3)}
-    assert arrows(graph) == chain(*in_order, "head") | skips
+    assert arrows(graph) == chain(":input", *in_order, "head") | skips
     flow = folded(graph, nest(graph), {""})
     assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
+        (":input", "down"): (1, 3 * 16**2 * 4),
         ("down", "middle"): (1, 16 * 2 * 2 * 4),
         ("down", "up"): (3, (4 * 16**2 + 8 * 8**2 + 16 * 4**2) * 4),
         ("middle", "up"): (1, 32 * 2 * 2 * 4),
@@ -113,7 +117,7 @@ def test_unet_and_its_three_skips() -> None:
 def test_recurrent_carries_its_state_to_the_next_call() -> None:
     graph = sample("recurrent", length=3, width=8, expansion=2, batch=2, vocabulary=8)
     inside = (":cat > .up", ".up > .gate", ".up > .value", ".gate > :add", ".value > :add", ":add > :cat")
-    assert arrows(graph) == within("cell", "embedding > :cat", *inside, ":add > head")
+    assert arrows(graph) == {":input > embedding"} | within("cell", "embedding > :cat", *inside, ":add > head")
     assert [f"{edge.source} > {edge.target}" for edge in graph.edges if edge.back] == ["cell:add > cell:cat"]
     carried = {f"{edge.source} > {edge.target}": (edge.n_tensors, edge.n_bytes) for edge in graph.edges}
     state = 2 * 8 * 4
@@ -128,7 +132,7 @@ def test_moe_routes_the_norm_to_every_expert() -> None:
     inside += [".router.score > :index", ".router.score > :add"]
     for i in range(3):
         inside += [f":index > .experts.{i}.up", f".experts.{i}.up > .experts.{i}.down", f".experts.{i}.down > :add"]
-    assert arrows(graph) == within("blocks.0", *inside) | chain("blocks.0:add", "norm", "head")
+    assert arrows(graph) == {":input > embedding"} | within("blocks.0", *inside) | chain("blocks.0:add", "norm", "head")
 
 
 def test_what_several_blocks_inside_read_enters_a_folded_block_once() -> None:
@@ -136,6 +140,7 @@ def test_what_several_blocks_inside_read_enters_a_folded_block_once() -> None:
     flow = folded(graph, nest(graph), {"", "blocks"})
     hidden = 2 * 4 * 8 * 4
     assert {(a.source, a.target): (a.n_tensors, a.n_bytes) for a in flow.arrows} == {
+        (":input", "embedding"): (1, 2 * 4 * 8),
         ("embedding", "blocks.0"): (1, hidden),
         ("blocks.0", "blocks.1"): (1, hidden),
         ("blocks.1", "norm"): (1, hidden),
@@ -155,7 +160,7 @@ class TwoTowers(nn.Module):
 
 def test_both_towers_lead_to_the_head() -> None:
     graph = graph_of(TwoTowers(), torch.randn(B, W))
-    assert arrows(graph) == {"query > :mul", "document > :mul", ":mul > head"}
+    assert arrows(graph) == {":input > query", ":input > document", "query > :mul", "document > :mul", ":mul > head"}
     assert [(join.id, join.block, join.op) for join in graph.joins] == [(":mul", "", "mul")]
 
 
@@ -171,7 +176,51 @@ def test_attention_whose_children_are_never_called_is_one_box() -> None:
             return x + self.attention(x, x, x)[0]
 
     found = arrows(graph_of(Attends(), torch.randn(B, 3, W)))
-    assert found == {"norm > attention", "norm > :add", "attention > :add"}
+    assert found == {":input > norm", "norm > attention", "norm > :add", "attention > :add"}
+
+
+class Residual(nn.Module):
+    """x + f(x), where x is what the model was given, made ready first; and a table and a constant of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.start, self.inner, self.place = nn.Identity(), nn.Linear(W, W), nn.Embedding(B, W)
+        self.table = torch.ones(W)
+
+    def forward(self, x: Tensor, *, mask: Tensor) -> Tensor:
+        x = self.start(x.float() / 255)
+        x = x + self.inner(x) * self.table * torch.tensor(2.0)
+        return (x + self.place(torch.arange(x.shape[0]))) * mask
+
+
+def test_what_the_model_is_given_flows_too() -> None:
+    graph = graph_of(Residual(), {"x": torch.zeros(B, W, dtype=torch.uint8), "mask": torch.ones(B, W)})
+    feeding = {f"{source} > :mul" for source in (":input", "start", "inner", "place")}
+    said = "the mask and x; no arrow from a table, a constant, or positions that the model makes"
+    assert arrows(graph) == {":input > start", "start > inner"} | feeding, said
+    flow = folded(graph, nest(graph), {""})
+    assert [join.id for join in flow.joins[""]] == [":input", ":mul"]
+
+
+def test_a_residual_around_the_whole_model_leaves_its_input() -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(W, W)
+
+        def forward(self, batch: dict[str, list[Tensor]]) -> Tensor:
+            x = batch["x"][0]
+            return x + self.inner(x)
+
+    graph = graph_of(Around(), ({"x": [torch.randn(B, W)]},))
+    assert arrows(graph) == {":input > inner", ":input > :add", "inner > :add"}
+    assert {edge.n_bytes for edge in graph.edges} == {TENSOR} and not any(edge.back for edge in graph.edges)
+
+
+def test_an_own_step_is_given_a_batch_as_well() -> None:
+    model, x = TwoTowers(), torch.randn(B, W)
+    graph = describe_step(model, lambda: model(x).sum().backward(), "<step>")
+    assert {":input > query", ":input > document"} <= arrows(graph)
 
 
 # ---- random nets: what is true is known from how they were made
@@ -225,7 +274,7 @@ class Truth:
         self.block: list[str] = []
         self.leaf: list[bool] = []
         self.reads: list[set[int]] = []
-        self._run(items, "", [set()])
+        self._run(items, "", [self._op(INPUT, set(), leaf=True)])
 
     def _op(self, block: str, reads: set[int], *, leaf: bool) -> set[int]:
         self.block.append(block)
@@ -250,6 +299,9 @@ class Truth:
         operating = set(self.block)
         found: list[str | None] = []
         for block, leaf in zip(self.block, self.leaf):
+            if block == INPUT:
+                found.append(INPUT)
+                continue
             parts = block.split(".") if block else []
             path = ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
             closed = next((step for step in path if step not in opened), None)
@@ -271,7 +323,7 @@ class Truth:
 def drawn_pairs(graph: ModelGraph, opened: set[str]) -> set[tuple[str, str]]:
     """Boxes that feed each other, directly or through joins alone."""
     flow = folded(graph, nest(graph), opened)
-    joins = {join.id for found in flow.joins.values() for join in found}
+    joins = {join.id for found in flow.joins.values() for join in found} - {INPUT}
     after: dict[str, set[str]] = {}
     for arrow in flow.arrows:
         assert arrow.n_bytes == TENSOR * arrow.n_tensors
@@ -323,5 +375,6 @@ def test_a_loop_with_many_joins_of_one_operator_has_one_join_of_it() -> None:
     steps = [f"steps.{i}" for i in range(MOST_JOINS + 1)]
     out = {f"{step} > :add" for step in steps}
     into = {f":add > {step}" for step in steps[1:]}
-    assert arrows(many) == {"start > :add", "start > steps.0"} | out | into, "no arrow is lost, none leads elsewhere"
+    begin = chain(":input", "start", ":add") | {"start > steps.0"}
+    assert arrows(many) == begin | out | into, "no arrow is lost, none leads elsewhere"
     assert {edge.n_bytes for edge in many.edges} == {TENSOR}

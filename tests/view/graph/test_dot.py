@@ -6,10 +6,11 @@ import re
 import shutil
 import subprocess
 
+import msgspec
 import pytest
 
 from explorer.errors import NotOnThisDevice
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import INPUT, Edge, ModelGraph
 from explorer.view.graph.dot import graph_dot, graph_svg
 from tests.graphs import gpt, hostile, unet
 
@@ -36,6 +37,14 @@ def test_every_edge_ends_at_a_node_that_is_there(graph: ModelGraph, everything: 
 def test_repeats_are_one_node_and_edges_carry_bytes() -> None:
     text = graph_dot(gpt(12))
     assert "×12" in text and "blocks.11" not in text and 'label="0.5 MiB"' in text
+
+
+def test_what_the_model_is_given_is_a_node() -> None:
+    plain = gpt(2)
+    graph = msgspec.structs.replace(plain, edges=(Edge(source=INPUT, target="embedding", n_bytes=64), *plain.edges))
+    text = graph_dot(graph)
+    assert '":input" [label="input"' in text and '":input" -> "embedding"' in text
+    assert INPUT not in graph_dot(plain), "a graph of an earlier version does not say what flows in"
 
 
 def test_svg_needs_the_program_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
