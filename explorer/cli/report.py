@@ -36,12 +36,18 @@ _VERDICTS = {
 
 
 def document(record: Comparison | Measurement) -> dict[str, Any]:
-    """The record with its derived headline figures beside its fields. In a comparison each run carries its own."""
+    """The record with its derived headline figures and the caveats of its peak beside its fields. In a comparison each
+    run carries its own."""
     plain: dict[str, Any] = to_plain(record)
     if isinstance(record, Comparison):
         runs = {"baseline": document(record.baseline), "candidate": document(record.candidate)}
         return {**record.headlines(), **plain, **runs}
-    return {**record.headlines(), **plain}
+    return {**figures(record), **plain}
+
+
+def figures(run: Measurement) -> dict[str, Any]:
+    """The headline figures of one run, and what its peak does not say by itself."""
+    return {**run.headlines(), "caveats": beside_peak(run)}
 
 
 def print_measurement(run: Measurement) -> None:

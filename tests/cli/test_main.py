@@ -208,6 +208,7 @@ def test_compare_and_the_policy_file_that_comes_of_it(shared: Worker, tiny: str,
     checked = read("check", path, tiny)
     assert checked["fresh"] and checked["fingerprint"] == file.fingerprint
     assert "Nothing known goes wrong" in run("check", path, tiny).stdout
+    assert checked["not_foretold_because"] == ""
     assert not read("check", path, tiny, "--size", "gpu", code=1)["fresh"]
     stale = run("compare", tiny, "--policy", path, "--size", "gpu", code=2)
     assert file.fingerprint in stale.stderr and "--allow-stale" in stale.stderr
@@ -284,6 +285,7 @@ def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path:
         (("--frozen", "blocks.0"), "reentrant-frozen"),
     ):
         assert rule in rules(*words) - rules()
+    assert "with use_reentrant" in read("check", str(path), tiny, code=1)["not_foretold_because"]
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 

@@ -39,11 +39,13 @@ def check(
     spec = conditions.under(options.ref(model), file.policy)
     refuse_strangers(conditions.frozen or (), graph)
     fired = hazards(graph, file.policy, file.pipeline, spec) if fits else ()
+    because = not_foretold(file.policy, graph, Forecast())
     if output.json:
-        print_json({"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint, "hazards": fired})
+        verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
+        print_json({**verdict, "hazards": fired, "not_foretold_because": because})
     else:
         print_hazards(policy, graph, stale, fired)
-        if because := not_foretold(file.policy, graph, Forecast()):
+        if because:
             say(escape(because))
     if stale or any(hazard.severity == "error" for hazard in fired):
         raise typer.Exit(DIFFERENT)

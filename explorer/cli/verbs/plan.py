@@ -12,6 +12,7 @@ from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
 from explorer.cli.options import Model, ModelOptions, StepOptions, describe
+from explorer.cli.report import figures
 from explorer.cli.worker import ask, check_writable, worker, write_file
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
@@ -127,10 +128,10 @@ def _tried(
 def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> dict[str, Any]:
     def one(chosen: Plan, run: Measurement) -> dict[str, Any]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
-        return {"plan": {**to_plain(chosen), **derived}, "measured": run.headlines()}
+        return {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
 
     document = one(*tries[-1])
-    return {**document, "met": met, "first_run": first.headlines(), "missed": [one(*pair) for pair in tries[:-1]]}
+    return {**document, "met": met, "first_run": figures(first), "missed": [one(*pair) for pair in tries[:-1]]}
 
 
 def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
