@@ -28,7 +28,7 @@ from explorer.jobs.client import Worker
 from explorer.jobs.protocol import OpenRanks, ProfileStages, RunPipeline
 from explorer.plan.export.torchrun import SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.actions import format_rows, read_rows
-from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, stages_by
+from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by
 from explorer.plan.pipeline.schedules import (
     SCHEDULES,
     USUAL_MICROBATCHES,
@@ -39,6 +39,7 @@ from explorer.plan.pipeline.schedules import (
 )
 from explorer.plan.planners.joint import joint_plan
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.presets import is_preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -168,7 +169,8 @@ def pipeline(
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
         joint = None if cap is None else _planned(split, graph, profile, cap)
         plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=_plan_in(policy))
-        spec = msgspec.structs.replace(spec, policy=joint.policy if joint else spec.policy, plan=plan)
+        chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
+        spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
         if run.engine == "torchrun":
             _write_plan(run.out, spec, graph)
             _write_run(spec, run.folder, output)

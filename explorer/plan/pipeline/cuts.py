@@ -7,10 +7,13 @@ atoms^2): `D[k, j] = min over i of max(D[k - 1, i], weight of atoms i..j as stag
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Literal
 
+import msgspec
+
 from explorer.errors import InvalidPlan, nearest
+from explorer.plan.names import above
 from explorer.plan.pipeline.actions import Rows
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
@@ -96,6 +99,20 @@ def n_in_flight(rows: Rows) -> tuple[int, ...]:
             now[action.stage] += {"F": 1, "B": -1, "W": -1, "I": 0}[action.kind]
             most[action.stage] = max(most[action.stage], now[action.stage])
     return tuple(most)
+
+
+def split_at_borders(policy: Policy, stages: Stages) -> Policy:
+    """`policy` as far as stages can run it: a segment ends where its stage does, which keeps what it is handed anyway;
+    a unit around blocks of the chain is left out."""
+    stage_of = {fqn: stage for stage, blocks in enumerate(stages) for fqn in blocks}
+    around = {fqn for block in stage_of for fqn in above(block)}
+    units = tuple(
+        msgspec.structs.replace(unit, blocks=tuple(part))
+        for unit in policy.units
+        if around.isdisjoint(unit.blocks)
+        for _, part in groupby(unit.blocks, key=stage_of.get)
+    )
+    return msgspec.structs.replace(policy, units=units)
 
 
 def check_stages(graph: ModelGraph, stages: Stages) -> None:

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, stages_by
+from explorer.plan.pipeline.cuts import atoms, balance, check_stages, n_in_flight, split_at_borders, stages_by
 from explorer.plan.pipeline.orders import gpipe, one_f_one_b
 from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 
 def graph(parameters: list[int], saved: list[int] | None = None, *, refused: tuple[int, ...] = ()) -> ModelGraph:
@@ -109,3 +109,13 @@ def test_order_and_refusals_are_checked() -> None:
     with pytest.raises(InvalidPlan, match="no cut after 'b0': shared"):
         check_stages(graph([1, 1], refused=(0,)), (("b0",), ("b1",)))
     check_stages(graph([1, 1]), (("b0",), ("b1",)))
+
+
+def test_a_segment_ends_where_its_stage_does() -> None:
+    units = (("b0", "b1", "b2"), ("b3", "b4.inner"), ("b4.one", "b4.two"), ("b5",))
+    policy = Policy(units=tuple(Unit(blocks=blocks) for blocks in units), preserve_rng_state=False)
+    split = split_at_borders(policy, (("b0", "b1"), ("b2", "b3", "b4", "b5")))
+    assert [unit.blocks for unit in split.units] == [("b0", "b1"), ("b2",), ("b3",), ("b4.inner",), *units[2:]]
+    assert not split.preserve_rng_state
+    whole = Policy(units=(Unit(blocks=("layers",)), Unit(blocks=("head",))))
+    assert split_at_borders(whole, (("layers.0",), ("layers.1", "head"))) == Policy(units=(Unit(blocks=("head",)),))
