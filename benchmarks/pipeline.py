@@ -58,7 +58,7 @@ def main(target: str = "sample_models/gpt.py") -> None:
 
     def turn(progress: Progress) -> None:
         for name, said in PRESETS.items():
-            for one in replays[name] if progress.what == said else ():
+            for one in replays[name] if progress.what.startswith(said) else ():
                 one.time()
 
     profile = profile_blocks(base, atoms(graph), turn, n_microbatches=N_MICROBATCHES)
@@ -80,7 +80,7 @@ class Replay:
     def __init__(self, spec: RunSpec) -> None:
         self.pipeline = build(spec)
         mail = run_pass(self.pipeline, keep_mail=True).mail
-        self.turns = [(rank, mail) for rank in range(len(self.pipeline.rows))]
+        self.turns = [([rank], mail) for rank in range(len(self.pipeline.rows))]
         self.readings: list[ActionTime] = []
 
     def time(self) -> None:
@@ -96,7 +96,7 @@ class Replay:
         memory: list[RankMemory] = []
         for turn in self.turns:
             trace = run_pass(self.pipeline, alone=turn, memory=True)
-            memory += trace.memory(self.pipeline, tuple(trace.actions), [turn[0]])
+            memory += trace.memory(self.pipeline, tuple(trace.actions), turn[0])
         said = predict(profile, plan, spec.policy)
         ratio = said.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
         replayed, predicted = _worst(memory, real.memory), _worst(said.memory, real.memory)

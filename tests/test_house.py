@@ -51,7 +51,7 @@ LATE = {
 # A file beside the rooms is a room of its own. Rooms that stand on one line do not import each other.
 ROOMS: dict[str, list[str]] = {
     "engine": ["arena pipeline derivatives", "compare", "measure", "step", "model", "watch", "policy", "device world"],
-    "engine/pipeline": ["run", "three_way profile", "profile_stages", "play", "cut"],
+    "engine/pipeline": ["run", "three_way profile", "profile_stages", "first_look", "play", "cut"],
     "plan": [
         "arena",
         "export why planners",

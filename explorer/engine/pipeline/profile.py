@@ -4,14 +4,17 @@ The finest split there is, two microbatches one after the other, once with every
 recomputed, each with its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each
 stretch; sums of them are stages, and played by the clock a step.
 
-A stage pays some of an action's time once, however many stretches it holds. How much, the same model in two stages
-tells: its second stage against the sum of the stretches that it is made of.
+Equal stretches are priced once (first_look.py). A stage pays some of an action's time once, however many stretches it
+holds. How much, one stage of several stretches tells, of equal ones where there are: held against the sum of them.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import msgspec
 from torch import Tensor
@@ -21,7 +24,8 @@ from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build
-from explorer.engine.pipeline.profile_stages import N_MICROBATCHES, StageBench, n_bytes
+from explorer.engine.pipeline.first_look import N_MICROBATCHES, FirstLook, look_at, n_bytes
+from explorer.engine.pipeline.profile_stages import StageBench
 from explorer.engine.step import split
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, InvalidPlan
@@ -37,8 +41,12 @@ TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, 
 """What progress says."""
 N_TIMED = 3
 """Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
-N_PASSES = 2 * (2 + 2 * N_TIMED) + 4
-"""Passes of the finest split and of two stages: first looks, timed ones, and four with memory recorded."""
+N_LOOKED = 2
+N_OF_BENCH = 2 + 2 * N_TIMED
+N_WEIGHED = 4
+"""Passes of the first look, those of each bench, and those with memory recorded."""
+MOST_IN_ONE = 4
+"""Equal stretches that make up one stage."""
 
 
 def profile_blocks(
@@ -55,13 +63,16 @@ def profile_blocks(
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")
         fine = msgspec.structs.replace(spec, plan=plan, policy=KEEP_ALL)
-        kept = _measured(fine, small, report)
-        again = [group for j, group in enumerate(groups) if j not in kept.overwriting]
-        everything = Policy.recompute([fqn for group in again for fqn in group])
-        recomputed = _measured(msgspec.structs.replace(fine, policy=everything), small, report, 1)
-        chosen = _as_chosen(fine, spec.policy, small, report)
+        units = special_units(spec.policy, plan)
+        ticks = _Ticks(report, N_LOOKED + 2 * (2 * N_OF_BENCH + N_WEIGHED) + bool(units) * (N_OF_BENCH + N_WEIGHED))
+        pipeline = build(fine, small)
+        look = look_at(pipeline, ticks.of(TURNS[0]))
+        case = _Case(fine, small, pipeline, look, ticks)
+        kept = _priced(case, KEEP_ALL, TURNS[0])
+        again = [group for j, group in enumerate(groups) if j not in look.overwriting]
+        recomputed = _priced(case, Policy.recompute([fqn for group in again for fqn in group]), TURNS[1])
+        chosen = _as_chosen(case, msgspec.structs.replace(spec.policy, units=units), kept.weight_ms_per_block)
         overhead = _mean([kept.overhead, recomputed.overhead])
-        pipeline = kept.pipeline
         gradients = [sum(n_bytes(p) for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
         return PipelineProfile(
             spec=spec,
@@ -73,31 +84,18 @@ def profile_blocks(
                     blocks=group,
                     kept=_without(overhead, kept.costs[j]),
                     recomputed=_without(overhead, recomputed.costs[j]),
-                    chosen=_without(overhead, chosen[group]) if group in chosen else None,
+                    chosen=_without(overhead, chosen[j]) if j in chosen else None,
                     parameter_bytes=stage.parameter_bytes,
                     gradient_bytes=gradients[j],
                     output_bytes=0 if j == len(groups) - 1 else sum(m.n_bytes for m in pipeline.parts[j].metas_out),
-                    passed_bytes=kept.passed[j],
+                    passed_bytes=look.passed[j],
                     returned_bytes=sum(m.n_bytes for m in pipeline.parts[j].metas_out),
-                    loss_bytes=kept.loss_bytes if j == len(groups) - 1 else 0,
+                    loss_bytes=look.loss_bytes if j == len(groups) - 1 else 0,
                 )
                 for j, (group, stage) in enumerate(zip(groups, pipeline.stages(), strict=True))
             ),
             overhead=overhead,
         )
-
-
-def _as_chosen(spec: RunSpec, policy: Policy, loaded: Loaded, report: Report) -> dict[tuple[str, ...], ActionCost]:
-    """Costs of the stretches that the policy neither keeps nor recomputes whole."""
-    assert spec.plan is not None
-    units = special_units(policy, spec.plan)
-    if not units:
-        return {}
-    measured = _measured(
-        msgspec.structs.replace(spec, policy=msgspec.structs.replace(policy, units=units)), loaded, report
-    )
-    on = {fqn for unit in units for fqn in unit.blocks}
-    return {group: cost for group, cost in zip(spec.plan.stages, measured.costs, strict=True) if on & set(group)}
 
 
 def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
@@ -121,61 +119,147 @@ def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
     )
 
 
+@dataclass
+class _Ticks:
+    """Progress of all passes of all turns."""
+
+    report: Report
+    total: int
+    n_done: int = 0
+
+    def of(self, what: str) -> Callable[[], None]:
+        """To be called before every pass."""
+
+        def tick() -> None:
+            self.report(Progress(what=what, done=self.n_done, total=self.total))
+            self.n_done += 1
+
+        return tick
+
+
 @dataclass(frozen=True)
-class _Measured:
+class _Case:
+    """The model cut as finely as can be, looked at once, to be priced under one policy after the other."""
+
+    spec: RunSpec
+    loaded: Loaded
+    kept: Pipeline
+    look: FirstLook
+    ticks: _Ticks
+
+    @property
+    def groups(self) -> Stages:
+        assert self.spec.plan is not None
+        return self.spec.plan.stages
+
+    def pipeline(self, policy: Policy, stages: Stages) -> Pipeline:
+        assert self.spec.plan is not None
+        if stages == self.groups and not policy.units:
+            return self.kept
+        plan = msgspec.structs.replace(self.spec.plan, stages=stages)
+        return build(msgspec.structs.replace(self.spec, policy=policy, plan=plan), self.loaded)
+
+
+@dataclass(frozen=True)
+class _Priced:
     """What one policy gave: a cost a stretch, overhead included, and how large that is."""
 
-    pipeline: Pipeline
-    costs: list[ActionCost]
-    passed: dict[int, int]
+    costs: dict[int, ActionCost]
     overhead: StageOverhead
-    loss_bytes: int
-    overwriting: set[int]
-    """Stretches that a checkpoint could not run again: their price is that of keeping."""
+    weight_ms_per_block: float
 
 
-def _measured(spec: RunSpec, loaded: Loaded, report: Report, turn: int = 0) -> _Measured:
-    """`turn` counts the policies that were measured before this one."""
-    assert spec.plan is not None
-    n_done = turn * N_PASSES
-
-    def tick() -> None:
-        nonlocal n_done
-        report(Progress(what=TURNS[turn], done=n_done, total=N_PASSES * max(2, turn + 1)))
-        n_done += 1
-
-    groups = spec.plan.stages
-    fine, long = StageBench(build(spec, loaded), tick), None
-    if len(groups) > 2:
-        two = msgspec.structs.replace(spec.plan, stages=(groups[0], sum(groups[1:], ())))
-        long = StageBench(build(msgspec.structs.replace(spec, plan=two), loaded), tick)
+def _priced(case: _Case, policy: Policy, what: str) -> _Priced:
+    """Every stretch, one way or the other for all of them."""
+    look, tick = case.look, case.ticks.of(_said(what, case.look))
+    fine = StageBench(case.pipeline(policy, case.groups), look, look.some_of(look.kinds), tick)
+    span = _in_a_row(look.kinds)
+    long = _in_one(case, policy, span, tick) if len(span) > 1 else None
     for _ in range(N_TIMED):  # in turns, so that a slow moment of the machine meets both
         for bench in (fine, long):
             if bench is not None:
                 bench.time()
-    per_block = _weight_ms_per_block(fine, long)
-    costs, overhead = fine.costs(per_block), _overhead(fine, long)
-    return _Measured(fine.pipeline, costs, fine.passed, overhead, fine.loss_bytes, fine.overwriting)
+    sums = _Sums(fine, long, span)
+    costs = fine.costs(sums.weight_ms_per_block())
+    return _Priced({j: costs[kind] for j, kind in enumerate(look.kinds)}, sums.overhead(), sums.weight_ms_per_block())
 
 
-def _overhead(fine: StageBench, long: StageBench | None) -> StageOverhead:
-    """By how much each joint between stretches shortens an action; noise must not eat more than half of a stretch."""
+def _as_chosen(case: _Case, policy: Policy, weight_ms_per_block: float) -> dict[int, ActionCost]:
+    """By stretch, where the policy saves operators or offloads; stretches are of one kind only under equal units."""
+    ways = {unit.blocks[0]: (unit.action, unit.save_ops) for unit in policy.units}
+    if not ways:
+        return {}
+    known: dict[Hashable, int] = {}
+    kinds = tuple(
+        known.setdefault((kind, tuple(ways.get(fqn) for fqn in group)), j)
+        for j, (kind, group) in enumerate(zip(case.look.kinds, case.groups, strict=True))
+    )
+    wanted = [j for j, group in enumerate(case.groups) if ways.keys() & set(group)]
+    look = dataclasses.replace(case.look, kinds=kinds)
+    stages = look.some_of(kinds[j] for j in wanted)
+    bench = StageBench(case.pipeline(policy, case.groups), look, stages, case.ticks.of(_said(TURNS[2], look)))
+    for _ in range(N_TIMED):
+        bench.time()
+    costs = bench.costs(weight_ms_per_block)
+    return {j: costs[kinds[j]] for j in wanted}
 
-    def joint_ms(kind: str) -> float:
-        if long is None or (kind == "I" and (fine.split is None or long.split is None)):
+
+def _said(what: str, look: FirstLook) -> str:
+    n_kinds = len(set(look.kinds))
+    return what if n_kinds == len(look.kinds) else f"{what}: {n_kinds} kinds of {len(look.kinds)}"
+
+
+def _in_a_row(kinds: Sequence[int]) -> range:
+    """Stretches that are held against one stage of them: some equal ones, else all but the first."""
+    runs = [[j for j, _ in run] for kind, run in groupby(enumerate(kinds), key=lambda one: one[1]) if kind]
+    longest = max(runs, key=len, default=[])
+    if len(longest) > 2:
+        return range(longest[0], longest[0] + min(len(longest), MOST_IN_ONE))
+    return range(1, len(kinds))
+
+
+def _in_one(case: _Case, policy: Policy, span: range, tick: Callable[[], None]) -> StageBench:
+    """The stretches of `span` as one stage, alone, with the mail of its ends."""
+    first, last = case.groups[: span.start], case.groups[span.stop :]
+    parts = (first, case.groups[span.start : span.stop], last)
+    stages = tuple(sum(part, ()) for part in parts if part)
+    mail = {
+        (1, kind, i): sent
+        for (to, kind, i), sent in case.look.mail.items()
+        if (to, kind) in ((span.start, "F"), (span[-1], "B"))
+    }
+    look = FirstLook(mail, tuple(range(len(stages))))
+    return StageBench(case.pipeline(policy, stages), look, {1}, tick)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Stretches one by one against the same in one stage."""
+
+    fine: StageBench
+    long: StageBench | None
+    span: range
+
+    def overhead(self) -> StageOverhead:
+        """By how much each joint between stretches shortens an action."""
+        return StageOverhead(
+            forward_ms=self._joint_ms("F"), backward_ms=self._joint_ms("B"), input_ms=self._joint_ms("I")
+        )
+
+    def _joint_ms(self, kind: str) -> float:
+        """Noise must not eat more than half of a stretch."""
+        if self.long is None or (kind == "I" and (self.fine.split is None or self.long.split is None)):
             return 0.0
-        alone = [fine.least_ms(j, kind) for j in range(1, len(fine.pipeline.parts))]
-        return min(max(sum(alone) - long.least_ms(1, kind), 0.0) / (len(alone) - 1), statistics.mean(alone) / 2)
+        alone = [self.fine.least_ms(j, kind) for j in self.span]
+        saved = max(sum(alone) - self.long.least_ms(1, kind), 0.0)
+        return min(saved / (len(alone) - 1), statistics.mean(alone) / 2)
 
-    return StageOverhead(forward_ms=joint_ms("F"), backward_ms=joint_ms("B"), input_ms=joint_ms("I"))
-
-
-def _weight_ms_per_block(fine: StageBench, long: StageBench | None) -> float:
-    """What W of a stretch takes more for every stretch before it: the sum of it grows with their pairs."""
-    if long is None or fine.split is None or long.split is None:
-        return 0.0
-    alone = [fine.ms(j, "W") for j in range(1, len(fine.pipeline.parts))]
-    return max(long.ms(1, "W") - sum(alone), 0.0) / (len(alone) * (len(alone) - 1) / 2)
+    def weight_ms_per_block(self) -> float:
+        """What W of a stretch takes more for every stretch before it: the sum of it grows with their pairs."""
+        if self.long is None or self.fine.split is None or self.long.split is None:
+            return 0.0
+        alone = [self.fine.ms(j, "W") for j in self.span]
+        return max(self.long.ms(1, "W") - sum(alone), 0.0) / (len(alone) * (len(alone) - 1) / 2)
 
 
 def _mean(overheads: list[StageOverhead]) -> StageOverhead:

@@ -110,7 +110,7 @@ class _Result:
         pipeline, replay = self.pipeline, self.engine == "replay"
         first = run_pass(pipeline, keep_mail=replay, report=report)
         every = range(len(pipeline.rows))
-        turns: list[tuple[int, Mail] | None] = [(rank, first.mail) for rank in every] if replay else [None]
+        turns: list[tuple[list[int], Mail] | None] = [([rank], first.mail) for rank in every] if replay else [None]
         readings: list[ActionTime] = []
         for repeat in range(min(MOST_REPEATS, max(1, pipeline.spec.n_repeats))):
             report(Progress(what="timed step", done=repeat, total=MOST_REPEATS))
@@ -123,7 +123,7 @@ class _Result:
         report(Progress(what="step with memory recorded", done=3, total=6))
         for alone in turns:
             trace = run_pass(pipeline, alone=alone, memory=True)
-            memory += trace.memory(pipeline, composed.actions, [alone[0]] if alone else every)
+            memory += trace.memory(pipeline, composed.actions, alone[0] if alone else every)
         losses = {i: loss for trace in timed for i, loss in trace.losses.items()}
         self.values |= {
             "actions": tuple(time for trace in timed for time in trace.actions),

@@ -1,12 +1,12 @@
 """The action list in one process: ranks take turns, and every action is real forward or backward work.
 
-Also one rank alone: with the boundary tensors of an earlier run played back, rank r of R runs on one device as if the
+Also some ranks alone: with the boundary tensors of an earlier run played back, rank r of R runs on one device as if the
 others were there. Time is read without the allocator's recording, memory with it: two passes over the same actions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
@@ -41,7 +41,9 @@ class Trace:
     """Everything that crossed a boundary, on the CPU; empty unless asked for."""
     watch: MemoryWatch | None = None
 
-    def memory(self, pipeline: Pipeline, clock: tuple[ActionTime, ...], ranks: Sequence[int]) -> tuple[RankMemory, ...]:
+    def memory(
+        self, pipeline: Pipeline, clock: tuple[ActionTime, ...], ranks: Collection[int]
+    ) -> tuple[RankMemory, ...]:
         """Bytes by rank, with `clock` as the axis. Empty where this pass recorded none."""
         if self.watch is None:
             return ()
@@ -55,19 +57,19 @@ class Trace:
 def run_pass(
     pipeline: Pipeline,
     *,
-    alone: tuple[int, Mail] | None = None,
+    alone: tuple[Collection[int], Mail] | None = None,
     keep_mail: bool = False,
     memory: bool = False,
     report: Report = silent,
 ) -> Trace:
-    """All actions, or those of one rank alone, with recorded mail standing in for the others.
+    """All actions, or those of some ranks alone, with recorded mail standing in for the others.
 
     Parameters' gradients start as None and hold the sums over microbatches afterwards. What the model raises passes
     through; `pipeline.under_way` then says in which action. `report` hears of every action.
     """
-    rank, mail = alone or (None, None)
-    device = device_of(pipeline.trainee.device)
-    order = play(pipeline.rows) if rank is None else list(pipeline.rows[rank])
+    ranks, mail = alone or (range(len(pipeline.rows)), None)
+    device, rank_of = device_of(pipeline.trainee.device), pipeline.rank_of
+    order = [action for action in play(pipeline.rows) if rank_of[action.stage] in ranks]
     runners = {action.stage: StageRunner(pipeline, action.stage) for action in order}
     pipeline.reset(set(runners))
     if not pipeline.plan.keyed_rng:
