@@ -180,19 +180,19 @@ def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
     """The peak once `played` has changed the line, and each call comes back by running forward again."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
-    return max([peak, *(most for _, most in _reruns(replay, played, nest, stash_bytes=stash_bytes))])
+    return max([peak, *(most for _, most in reruns(replay, played, nest, stash_bytes=stash_bytes))])
 
 
 def line_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Bytes:
     """The whole line; what running forward again holds stands at the event before the backward that it serves."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
-    for tick, most in _reruns(replay, played, nest, stash_bytes=stash_bytes):
+    for tick, most in reruns(replay, played, nest, stash_bytes=stash_bytes):
         line[tick] = max(line[tick], most)
     return line
 
 
-def _reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Iterator[tuple[int, int]]:
+def reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Iterator[tuple[int, int]]:
     """Of each call that comes back the event before, and the most that is held meanwhile."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
@@ -203,6 +203,17 @@ def _reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> 
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
         # Meanwhile the checkpoint keeps the generator's present state as well.
         yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
+
+
+def held_at(replay: Replay, played: Played, tick: int) -> Mask:
+    """Which entries are held at `tick`, what a rerun holds meanwhile apart."""
+    held = (replay.born <= tick) & (tick < replay.died)
+    entry, first, end = played.gone
+    held[entry[(first <= tick) & (tick < end)]] = False
+    entry, first, end = played.lives
+    held[entry] = False
+    held[entry[(first <= tick) & (tick < end)]] = True
+    return held
 
 
 def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:

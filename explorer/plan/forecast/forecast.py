@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from explorer.plan.forecast.at_peak import ledger_at_peak
 from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, stash_bytes
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
@@ -18,6 +19,7 @@ from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph, Trait
+from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
@@ -47,9 +49,8 @@ class Forecaster:
             return Forecast()
         if replay is None:
             return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
-        units = {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
-        nest = nest_of(policy, units, self._graph)
-        stash = stash_bytes(baseline, policy)
+        units = self._units(replay, policy)
+        nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
         played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
         saved = baseline.saved_after_forward_bytes
         return Forecast(
@@ -65,10 +66,22 @@ class Forecaster:
         replay, baseline = self._replay, self.baseline
         if baseline is None or replay is None or self.forecast(policy).step_peak_bytes is None:
             return None
-        units = {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
+        units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
         played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
         return line_with(replay, played, nest, stash_bytes=stash)
+
+    def at_peak(self, policy: Policy) -> Ledger | None:
+        """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
+        replay, baseline = self._replay, self.baseline
+        if baseline is None or replay is None or self.forecast(policy).step_peak_bytes is None:
+            return None
+        units = self._units(replay, policy)
+        nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
+        played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
+        unit_of = {id(call): unit.blocks[0] for unit, calls in units.items() for call in calls}
+        names = tuple(unit_of[id(call)] for call in nest.calls)
+        return ledger_at_peak(baseline, replay, played, nest, names, stash_bytes=stash)
 
     def _trains_nothing(self, policy: Policy) -> bool:
         return policy.use_reentrant and "inputs_need_no_grad" in self._traits([unit.blocks[0] for unit in policy.units])
@@ -104,6 +117,9 @@ class Forecaster:
                 kept = sum(keeps[one] for one in (keeps if outer else (fqn,)) if one in keeps and is_within(one, fqn))
                 freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - kept
         return freed
+
+    def _units(self, replay: Replay, policy: Policy) -> dict[Unit, list[SavedByCall]]:
+        return {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
 
     def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[SavedByCall]:
         if (unit, stops_early) not in self._saved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from explorer.errors import BadInput
 from explorer.plan.memory.series import alive, array_of, events, peak_tick
@@ -34,7 +35,7 @@ def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:
         at_block=log.blocks[log.block[entry]] if entry >= 0 else "",
         at_op=log.ops[log.op[entry]] if entry >= 0 else "",
         is_peak=at == peak,
-        cells=_cells(log, at),
+        cells=cells_of(log, alive(log, at)),
     )
 
 
@@ -55,8 +56,8 @@ def _share(phases: tuple[PhaseSpan, ...], span: PhaseSpan, tick: int) -> float:
     return (tick - first) / max(last - first, 1)
 
 
-def _cells(log: Allocations, tick: int) -> tuple[LedgerCell, ...]:
-    entries = alive(log, tick)
+def cells_of(log: Allocations, entries: NDArray[np.intp]) -> tuple[LedgerCell, ...]:
+    """These entries by role and block, the largest cell first."""
     if not len(entries):
         return ()
     sizes = array_of(log.n_bytes)[entries]

@@ -18,6 +18,7 @@ from explorer.errors import BadInput
 from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.replay import Replay
+from explorer.plan.memory.place import holders, in_place
 from explorer.plan.memory.series import array_of, held
 from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.highs import Shape
@@ -160,15 +161,13 @@ class Planner:
     def _impossible(self, budget_bytes: int) -> BadInput:
         floor = self.floor()
         least, fixed = floor.step_peak_bytes, self.fixed_bytes
-        if budget_bytes < fixed:
-            why = f"parameters, optimizer state, gradients and inputs alone hold {mib(fixed)} of it"
-        else:
-            why = (
-                f"that is with {len(floor.policy.units)} units recomputed, and running one of them again holds the rest"
-            )
+        alone = f"parameters, optimizer state, gradients and inputs alone hold {mib(fixed)}"
+        recomputed = f"with {len(floor.policy.units)} units recomputed"
+        at = self._forecaster.at_peak(floor.policy)
+        why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
         return BadInput(
             f"No policy brings this step below {mib(budget_bytes)}: the least that can be reached is {mib(least)}, "
-            f"and {why}.",
+            f"{alone if budget_bytes < fixed else recomputed}. {why}".rstrip(),
             hint=f"Ask for {mib(least + SLACK)} or more, or take a smaller batch.",
         )
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.place import holders
 from explorer.plan.names import is_within, listed
 from explorer.plan.planners.budget import Planner
 from explorer.plan.sizes import mib
 from explorer.record.measurement import Measurement
-
-_MOST_ROLES = 3
 
 
 def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ...]:
@@ -21,13 +20,7 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
 
 def _held(run: Measurement) -> str:
     at = ledger(run)
-    largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:_MOST_ROLES]
-    parts = []
-    for role, n_bytes in largest:
-        most = next((cell for cell in at.cells if cell.role == role), None)
-        where = f" (most in {most.block})" if most is not None and most.block and n_bytes > most.n_bytes else ""
-        parts.append(f"{role} {mib(n_bytes)}{where}")
-    return f"Held then: {mib(at.total_bytes)}, of it {', '.join(parts)}."
+    return f"Held then: {mib(at.total_bytes)}, of it {holders(at)}."
 
 
 def _fits(run: Measurement, whole: Measurement) -> str:

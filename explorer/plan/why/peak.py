@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
+from explorer.plan.memory.place import PLURAL, in_place, place
 from explorer.plan.names import is_within
 from explorer.plan.why.own_reruns import in_words
 from explorer.record.allocations import FIXED_ROLES, Role
@@ -23,17 +24,6 @@ SMALL_CHANGE = 0.01
 """A change of the peak below one percent is said to be none."""
 SMALL_BLOCK = 0.02
 """A block that saves less than this share of all saved activations is said to save little."""
-PLURAL: dict[Role, str] = {
-    "parameter": "parameters",
-    "buffer": "buffers",
-    "optimizer state": "optimizer state",
-    "input": "inputs",
-    "temporary": "temporaries",
-    "saved activation": "saved activations",
-    "recomputed": "recomputed activations",
-    "gradient": "gradients",
-    "unattributed": "bytes inside kernels",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,9 +70,11 @@ def _result(case: _Case) -> str:
 
 
 def _moved(case: _Case) -> str:
-    old, new = _place(case.old), _place(case.new)
+    old, new = place(case.old), place(case.new)
     parts = [f"{PLURAL[role]} ({_mib(size)})" for role, size in _largest(case.new)[:2]]
-    where = f"The peak stayed where it was, {_at(case.new)}" if old == new else f"The peak moved from {old} to {new}"
+    where = (
+        f"The peak stayed where it was, {in_place(case.new)}" if old == new else f"The peak moved from {old} to {new}"
+    )
     return f"{where}; most of it is {', then '.join(parts)}." if parts else f"{where}."
 
 
@@ -241,23 +233,6 @@ RULES: tuple[Callable[[_Case], str], ...] = (
     _wasted,
     _next_best,
 )
-
-
-def _place(at: Ledger) -> str:
-    """Where a peak lies, as a noun: `the end of forward in head`, `the recompute of layers.0`."""
-    if at.phase is None or at.phase_share is None:
-        return "the time before the step"
-    if at.phase == "recompute":
-        return f"the recompute of {at.phase_block}"
-    if at.phase == "optimizer":
-        return "the optimizer step"
-    part = "start" if at.phase_share < 0.1 else "end" if at.phase_share > 0.9 else "middle"
-    return f"the {part} of {at.phase}" + (f" in {at.at_block}" if at.at_block else "")
-
-
-def _at(at: Ledger) -> str:
-    place = _place(at)
-    return f"at {place}" if place.startswith(("the start", "the end")) else f"in {place}"
 
 
 def _largest(at: Ledger) -> list[tuple[Role, int]]:

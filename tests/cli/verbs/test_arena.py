@@ -14,7 +14,7 @@ from explorer.jobs import run_file
 from explorer.record.arena import Arena
 from explorer.record.base import from_msgpack
 
-GPT = ["arena", "sample_models/gpt.py", *"--set n_layers=3 --set length=64 --repeats 2".split()]
+GPT = ["arena", "sample_models/gpt.py", *["--set", "n_layers=3", "--set", "length=64", "--repeats", "2"]]
 
 
 @pytest.mark.slow
