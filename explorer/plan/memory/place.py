@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from explorer.plan.sizes import mib
+from explorer.record.allocations import Role
 from explorer.record.ledger import Ledger
-from explorer.record.measurement import Role
 
 PLURAL: dict[Role, str] = {
     "parameter": "parameters",
