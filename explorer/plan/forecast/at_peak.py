@@ -2,35 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
-from explorer.plan.forecast.changes import Played, held_at, line_with, reruns
-from explorer.plan.forecast.nesting import Nest
+from explorer.plan.forecast.changes import Played, held_at
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.ledger import cells_of, ledger
+from explorer.plan.memory.series import Bytes
+from explorer.record.allocations import Role
 from explorer.record.ledger import Ledger, LedgerCell
 from explorer.record.measurement import Measurement
 
 
 def ledger_at_peak(
-    baseline: Measurement, replay: Replay, played: Played, nest: Nest, names: tuple[str, ...], *, stash_bytes: int
+    baseline: Measurement, replay: Replay, played: Played, line: Bytes, reruns: Iterable[tuple[str, int, int]]
 ) -> Ledger:
-    """`names`: of each call of `nest` the first block of its unit. What a rerun makes is its own, whatever the role."""
+    """`line` is what would be held; `reruns`: of each call the block that runs again, the tick, and what is held then.
+
+    What a rerun makes is its block's own, whatever its role will be.
+    """
     assert baseline.allocations is not None, "it was replayed"
-    line = line_with(replay, played, nest, stash_bytes=stash_bytes)
     tick, peak = int(line.argmax()), int(line.max())
-    again = [
-        name
-        for name, (at, most) in zip(names, reruns(replay, played, nest, stash_bytes=stash_bytes))
-        if (at, most) == (tick, peak)
-    ]
+    again = next((block for block, at, most in reruns if (at, most) == (tick, peak)), "")
     cells = cells_of(baseline.allocations, np.flatnonzero(held_at(replay, played, tick)))
-    rest = peak - sum(cell.n_bytes for cell in cells)
     measured = ledger(baseline, tick)
     if again:
-        cells += (LedgerCell(role="recomputed", block=again[0], n_bytes=rest, n_allocations=0, largest_op=""),)
-        measured = msgspec.structs.replace(measured, phase="recompute", phase_block=again[0])
-    elif rest:  # states of generators that checkpoints keep
-        cells += (LedgerCell(role="unattributed", block="", n_bytes=rest, n_allocations=0, largest_op=""),)
+        measured = msgspec.structs.replace(measured, phase="recompute", phase_block=again)
+    if rest := peak - sum(cell.n_bytes for cell in cells):  # beside a rerun: the generators' states that are kept
+        role: Role = "recomputed" if again else "unattributed"
+        cells += (LedgerCell(role=role, block=again, n_bytes=rest, n_allocations=0, largest_op=""),)
     return msgspec.structs.replace(measured, cells=tuple(sorted(cells, key=lambda cell: -cell.n_bytes)))

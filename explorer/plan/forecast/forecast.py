@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from explorer.plan.forecast.at_peak import ledger_at_peak
-from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, stash_bytes
+from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
@@ -79,9 +79,11 @@ class Forecaster:
         units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
         played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
-        unit_of = {id(call): unit.blocks[0] for unit, calls in units.items() for call in calls}
-        names = tuple(unit_of[id(call)] for call in nest.calls)
-        return ledger_at_peak(baseline, replay, played, nest, names, stash_bytes=stash)
+        block_of = {id(call): unit.blocks[0] for unit, calls in units.items() for call in calls}
+        blocks = [block_of[id(call)] for call in nest.calls]
+        moments = [(block, *at) for block, at in zip(blocks, reruns(replay, played, nest, stash_bytes=stash))]
+        line = line_with(replay, played, nest, stash_bytes=stash)
+        return ledger_at_peak(baseline, replay, played, line, moments)
 
     def _trains_nothing(self, policy: Policy) -> bool:
         return policy.use_reentrant and "inputs_need_no_grad" in self._traits([unit.blocks[0] for unit in policy.units])
