@@ -30,6 +30,7 @@ from explorer.lab.kit.bench import (
 from explorer.lab.kit.engines import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, series_of, size_of
+from explorer.lab.kit.second_order import hessian_product
 from explorer.record.lab import LabChart, LabRow
 
 THEME, PLACE = "Traps", 2
@@ -87,12 +88,7 @@ def _penalised(model: nn.Module, x: Tensor) -> Gradients:
 
 def _hessian_product(model: nn.Module, x: Tensor) -> Gradients:
     mean_square(model(x)).backward(create_graph=True)
-    weighted = [
-        (p.grad * (1.0 + torch.arange(p.numel()).view_as(p).to(p) / p.numel())).sum()
-        for p in model.parameters()
-        if p.grad is not None
-    ]
-    return gradients_by_name(torch.stack(weighted).sum(), model, allow_unused=True)
+    return hessian_product(model, lambda p: 1.0 + torch.arange(p.numel()).view_as(p).to(p) / p.numel())
 
 
 DERIVATIVES: dict[str, Callable[[nn.Module, Tensor], Gradients]] = {

@@ -27,13 +27,13 @@ from explorer.lab.kit.bench import (
     Raised,
     Setting,
     attempt,
-    gradients_by_name,
     gradients_of,
     mean_square,
 )
 from explorer.lab.kit.engines import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, counted, series_of, size_of
+from explorer.lab.kit.second_order import hessian_product
 from explorer.record.lab import LabChart, LabRow
 from explorer.record.pipeline_plan import CheckpointMode
 
@@ -139,12 +139,7 @@ def _orders(
 
 def _product(model: nn.Module) -> Gradients:
     direction = torch.Generator().manual_seed(7)
-    terms = [
-        (p.grad * torch.randn(p.shape, generator=direction).to(p)).sum()
-        for p in model.parameters()
-        if p.grad is not None
-    ]
-    return gradients_by_name(torch.stack(terms).sum(), model, allow_unused=True)
+    return hessian_product(model, lambda p: torch.randn(p.shape, generator=direction))
 
 
 def _findings(rows: list[LabRow], n: int) -> list[str]:

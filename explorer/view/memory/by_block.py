@@ -8,26 +8,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.plan.memory.series import array_of, held
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions
 from explorer.view.drawing.block_rows import block_names
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_colour, stage_pattern, translucent
-from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, empty, figure, mark_cursor
+from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_colour, stage_pattern
+from explorer.view.drawing.figure import HOVER_ALONG_X, empty, figure, mark_cursor
 from explorer.view.drawing.rows import ROOT_LABEL, rows_of
-from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
 from explorer.view.drawing.units import byte_axis, mib
 from explorer.view.memory.bands import add_bands
-from explorer.view.memory.timeline import NO_TIMELINE, hover_fields, peak_place
+from explorer.view.memory.stack import Layer, area, drawn_ticks, parts_at, rows_of_stack, total_line
+from explorer.view.memory.timeline import NO_TIMELINE, peak_place
 from explorer.view.words.cut_short import peak_and_end
 
 QUESTION = "Which blocks are the bytes held for?"
@@ -37,16 +35,6 @@ LEAST_NAMED = 0.01
 """Of the peak: thinner bands have no line in the legend, only in the hover and the table."""
 MOST_BANDS = 20
 """Ten colours, each with two patterns, tell them apart."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Layer:
-    """One area of the stack."""
-
-    name: str
-    line: Bytes
-    colour: str
-    pattern: str
 
 
 def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None) -> Chart:
@@ -67,16 +55,16 @@ def _picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
     if axis == "time" and not has_times(run):
         axis = "tick"
     total, stack = held(log), _layers(run, log)
-    tops = [int(layer.line.argmax()) for layer in stack]
-    ticks = with_points(minmax(total, MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
+    ticks = drawn_ticks(log, stack)
     x = positions(run, log, run, axis=axis)
     unit, unit_name = byte_axis(int(total.max()))
     fig = figure(QUESTION, f"peak {peak_and_end(run)}, {peak_place(run)}", height=480)
     add_bands(fig, run, x, pale=False)
     for layer in stack:
         named = bool(layer.line.max() >= LEAST_NAMED * total.max())
-        fig.add_trace(_area(layer, x[ticks], layer.line[ticks] / unit, named=named))
-    fig.add_trace(_total(run, ticks, x[ticks], (total, stack), unit))
+        fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit, named=named))
+    parts = parts_at(ticks, [(layer.name, layer.line) for layer in stack], most=5)
+    fig.add_trace(total_line(run, ticks, x[ticks], unit, parts))
     fig.update_layout(
         yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.15 * float(total.max()) / unit]},
         xaxis=axis_layout(axis, run, alone=True),
@@ -88,7 +76,7 @@ def _picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
     return fig
 
 
-def _layers(run: Measurement, log: Allocations) -> list[_Layer]:
+def _layers(run: Measurement, log: Allocations) -> list[Layer]:
     """Bottom first: what stays, each block, what runs again. Each allocation is in one of them."""
     role, block = array_of(log.role), array_of(log.block)
     stays = np.isin(role, [ROLES.index(name) for name in FIXED_ROLES])
@@ -97,52 +85,17 @@ def _layers(run: Measurement, log: Allocations) -> list[_Layer]:
     rows = rows_of(names, MOST_BANDS)
     row_of = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)[block]
     own = ~stays & ~again
-    layers = [_Layer(name=REST, line=held(log, stays), colour=ROLE_COLOURS["parameter"], pattern="")]
-    layers += [_Layer(name=ROOT_LABEL, line=held(log, own & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
+    layers = [Layer(name=REST, line=held(log, stays), colour=ROLE_COLOURS["parameter"], pattern="")]
+    layers += [Layer(name=ROOT_LABEL, line=held(log, own & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
                       pattern=".")]  # fmt: skip
     layers += [
-        _Layer(name=row.label, line=held(log, own & (row_of == i)), colour=stage_colour(i), pattern=stage_pattern(i))
+        Layer(name=row.label, line=held(log, own & (row_of == i)), colour=stage_colour(i), pattern=stage_pattern(i))
         for i, row in enumerate(rows.rows)
     ]
-    layers.append(_Layer(
+    layers.append(Layer(
         name=AGAIN, line=held(log, again), colour=ROLE_COLOURS["recomputed"], pattern=ROLE_PATTERNS["recomputed"]
     ))  # fmt: skip
     return [layer for layer in layers if layer.line.any()]
-
-
-def _area(layer: _Layer, x: Any, y: Any, *, named: bool) -> go.Scatter:
-    fill = translucent(layer.colour, 0.85)
-    return go.Scatter(
-        x=x, y=y, name=layer.name, stackgroup="held", mode="lines", hoverinfo="skip", showlegend=named,
-        line={"shape": "hv", "width": 0.5, "color": layer.colour}, fillcolor=fill,
-        fillpattern={"shape": layer.pattern, "fgcolor": "rgba(255,255,255,0.55)", "bgcolor": fill, "size": 7,
-                     "solidity": 0.2},
-    )  # fmt: skip
-
-
-def _total(run: Measurement, ticks: Indices, x: Any, heights: tuple[Bytes, list[_Layer]], unit: int) -> go.Scatter:
-    log, (total, stack) = run.allocations, heights
-    assert log is not None, "its bands are drawn"
-    by_layer = np.stack([layer.line[ticks] for layer in stack]).T.tolist() if stack else [[] for _ in ticks]
-    custom = [
-        ["run", tick, mib(size), *fields, _split(sizes, stack)]
-        for tick, size, fields, sizes in zip(
-            ticks.tolist(), total[ticks].tolist(), hover_fields(run, log, ticks), by_layer
-        )
-    ]
-    return go.Scatter(
-        x=x, y=total[ticks] / unit, name="total", mode="lines+markers", showlegend=False,
-        customdata=np.array(custom, dtype=object),
-        line={"shape": "hv", "width": 1, "color": "rgba(128,128,128,0.9)"}, **PICKABLE,
-        hovertemplate="<b>%{customdata[2]}</b> held<br>%{customdata[5]}<br>%{customdata[3]}, event %{customdata[1]}"
-        "<br>%{customdata[4]}<extra></extra>",
-    )  # fmt: skip
-
-
-def _split(sizes: Sequence[int], stack: Sequence[_Layer]) -> str:
-    """The bands that hold something, largest first, five of them."""
-    present = sorted(((size, layer.name) for size, layer in zip(sizes, stack) if size), reverse=True)
-    return "<br>".join(f"{mib(size)} {name}" for size, name in present[:5])
 
 
 def _rows(run: Measurement) -> list[dict[str, Any]]:
@@ -150,13 +103,7 @@ def _rows(run: Measurement) -> list[dict[str, Any]]:
     log = run.allocations
     if log is None:
         return [{"band": NO_TIMELINE}]
-    peak = int(held(log).argmax())
-    ends = {span.phase: min(span.end_tick - 1, log.n_ticks) for span in run.phases}
-    return [
-        {"band": layer.name, "at the peak (bytes)": int(layer.line[peak]), "most (bytes)": int(layer.line.max())}
-        | {f"at the end of {phase} (bytes)": int(layer.line[tick]) for phase, tick in ends.items()}
-        for layer in _layers(run, log)
-    ]
+    return rows_of_stack(run, [(layer.name, layer.line) for layer in _layers(run, log)], "band")
 
 
 def _alt(run: Measurement) -> str:

@@ -9,47 +9,36 @@ from hypothesis import given, settings
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.memory.by_block import AGAIN, MOST_BANDS, REST, by_block
 from explorer.view.memory.timeline import NO_TIMELINE
-from tests.view.builders import MIB, Chain, logs, measured, runs
-
-
-def stack_of(run: Measurement) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Heights of the bands in bytes, those of the total line, and the bands' names."""
-    fig = by_block(run).figure
-    bands = [trace for trace in fig.data if trace.stackgroup]
-    total = next(trace for trace in fig.data if trace.name == "total")
-    unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.yaxis.title.text[-4:-1]]
-    return np.array([band.y for band in bands]) * unit, np.array(total.y) * unit, [band.name for band in bands]
+from tests.view.builders import Chain, logs, measured, runs
+from tests.view.memory.stacks import assert_adds_up, stack_of
 
 
 @settings(max_examples=12, deadline=None)
 @given(runs())
 def test_bands_add_up_to_the_total(run: Measurement) -> None:
-    bands, total, _ = stack_of(run)
-    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
-    assert np.rint(total).max() == run.step_peak_bytes
+    assert_adds_up(by_block(run), run.step_peak_bytes)
 
 
 @settings(max_examples=12, deadline=None)
 @given(logs())
 def test_bands_add_up_for_any_order_of_events(log: Allocations) -> None:
     if log.n_ticks and max(log.held_bytes):
-        bands, total, _ = stack_of(msgspec.structs.replace(measured(), allocations=log, phases=()))
-        assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+        assert_adds_up(by_block(msgspec.structs.replace(measured(), allocations=log, phases=())), max(log.held_bytes))
 
 
 def test_what_stays_lies_at_the_bottom_blocks_in_order_recompute_on_top() -> None:
-    names = stack_of(measured(Chain(n_blocks=4), recompute=[1]))[2]
+    names = stack_of(by_block(measured(Chain(n_blocks=4), recompute=[1])))[2]
     blocks = [name for name in names if name.startswith("layers.")]
     assert blocks == sorted(blocks) and len(blocks) == 4
     assert names[0] == REST and names[-1] == AGAIN
-    assert AGAIN not in stack_of(measured(Chain(n_blocks=4)))[2]
+    assert AGAIN not in stack_of(by_block(measured(Chain(n_blocks=4))))[2]
 
 
 def test_recompute_of_every_block_is_one_band() -> None:
     run = measured(Chain(n_blocks=4), recompute=[0, 2])
     log = run.allocations
     assert log is not None
-    bands, _, names = stack_of(run)
+    bands, _, names = stack_of(by_block(run))
     again = [i for i, role in enumerate(log.role) if role == ROLES.index("recomputed")]
     assert len({log.block[i] for i in again}) >= 2
     most = max(sum(log.n_bytes[i] for i in again if log.born[i] <= t < log.died[i]) for t in range(log.n_ticks + 1))
@@ -57,7 +46,7 @@ def test_recompute_of_every_block_is_one_band() -> None:
 
 
 def test_a_deep_model_shares_bands() -> None:
-    names = stack_of(measured(Chain(n_blocks=60)))[2]
+    names = stack_of(by_block(measured(Chain(n_blocks=60))))[2]
     assert len(names) <= MOST_BANDS + 3 and any(" to " in name for name in names)
 
 

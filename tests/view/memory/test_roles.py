@@ -13,25 +13,13 @@ from explorer.view.drawing.thin import MAX_POINTS
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import NO_TIMELINE
 from tests.view.builders import MIB, Chain, logs, measured, runs
-
-
-def stack_of(run: Measurement, block: str | None = None) -> tuple[np.ndarray, np.ndarray, list[str]]:
-    """Heights of the stacked bands in bytes, those of the total line, and the bands' names."""
-    fig = roles(run, block=block).figure
-    bands = [trace for trace in fig.data if trace.stackgroup]
-    total = next(trace for trace in fig.data if trace.name == "total")
-    unit = {"KiB": 1024, "MiB": MIB, "GiB": 1024 * MIB}[fig.layout.yaxis.title.text[-4:-1]]
-    assert all(list(band.x) == list(total.x) for band in bands)
-    assert len(total.x) <= MAX_POINTS
-    return np.array([band.y for band in bands]) * unit, np.array(total.y) * unit, [band.name for band in bands]
+from tests.view.memory.stacks import assert_adds_up, stack_of
 
 
 @settings(max_examples=12, deadline=None)
 @given(runs())
 def test_bands_add_up_to_the_total(run: Measurement) -> None:
-    bands, total, _ = stack_of(run)
-    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
-    assert np.rint(total).max() == run.step_peak_bytes
+    assert_adds_up(roles(run), run.step_peak_bytes)
 
 
 @settings(max_examples=12, deadline=None)
@@ -40,18 +28,17 @@ def test_bands_add_up_for_any_order_of_events(log: Allocations) -> None:
     if log.n_ticks and max(log.held_bytes):
         run = msgspec.structs.replace(measured(), allocations=log, phases=())
         for block in (None, "a", "", "missing"):
-            bands, total, _ = stack_of(run, block)
-            assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
+            assert_adds_up(roles(run, block=block), max(log.held_bytes))
 
 
 def test_the_order_is_that_of_roles_bottom_first() -> None:
-    names = stack_of(measured(recompute=[1]))[2]
+    names = stack_of(roles(measured(recompute=[1])))[2]
     assert names == [role for role in ROLES if role in names]
     assert {"parameter", "saved activation", "recomputed", "gradient"} <= set(names)
 
 
 def test_recomputed_is_there_only_with_a_policy() -> None:
-    assert "recomputed" not in stack_of(measured())[2]
+    assert "recomputed" not in stack_of(roles(measured()))[2]
 
 
 def test_the_unattributed_band_is_visible() -> None:
@@ -113,6 +100,4 @@ def test_bands_add_up_when_thinned() -> None:
     """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
     run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
     assert run.allocations.n_ticks > MAX_POINTS
-    bands, total, _ = stack_of(run)
-    assert np.rint(bands).sum(axis=0).tolist() == np.rint(total).tolist()
-    assert np.rint(total).max() == run.step_peak_bytes
+    assert_adds_up(roles(run), run.step_peak_bytes)
