@@ -19,7 +19,7 @@ from explorer.engine.compare.rerun_draws import RerunDraws
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.policy.plain import checkpointing_off
-from explorer.engine.world.put_back import FoundModel, FoundOptimizer
+from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.errors import BadInput
 from explorer.own_loop.judge import Judged, judge
 from explorer.own_loop.record_step import place_of_caller

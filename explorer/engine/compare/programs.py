@@ -29,8 +29,8 @@ from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.compare.step_program import StepProgram, hooked, take_steps
 from explorer.engine.device.limits import failure_of
 from explorer.engine.model.plain_names import plain_modules
+from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
-from explorer.engine.world.put_back import FoundModel, FoundOptimizer
 from explorer.engine.world.remembered import State, StateKey
 from explorer.record.comparison import ParameterDiff
 

@@ -22,7 +22,7 @@ from explorer.engine.compare.kept import Kept
 from explorer.engine.compare.outcome import N_STEPS, Outcome, Tensors, fingerprint
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.twin import own_batch
-from explorer.engine.world.put_back import FoundModel, FoundOptimizer
+from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.remembered import State, frozen, read_state
 from explorer.engine.world.rng import RngState
 

@@ -12,14 +12,15 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.model.block_chain import chain_of, repeated_as
 from explorer.engine.model.loaded import types_of
+from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.plan.names import above, lineage
 from explorer.plan.why.own_reruns import reruns_beside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock
@@ -41,20 +42,14 @@ def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredB
     n_bytes = tracker.storages.n_bytes
     blocks = tuple(
         Block(
-            fqn=fqn,
-            kind=type(module).__name__,
+            **of_module(fqn, module),
             n_calls=-(-cost_of[fqn].n_forward // n_forwards),
-            parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
-            buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
             output_bytes=sum(n_bytes[one] for one in _returned(tracker, calls[fqn])) // n_forwards,
             saved_bytes=cost_of[fqn].saved_after_forward_bytes,
             forward_flops=cost_of[fqn].forward_flops // n_forwards,
             rerun_flops=cost_of[fqn].forward_flops // n_forwards,
             traits=tuple(sorted(traits[fqn])),
             repeat_of=repeats.get(fqn),
-            own_parameters=tuple(
-                f"{fqn}.{name}".lstrip(".") for name, own in module._parameters.items() if own is not None
-            ),
         )
         for fqn, module in modules.items()
     )
@@ -111,8 +106,7 @@ def _unique_children(fqn: str, modules: Mapping[str, nn.Module]) -> list[tuple[s
 def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
     """From call to call of the blocks without called blocks inside, in the first of the step's forwards."""
     log = tracker.calls
-    inner = {fqn.rpartition(".")[0] for fqn, n in zip(tracker.fqns, tracker.n_forward) if n and fqn}
-    holders = {above for fqn in inner for above in _above(fqn)}
+    holders = {holder for fqn, n in zip(tracker.fqns, tracker.n_forward) if n for holder in above(fqn)}
     made_by: dict[int, str] = {}
     edges: dict[tuple[str, str], Edge] = {}
     last = ""
@@ -131,11 +125,6 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
     return tuple(edges.values())
 
 
-def _above(fqn: str) -> list[str]:
-    parts = fqn.split(".") if fqn else []
-    return [".".join(parts[:n]) for n in range(len(parts) + 1)]
-
-
 def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set[Trait]]:
     """What the modules are and which operators drew random numbers; ancestors inherit both."""
     traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
@@ -144,12 +133,12 @@ def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set
     drawn = {tracker.fqns[block] for name, block, *_ in ops.tolist() if name in dice}
     for fqn, module in modules.items():
         own: set[Trait] = {"uses_rng"} if fqn in drawn else set()
-        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
+        if has_running_statistics(module):
             own.add("running_statistics")
-        for above in _above(fqn):
-            if above in traits:
-                called = tracker.n_forward[tracker.scopes.index[above]]
-                traits[above] |= own if called else own - {"uses_rng"}
+        for holder in lineage(fqn):
+            if holder in traits:
+                called = tracker.n_forward[tracker.scopes.index[holder]]
+                traits[holder] |= own if called else own - {"uses_rng"}
     return traits
 
 

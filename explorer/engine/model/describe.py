@@ -16,7 +16,6 @@ from typing import Any
 import msgspec
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
@@ -24,6 +23,7 @@ from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
+from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.model.openable import copied, refuse_unopenable
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.joins import edges_and_joins
@@ -33,6 +33,7 @@ from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput, ExplorerError, ModelFailed
+from explorer.plan.names import is_within, lineage
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import Device
@@ -207,11 +208,8 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
 def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
     module, seen = ops.modules[fqn], ops.seen[fqn]
     return Block(
-        fqn=fqn,
-        kind=type(module).__name__,
+        **of_module(fqn, module),
         n_calls=seen.n_calls,
-        parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
-        buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
         output_bytes=seen.output_bytes,
         saved_bytes=sum(seen.saved.values()),
         forward_flops=seen.flops,
@@ -222,9 +220,6 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
         traits=tuple(sorted(traits)),
         shares_parameters_with=shares,
         repeat_of=repeat_of,
-        own_parameters=tuple(
-            f"{fqn}.{name}".lstrip(".") for name in module._parameters if module._parameters[name] is not None
-        ),
     )
 
 
@@ -235,16 +230,11 @@ def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
         traits[fqn].add("checkpoints_itself")
     for fqn, module in ops.modules.items():
         own = set(observed.moved.get(fqn, ()))
-        if isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None:
+        if has_running_statistics(module):
             own.add("running_statistics")
-        for ancestor in _with_ancestors(fqn):
+        for ancestor in lineage(fqn):
             traits[ancestor] |= own
     return traits
-
-
-def _with_ancestors(fqn: str) -> list[str]:
-    parts = fqn.split(".") if fqn else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
@@ -258,8 +248,8 @@ def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
     for group in owners.values():
         for owner in group:
             for other in group:
-                for block in _with_ancestors(owner):
-                    if other != owner and block not in _with_ancestors(other):
+                for block in lineage(owner):
+                    if other != owner and not is_within(other, block):
                         shared[block][other] = None
     return {fqn: tuple(others) for fqn, others in shared.items()}
 

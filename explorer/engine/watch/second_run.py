@@ -27,6 +27,7 @@ from explorer.engine.watch.handed import Handed
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.statistics_use import StatisticsUse
 from explorer.engine.world.generators import generators_in_reach, get_position, identity, image, imported_numpy
+from explorer.plan.names import lineage
 from explorer.record.graph import Trait
 
 Outside = tuple[Any, ...]
@@ -105,7 +106,7 @@ class SecondRun(TorchDispatchMode):
             call.handed.look()
             self.traits[call.fqn] |= call.handed.traits
         for module in self._statistics.used():
-            for ancestor in _with_ancestors(self._fqns[module]):
+            for ancestor in lineage(self._fqns[module]):
                 self.traits[ancestor].add("reads_statistics")
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -238,11 +239,6 @@ def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
 
 def _defaults() -> tuple[torch.Generator, ...]:
     return (torch.default_generator, *(torch.cuda.default_generators if torch.cuda.is_initialized() else ()))
-
-
-def _with_ancestors(fqn: str) -> list[str]:
-    parts = fqn.split(".") if fqn else []
-    return [".".join(parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 _TRAIT: dict[str, Trait] = {

@@ -7,13 +7,13 @@
 2. What stands where it stood stays the same object: tensors are written into, containers are filled again.
 3. A tensor that nothing of torch's holds (a batch, a data set) is taken for what the step only reads.
 
-Not put back: what an iterator has given, files, and what a class of an installed library keeps in slots.
+Not put back: arrays of numpy, what an iterator has given, files, and what a class of an installed library keeps in
+slots.
 """
 
 from __future__ import annotations
 
 import gc
-import sys
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -29,14 +29,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from explorer.engine.world.kept_inside import is_own_function
+from explorer.engine.world.kept_inside import is_own_function, is_own_module
 from explorer.engine.world.rng import RngState
+from explorer.engine.world.spoken_of import names_in
 
 _TORCHS = (nn.Module, Optimizer, LRScheduler, GradScaler)
 _CONTAINERS = (dict, list, set, deque)
 _NOT_WALKED = (types.ModuleType, type, str, bytes, int, float, complex, np.ndarray)
-_OF_DATA = frozenset({"types", "__main__"})
-"""Of the standard library: modules whose objects hold a user's data."""
 _MAX_ITEMS = 100_000
 _MAX_THINGS = 200_000
 
@@ -101,7 +100,7 @@ class FoundState:
         elif isinstance(thing, types.FunctionType):
             if is_own_function(thing):
                 yield from self._of_function(thing)
-        elif isinstance(thing, _TORCHS) or _is_own(type(thing)):
+        elif isinstance(thing, _TORCHS) or _holds_data(type(thing)):
             yield getattr(thing, "__dict__", None)
             if callable(thing) and not isinstance(thing, _TORCHS):
                 yield type(thing).__call__
@@ -120,7 +119,7 @@ class FoundState:
             except ValueError:  # still empty
                 continue
             yield cell.cell_contents
-        for name in _names(function.__code__):
+        for name in names_in(function.__code__):
             if name in function.__globals__:
                 value = function.__globals__[name]
                 self._globals.append((function.__globals__, name, value))
@@ -205,13 +204,5 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other
 
 
-def _is_own(kind: type) -> bool:
-    top = kind.__module__.partition(".")[0]
-    return top in _OF_DATA or (top not in ("torch", "numpy") and top not in sys.stdlib_module_names)
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+def _holds_data(kind: type) -> bool:
+    return kind is types.SimpleNamespace or is_own_module(kind.__module__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -50,6 +51,12 @@ def is_own_function(value: Any) -> bool:
         return False
     file = function.__code__.co_filename
     return "-packages" not in file and not file.startswith("<") and not (function.__module__ or "").startswith("torch")
+
+
+def is_own_module(name: str) -> bool:
+    """Whether what stands there may remember something of a model: not torch's, not the standard library's."""
+    top = name.partition(".")[0]
+    return top == "__main__" or (top not in ("torch", "numpy") and top not in sys.stdlib_module_names)
 
 
 def _content(cell: types.CellType) -> Any:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from explorer.engine.world.kept_inside import captured, is_own_function, state_of_itself
+from explorer.engine.world.kept_inside import captured, is_own_function, is_own_module, state_of_itself
 from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
@@ -34,7 +34,6 @@ State = dict[StateKey, Any]
 _OWN = frozenset(vars(nn.Module())) | {"forward", "_call_impl"}
 """What torch keeps in a module's __dict__, and the functions that a policy puts there."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_FOREIGN = frozenset({"torch", "numpy"})
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose things hold a user's data."""
@@ -143,7 +142,7 @@ class Walk:
     def meet(self, kind: type) -> None:
         """Remembers the classes of the model's own behind `kind`, and the files that they stand in."""
         for base in kind.__mro__:
-            if base in self._classes or not _is_own(base.__module__):
+            if base in self._classes or not is_own_module(base.__module__):
                 continue
             self._classes[base] = None
             for value in list(vars(base).values()):
@@ -244,11 +243,6 @@ def _array(value: Any, walk: Any) -> Any:
         return torch.from_numpy(value.copy())
     except TypeError:  # text, dates: types that torch has not
         return [str(value.dtype), str(value.shape), value.tobytes()]
-
-
-def _is_own(module: str) -> bool:
-    top = module.partition(".")[0]
-    return top == "__main__" or (top not in _FOREIGN and top not in sys.stdlib_module_names)
 
 
 def _is_plumbing(kind: type) -> bool:

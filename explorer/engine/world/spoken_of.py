@@ -23,7 +23,7 @@ _NOBODYS = sys.stdlib_module_names | {__name__.partition(".")[0]}
 
 def spoken_of(function: types.FunctionType) -> Iterator[tuple[File, str]]:
     """Each name that `function` uses, with the file in which it stands: its own, or one that it imports."""
-    return _named(frozenset(_names(function.__code__)), function.__globals__, set())
+    return _named(frozenset(names_in(function.__code__)), function.__globals__, set())
 
 
 def is_of_the_author(thing: Any) -> bool:
@@ -50,9 +50,9 @@ def _named(names: Collection[str], file: File, seen: set[int]) -> Iterator[tuple
                 yield from _named(names, vars(thing), seen)
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
+def names_in(code: types.CodeType) -> Iterator[str]:
     """Globals and attributes that the code uses, that of functions within it included."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from explorer.plan.memory.series import Bytes, Mask, alive, array_of, peak_tick
+from explorer.plan.names import lineage
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.measurement import MeasuredBlock, Measurement
 
@@ -36,8 +37,6 @@ def _by_fqn(log: Allocations, which: Mask) -> dict[str, int]:
     np.add.at(own, array_of(log.block)[which], array_of(log.n_bytes)[which])
     by_fqn: dict[str, int] = {}
     for fqn, n_bytes in zip(log.blocks, own.tolist()):
-        parts = fqn.split(".") if fqn else []
-        for n in range(len(parts) + 1):
-            above = ".".join(parts[:n])
-            by_fqn[above] = by_fqn.get(above, 0) + n_bytes
+        for block in lineage(fqn):
+            by_fqn[block] = by_fqn.get(block, 0) + n_bytes
     return by_fqn

@@ -2,7 +2,8 @@
 or sharded model is another model.
 
 Tensors are written back. Plain attributes are run on copies, and the originals come back at the end, so that what a
-step appends to a list of the model never reaches the list that somebody else holds.
+step appends to a list of the model never reaches the list that somebody else holds. What lies outside of the model
+stays moved; a step that is only counted, never repeated in another type, has found_step.py for that.
 """
 
 from __future__ import annotations
