@@ -54,6 +54,7 @@ ROOMS: dict[str, list[str]] = {
     "engine/pipeline": ["run", "three_way profile", "profile_stages", "first_look", "play", "cut"],
     "plan": [
         "arena",
+        "imports",
         "export why planners",
         "policy",
         "hazards forecast",

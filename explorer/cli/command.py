@@ -26,6 +26,7 @@ from explorer.record.failure import Failure
 
 EQUAL, DIFFERENT, COULD_NOT_RUN, STATE_MOVED = 0, 1, 2, 3
 _PIPE_WIDTH = 120
+FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

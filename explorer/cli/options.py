@@ -8,17 +8,21 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.markup import escape
 
+from explorer.cli.command import FIT_COLOURS, say
 from explorer.cli.worker import ask
 from explorer.errors import BadInput, InvalidPolicy, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
-from explorer.plan.policy import file as policy_file
+from explorer.plan.imports import door
+from explorer.plan.imports.own_file import OWN
 from explorer.plan.policy.pattern import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.reading import Reading
 from explorer.record.run import Device, RunSpec
 
 Model = Annotated[
@@ -27,7 +31,12 @@ Model = Annotated[
 PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
 PolicyName = Annotated[
-    str, typer.Option("--policy", metavar="FILE|PRESET", help=f"A policy file, or {', '.join(PRESETS)}.")
+    str,
+    typer.Option(
+        "--policy",
+        metavar="FILE|PRESET",
+        help=f"A policy file, settings of a training program, a pattern, or {', '.join(PRESETS)}.",
+    ),
 ]
 
 
@@ -128,15 +137,6 @@ class KeepOptions:
     ] = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaleOption:
-    """Whether a policy made for another model is refused."""
-
-    allow_stale: Annotated[
-        bool, typer.Option("--allow-stale", help="Use a policy file whose fingerprint is another model's.")
-    ] = False
-
-
 def describe(worker: Worker, model: ModelRef, seed: int, device: Device = "cpu") -> ModelGraph:
     """The model's graph. Raises RunFailed."""
     graph = ask(worker, Describe(model=model, seed=seed, device=device))
@@ -144,26 +144,31 @@ def describe(worker: Worker, model: ModelRef, seed: int, device: Device = "cpu")
     return graph
 
 
-def policy_on(name: str, graph: ModelGraph, *, allow_stale: bool = False) -> Policy:
-    """The policy of a preset or a file on `graph`. Raises InvalidPolicy, UnreadableFile."""
+def policy_on(name: str, graph: ModelGraph) -> Policy:
+    """The policy of a preset, a pattern or a file on `graph`; what a file leaves to say goes to stderr.
+
+    Raises InvalidPolicy, UnreadableFile.
+    """
     if is_preset(name):
         return preset(name, graph)
     if is_pattern(name):
         return expanded(Policy.recompute(name.split(",")), [block.fqn for block in graph.blocks if block.n_calls])
-    if not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+    if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in door.SUFFIXES)):
         raise InvalidPolicy(
             f"{name} is neither a preset nor a file.",
             hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
         )
-    file = policy_file.load(name)
-    try:
-        policy_file.check_fresh(file, graph)
-    except InvalidPolicy as error:
-        fits = set(file.policy.blocks) <= set(graph.by_fqn)
-        if not (allow_stale and fits):
-            hint = f"{error.hint} --allow-stale uses it all the same." if fits else error.hint
-            raise InvalidPolicy(f"{name}: {error.sentence}", hint=hint) from error
-    return file.policy
+    read = door.load(name, graph)
+    tell(read)
+    return read.policy
+
+
+def tell(read: Reading) -> None:
+    """To stderr: where the policy comes from, how well it fits, what differs. Nothing where there is nothing to say."""
+    if read.told or read.source != OWN:
+        say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
+    for sentence in read.told:
+        say(escape(sentence))
 
 
 def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
@@ -181,11 +186,11 @@ def needs_graph(name: str) -> bool:
     return name != "keep-all"
 
 
-def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, allow_stale: bool) -> Policy:
+def chosen_policy(worker: Worker, name: str, spec: RunSpec) -> Policy:
     """The policy by name, describing the model only where the policy depends on it."""
     if not needs_graph(name):
         return KEEP_ALL
-    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device), allow_stale=allow_stale)
+    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device))
 
 
 def _value(text: str) -> int | float | str | bool:

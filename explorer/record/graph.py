@@ -29,6 +29,7 @@ Trait = Literal[
     "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "checkpoints_itself",  # the model runs it again for backward by its own means
+    "checkpointing_layer",  # a layer that transformers can recompute by a flag of its own
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]
 

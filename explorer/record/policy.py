@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from explorer.record.base import Record
@@ -43,6 +43,17 @@ class Policy(Record):
         """A policy that recomputes each of `blocks`; a tuple of fqns is one segment."""
         units = tuple(Unit(blocks=(entry,) if isinstance(entry, str) else tuple(entry)) for entry in blocks)
         return cls(units=units, **options)
+
+    def said_of(self, blocks: Mapping[str, int]) -> Policy:
+        """This policy, which was made for a model with these `blocks`; they are no part of the decision."""
+        self.__dict__["made_for"] = dict(blocks)
+        return self
+
+    @property
+    def model_blocks(self) -> Mapping[str, int]:
+        """Blocks of the model that it was made for, as its file counts them; empty: not known."""
+        known: Mapping[str, int] = self.__dict__.get("made_for", {})
+        return known
 
     @property
     def stops_early(self) -> bool:

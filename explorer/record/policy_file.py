@@ -31,10 +31,12 @@ class Evidence(Record):
 
 
 class PolicyFile(Record):
-    """The whole file. `fingerprint` is that of the model's graph; None: the file does not say."""
+    """The whole file. `fingerprint` is that of the model's graph, `blocks` counts its names, see plan/policy/shape.py;
+    None or empty: the file does not say."""
 
     policy: Policy
     model: ModelRef | None = None
     fingerprint: str | None = None
+    blocks: dict[str, int] = {}
     pipeline: PipelinePlan | None = None
     evidence: Evidence | None = None

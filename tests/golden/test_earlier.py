@@ -57,7 +57,7 @@ def test_the_store_of_runs_opens(tmp_path: Path) -> None:
 def test_policy_files_open(name: str) -> None:
     file = policy_file.load(EARLIER / name)
     assert file.policy.units
-    assert policy_file.loads(policy_file.dumps(file.policy)).policy == file.policy
+    assert policy_file.loads(policy_file.dumps(file)).policy == file.policy
     assert (file.pipeline is not None) == (name == "plan.yaml")
 
 

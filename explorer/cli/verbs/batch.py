@@ -8,7 +8,7 @@ import msgspec
 import typer
 
 from explorer.cli.command import Output, RunFailed, answer_console, print_json, say, verb
-from explorer.cli.options import Model, ModelOptions, PolicyName, StaleOption, StepOptions, chosen_policy
+from explorer.cli.options import Model, ModelOptions, PolicyName, StepOptions, chosen_policy
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
@@ -32,7 +32,6 @@ def batch(
     budget: Budget,
     options: ModelOptions,
     step: StepOptions,
-    stale: StaleOption,
     output: Output,
     policy: PolicyName = "keep-all",
     argument: Argument = "batch",
@@ -42,7 +41,7 @@ def batch(
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
         spec = step.spec(small, KEEP_ALL, seed=options.seed)
-        chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
+        chosen = chosen_policy(engine, policy, spec)
         spec = msgspec.structs.replace(spec, policy=chosen)
         runs = {size: _run(engine, spec, argument, size) for size in SMALL}
         size = largest(lambda n: at_size(runs, n, spec).step_peak_bytes <= limit)

@@ -3,50 +3,75 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
+from typing import Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, Model, ModelOptions, PolicyPath, describe, refuse_strangers
+from explorer.cli.options import (
+    ConditionOptions,
+    Model,
+    ModelOptions,
+    PolicyPath,
+    describe,
+    refuse_strangers,
+    tell,
+)
 from explorer.cli.report import in_short
-from explorer.cli.worker import worker
+from explorer.cli.worker import print_or_write, worker
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.known import hazards
+from explorer.plan.imports import door
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import not_foretold
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
+from explorer.record.policy import KEEP_ALL
 
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 
 
 @verb
 def check(
-    policy: PolicyPath, model: Model, options: ModelOptions, conditions: ConditionOptions, output: Output
+    policy: PolicyPath,
+    model: Model,
+    options: ModelOptions,
+    conditions: ConditionOptions,
+    output: Output,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the policy with this model's own names.")
+    ] = None,
 ) -> None:
-    """Hazards and staleness of a policy file on a model, before any run. Exit 1: stale, or an error-level hazard."""
-    file = policy_file.load(policy)
+    """Hazards and staleness of a policy file, or of a program's settings, on a model, before any run.
+    Exit 1: stale, or an error-level hazard."""
     with worker() as engine:
         graph = describe(engine, options.ref(model), options.seed)
-    stale = ""
+    read, stale = None, ""
     try:
-        policy_file.check_fresh(file, graph)
+        read = door.load(policy, graph)
+        stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)
-    fits = set(file.policy.blocks) <= set(graph.by_fqn)
-    spec = conditions.under(options.ref(model), file.policy)
     refuse_strangers(conditions.frozen or (), graph)
-    fired = hazards(graph, file.policy, file.pipeline, spec) if fits else ()
-    because = not_foretold(file.policy, graph, Forecast())
+    spec = conditions.under(options.ref(model), read.policy if read else KEEP_ALL)
+    fired = hazards(graph, read.policy, read.file.pipeline, spec) if read else ()
+    because = not_foretold(read.policy, graph, Forecast()) if read else ""
     if output.json:
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
-        print_json({**verdict, "hazards": fired, "not_foretold_because": because})
+        print_json({**verdict, "hazards": fired, "not_foretold_because": because, "read": read})
     else:
         print_hazards(policy, graph, stale, fired)
+        if read is not None:
+            tell(msgspec.structs.replace(read, changed=""))
         if because:
             say(escape(because))
+    if out is not None and read is not None:
+        written = policy_file.file_of(read.policy, graph, plan=read.file.pipeline)
+        print_or_write(policy_file.dumps(written), out)
     if stale or any(hazard.severity == "error" for hazard in fired):
         raise typer.Exit(DIFFERENT)
 

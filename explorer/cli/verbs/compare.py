@@ -26,7 +26,6 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
-    StaleOption,
     StepOptions,
     describe,
     policy_on,
@@ -70,7 +69,6 @@ def compare(
     policy: PolicyName,
     options: ModelOptions,
     step: StepOptions,
-    stale: StaleOption,
     keep: KeepOptions,
     only: CompareOptions,
     output: Output,
@@ -82,7 +80,7 @@ def compare(
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, baseline.device)
-        candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
+        candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph))
         request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
         compared = ask(engine, request, keep=not keep.no_store)
     if output.json:
@@ -102,6 +100,4 @@ def compare(
 
 def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
     """The policy file with what the comparison proves."""
-    return policy_file.dumps(
-        policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence_of(comparison, graph)
-    )
+    return policy_file.dumps(policy_file.file_of(policy, graph, evidence=evidence_of(comparison, graph)))

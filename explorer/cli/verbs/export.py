@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import typer
 from rich.markup import escape
 
-from explorer.cli.command import DIFFERENT, Output, print_json, say, verb
+from explorer.cli.command import DIFFERENT, FIT_COLOURS, Output, print_json, say, verb
 from explorer.cli.options import Out, PolicyPath
 from explorer.cli.worker import print_or_write
 from explorer.plan.export.formats import FORMATS, exported
@@ -17,7 +18,6 @@ from explorer.plan.policy import file as policy_file
 from explorer.record.export import Export
 
 MOST_NAMED = 40
-_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "red"}
 _CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}
 
 
@@ -41,16 +41,14 @@ def export(
         print_or_write(form.text, out)
     _tell(form)
     if as_run is not None and form.as_run is not None:
-        print_or_write(
-            policy_file.dumps(form.as_run, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline), as_run
-        )
+        print_or_write(policy_file.dumps(msgspec.structs.replace(file, policy=form.as_run, evidence=None)), as_run)
     if form.fit == "not expressible":
         raise typer.Exit(DIFFERENT)
 
 
 def _tell(form: Export) -> None:
     """To stderr: how well it fits, and what runs again there."""
-    say(f"[{_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({_CHECKED[form.checked]})")
+    say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({_CHECKED[form.checked]})")
     if form.recomputed is not None and form.fit != "not expressible":
         names = listed([fqn or "the model" for fqn in form.recomputed], MOST_NAMED)
         say(f"It recomputes {escape(names) or 'nothing'}.")

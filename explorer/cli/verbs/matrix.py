@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, verb
-from explorer.cli.options import Model, ModelOptions, PolicyName, StaleOption, StepOptions, chosen_policy
+from explorer.cli.options import Model, ModelOptions, PolicyName, StepOptions, chosen_policy
 from explorer.cli.report import in_short
 from explorer.cli.worker import ask, worker
 from explorer.jobs.protocol import DeriveMatrix
@@ -23,7 +23,6 @@ def matrix(
     model: Model,
     options: ModelOptions,
     step: StepOptions,
-    stale: StaleOption,
     output: Output,
     policy: PolicyName = "all",
 ) -> None:
@@ -31,7 +30,7 @@ def matrix(
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     with worker() as engine:
-        chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
+        chosen = chosen_policy(engine, policy, spec)
         derived = ask(engine, DeriveMatrix(spec=msgspec.structs.replace(spec, policy=chosen)))
     if output.json:
         print_json(derived)

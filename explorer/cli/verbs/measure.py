@@ -16,7 +16,6 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
-    StaleOption,
     StepOptions,
     chosen_policy,
     describe,
@@ -61,7 +60,6 @@ def measure(
     model: Model,
     options: ModelOptions,
     step: StepOptions,
-    stale: StaleOption,
     keep: KeepOptions,
     extra: MeasureOptions,
     output: Output,
@@ -72,7 +70,7 @@ def measure(
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
-        chosen = chosen_policy(engine, policy, spec, allow_stale=stale.allow_stale)
+        chosen = chosen_policy(engine, policy, spec)
         spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))

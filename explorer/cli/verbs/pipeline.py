@@ -15,7 +15,6 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
-    StaleOption,
     StepOptions,
     describe,
     policy_on,
@@ -27,6 +26,7 @@ from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import OpenRanks, ProfileStages, RunPipeline
 from explorer.plan.export.torchrun import SCRIPT_FILE, run_files, spec_beside, torchrun_command
+from explorer.plan.imports import door
 from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by
 from explorer.plan.pipeline.schedules import (
@@ -145,7 +145,6 @@ def pipeline(
     step: StepOptions,
     split: PlanOptions,
     run: EngineOptions,
-    stale: StaleOption,
     keep: KeepOptions,
     output: Output,
     policy: PolicyName = "keep-all",
@@ -158,17 +157,17 @@ def pipeline(
     cap = split.cap_bytes(policy)
     with worker() as engine:
         if run.results is not None:
-            pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep, stale)
+            pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep)
             _answer(pipeline_run, keep, output)
             return
         graph = describe(engine, ref, options.seed, spec.device)
-        spec = msgspec.structs.replace(spec, policy=policy_on(policy, graph, allow_stale=stale.allow_stale))
+        spec = msgspec.structs.replace(spec, policy=policy_on(policy, graph))
         profile = None
         if cap is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL_MICROBATCHES
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
         joint = None if cap is None else _planned(split, graph, profile, cap)
-        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=_plan_in(policy))
+        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=_plan_in(policy, graph))
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
         spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
         if run.engine == "torchrun":
@@ -204,8 +203,7 @@ def _fullest(run: PipelineRun) -> int:
 
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:
     if out is not None:
-        text = policy_file.dumps(spec.policy, model=spec.model, fingerprint=graph.fingerprint, plan=spec.plan)
-        write_file(out, text.encode())
+        write_file(out, policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=spec.plan)).encode())
         say(f"Wrote {out}.")
 
 
@@ -222,7 +220,6 @@ def _opened(
     results: Path,
     asked: tuple[typer.Context, RunSpec, PlanOptions, str],
     keep: KeepOptions,
-    stale: StaleOption,
 ) -> PipelineRun:
     """What torchrun's ranks left, under the plan that they ran."""
     context, spec, split, policy = asked
@@ -234,7 +231,7 @@ def _opened(
     typed_plan = msgspec.structs.replace(ran, **changed)
 
     def chosen() -> Policy:
-        return policy_on(policy, describe(engine, spec.model, spec.seed, spec.device), allow_stale=stale.allow_stale)
+        return policy_on(policy, describe(engine, spec.model, spec.seed, spec.device))
 
     def typed(name: str) -> bool:
         source = context.get_parameter_source(name)
@@ -275,8 +272,8 @@ def _cut(
     return msgspec.structs.replace(plan, stages=stages_by(rule, graph, n_stages, profile=profile, pressure=pressure))
 
 
-def _plan_in(policy: str) -> PipelinePlan | None:
-    return policy_file.load(policy).pipeline if Path(policy).is_file() else None
+def _plan_in(policy: str, graph: ModelGraph) -> PipelinePlan | None:
+    return door.load(policy, graph).file.pipeline if Path(policy).is_file() else None
 
 
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:

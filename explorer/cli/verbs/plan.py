@@ -167,4 +167,4 @@ def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: Mode
         baseline_saved_after_forward_bytes=first.saved_after_forward_bytes,
         baseline_policy=first.spec.policy if first.spec.policy.units else None,
     )
-    return policy_file.dumps(chosen.policy, model=graph.model, fingerprint=graph.fingerprint, evidence=evidence)
+    return policy_file.dumps(policy_file.file_of(chosen.policy, graph, evidence=evidence))

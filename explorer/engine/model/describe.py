@@ -234,6 +234,8 @@ def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
             own.add("running_statistics")
         for ancestor in lineage(fqn):
             traits[ancestor] |= own
+        if any(kind.__name__ == "GradientCheckpointingLayer" for kind in type(module).__mro__):
+            traits[fqn].add("checkpointing_layer")
     return traits
 
 

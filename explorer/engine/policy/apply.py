@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -29,6 +30,7 @@ from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
 from explorer.plan.policy.pattern import expanded
+from explorer.plan.policy.shape import differences, shape_of
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 _MISSING = object()
@@ -77,6 +79,7 @@ def apply_policy(
     """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
 
     A block may be a pattern, `layers.*.mlp`: each block that matches is a unit of its own.
+    Where the file that the policy was loaded from counts other blocks than this model has, a warning says which.
     `part` says that the model is one stage of a split one, with the names of the whole: units that lie elsewhere are
     left to the other stages.
     `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
@@ -91,6 +94,7 @@ def apply_policy(
         here = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
         policy = msgspec.structs.replace(policy, units=tuple(u for u in policy.units if here & set(u.blocks)))
     else:
+        _warn_of_changes(model, policy)
         policy = expanded(policy, [fqn for fqn, _ in model.named_modules(remove_duplicate=False)])
     outside = _outside(model, policy, generators)
     wraps = [Wrap(unit, policy, outside) for unit in policy.units]
@@ -108,6 +112,14 @@ def apply_policy(
         if len(wrap.unit.blocks) == 1:
             _replace(handle, modules[wrap.fqn], _as_unit, wrap)
     return handle
+
+
+def _warn_of_changes(model: nn.Module, policy: Policy) -> None:
+    names = shape_of(fqn for fqn, _ in model.named_modules())
+    if policy.model_blocks and (changed := differences(policy.model_blocks, names)):
+        warnings.warn(
+            f"The policy was made for a model of other blocks, and is applied by name: {changed}.", stacklevel=3
+        )
 
 
 def policy_of(model: nn.Module) -> Policy:

@@ -22,6 +22,7 @@ from explorer.plan.export.primus import to_primus
 from explorer.plan.export.torch_file import to_torch
 from explorer.plan.export.torchrun import to_schedule_csv, to_stages
 from explorer.plan.export.torchtitan import to_torchtitan
+from explorer.plan.policy.pattern import is_pattern
 from explorer.record.export import Export
 from explorer.record.policy_file import PolicyFile
 
@@ -60,7 +61,13 @@ FORMATS = {row.name: row for row in _ROWS}
 
 
 def exported(file: PolicyFile, name: str) -> Export:
-    """The policy in the form called `name`. Raises InvalidPolicy for an unknown name, and what the form raises."""
+    """The policy in the form called `name`. Raises InvalidPolicy for an unknown name, for patterns, and what the form
+    raises."""
+    if patterns := [fqn for fqn in file.policy.blocks if is_pattern(fqn)]:
+        raise InvalidPolicy(
+            f"The policy names blocks by pattern ({patterns[0]}), and only a model says which those are.",
+            hint="`python -m explorer check FILE MODEL --out policy.yaml` writes them out.",
+        )
     if name not in FORMATS:
         raise InvalidPolicy(
             f"There is no exporter {name}.", hint=nearest(name, FORMATS) or f"There are {', '.join(FORMATS)}."

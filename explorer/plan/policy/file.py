@@ -1,10 +1,11 @@
 """The policy file: what a person leaves with and a training script applies. YAML, strict, exact in both directions.
 
 version: 1
-model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c...}
+model: {target: sample_models/gpt.py, size: small, fingerprint: 1f0c..., blocks: {blocks.*: 12, ...}}
 policy:
   units:
   - blocks.0                          one block
+  - blocks.*.mlp                      each block that matches; a block that is named elsewhere is left to that unit
   - [stem.1, stem.2]                  a segment: blocks that hand on to each other, recomputed together
   - {blocks: [blocks.3], action: save_ops, save_ops: [aten.mm.default]}
   use_reentrant: false                torch.utils.checkpoint's options under torch's names
@@ -23,7 +24,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from explorer.errors import InvalidPolicy, UnreadableFile, nearest
+from explorer.errors import UnreadableFile
+from explorer.plan.policy.shape import shape_of
 from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.plan.policy.strict_yaml import Path as Where
 from explorer.record.base import Record, from_plain, to_plain
@@ -45,29 +47,38 @@ _SECTIONS: dict[str, type[Record]] = {
     "evidence": Evidence,
 }
 _FIELDS = ("version", *_SECTIONS)
+_OF_GRAPH = ("fingerprint", "blocks")
+"""Of the section `model`: what the model was like, beside how it is loaded."""
 _AT = re.compile(r" - at `(?:key in )?`?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 
 
-def dumps(
-    policy: Policy,
-    *,
-    model: ModelRef | None = None,
-    fingerprint: str | None = None,
-    plan: PipelinePlan | None = None,
-    evidence: Evidence | None = None,
-) -> str:
+def file_of(
+    policy: Policy, graph: ModelGraph, *, plan: PipelinePlan | None = None, evidence: Evidence | None = None
+) -> PolicyFile:
+    """The file of a policy that was made for the model of `graph`."""
+    return PolicyFile(
+        policy=policy,
+        model=graph.model,
+        fingerprint=graph.fingerprint,
+        blocks=shape_of(block.fqn for block in graph.blocks),
+        pipeline=plan,
+        evidence=evidence,
+    )
+
+
+def dumps(file: PolicyFile) -> str:
     """The file's text. `loads` gives back exactly what went in."""
     document: dict[str, Any] = {"version": VERSION}
-    if model is not None or fingerprint is not None:
-        document["model"] = {} if model is None else _stated(model)
-        if fingerprint is not None:
-            document["model"]["fingerprint"] = fingerprint
-    document["policy"] = {**to_plain(policy), "units": [_short(unit) for unit in policy.units]}
-    if plan is not None:
-        document["pipeline"] = _stated(plan)
-    if evidence is not None:
-        document["evidence"] = _stated(evidence)
+    known = {"fingerprint": file.fingerprint, "blocks": file.blocks or None}
+    about = {**(_stated(file.model) if file.model else {}), **known}
+    if any(value is not None for value in about.values()):
+        document["model"] = {name: value for name, value in about.items() if value is not None}
+    document["policy"] = {**to_plain(file.policy), "units": [_short(unit) for unit in file.policy.units]}
+    if file.pipeline is not None:
+        document["pipeline"] = _stated(file.pipeline)
+    if file.evidence is not None:
+        document["evidence"] = _stated(file.evidence)
     body = yaml.dump(document, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=100)
     return _HEADER + body
 
@@ -114,36 +125,12 @@ def load(path: str | os.PathLike[str]) -> PolicyFile:
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
-    """The policy in the file at `path`, for `explorer.apply_policy`. Raises UnreadableFile."""
-    return load(path).policy
+    """The policy in the file at `path`, for `explorer.apply_policy`, which warns where the model was another one then.
 
-
-def check_fresh(file: PolicyFile, graph: ModelGraph) -> None:
-    """Raises InvalidPolicy when the file was made for a model of other blocks or parameters than `graph` has.
-
-    A file without a fingerprint (written by hand) is judged by its blocks alone.
+    Raises UnreadableFile.
     """
-    missing = [fqn for fqn in dict.fromkeys(file.policy.blocks) if fqn not in graph.by_fqn]
-    if missing:
-        known = [block.fqn for block in graph.blocks]
-        raise InvalidPolicy(
-            f"{_target(graph)} has no block {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''} "
-            f"({len(missing)} of the {len(file.policy.blocks)} that the policy names).",
-            hint=nearest(missing[0], known) or "`python -m explorer graph MODEL` lists the blocks.",
-        )
-    if file.fingerprint is not None and file.fingerprint != graph.fingerprint:
-        made_for = f" ({_in_words(file.model)})" if file.model else ""
-        raise InvalidPolicy(
-            f"The policy was made for a model with fingerprint {file.fingerprint}{made_for}; "
-            f"{_in_words(graph.model)} has {graph.fingerprint}: names, kinds or parameters of its blocks differ.",
-            hint="Its evidence does not hold here. Measure it on this model and export it again.",
-        )
-
-
-def _in_words(model: ModelRef) -> str:
-    """`sample_models/gpt.py, size gpu, n_layers=4`"""
-    size = [f"size {model.size}"] if model.size else []
-    return ", ".join([model.target, *size, *(f"{name}={value}" for name, value in model.arguments.items())])
+    file = load(path)
+    return file.policy.said_of(file.blocks)
 
 
 def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> PolicyFile:
@@ -153,16 +140,22 @@ def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> Polic
     elif plain["policy"] is None:
         faults.append(f"line {document.line(('policy',))}: policy is empty; to recompute nothing, write policy: {{}}")
     sections = {name: plain[name] for name in _SECTIONS if plain.get(name) is not None}
-    fingerprint = None
+    of_graph: dict[str, Any] = {}
     if isinstance(model := sections.get("model"), dict):
-        fingerprint = model.get("fingerprint")
-        sections["model"] = {key: value for key, value in model.items() if key != "fingerprint"}
-        if fingerprint is not None and not isinstance(fingerprint, str):
+        of_graph = {name: model[name] for name in _OF_GRAPH if model.get(name) is not None}
+        sections["model"] = {key: value for key, value in model.items() if key not in _OF_GRAPH}
+        if not isinstance(of_graph.get("fingerprint", ""), str):
             faults.append(f"line {document.line(('model', 'fingerprint'))}: fingerprint must be text; put it in quotes")
+        if not _are_counts(of_graph.get("blocks", {})):
+            faults.append(f"line {document.line(('model', 'blocks'))}: blocks must be names, each with a number")
         if not sections["model"]:
             del sections["model"]
     records: dict[str, Any] = {name: _section(document, name, section, faults) for name, section in sections.items()}
-    return PolicyFile(policy=Policy()) if faults else PolicyFile(fingerprint=fingerprint, **records)
+    return PolicyFile(policy=Policy()) if faults else PolicyFile(**of_graph, **records)
+
+
+def _are_counts(blocks: Any) -> bool:
+    return isinstance(blocks, dict) and all(type(n) is int for n in blocks.values())
 
 
 def _section(document: Document, name: str, section: Any, faults: list[str]) -> Record | None:
@@ -218,7 +211,7 @@ def _convert(plain: Any, kind: type[Record], place: _Place, faults: list[str]) -
 def _unknown(document: Document, plain: dict[str, Any], known: tuple[str, ...], where: Where) -> list[str]:
     faults = []
     for key in plain:
-        if key not in known and not (where == ("model",) and key == "fingerprint"):
+        if key not in known and not (where == ("model",) and key in _OF_GRAPH):
             close = get_close_matches(key, known, n=1)
             meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
             faults.append(f"line {document.line((*where, key))}: unknown field {_dotted((*where, key))}{meant}")

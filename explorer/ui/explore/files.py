@@ -10,6 +10,9 @@ import streamlit as st
 from explorer.errors import ExplorerError, UnreadableFile
 from explorer.jobs import run_file
 from explorer.plan.hazards.known import hazards
+from explorer.plan.imports import door
+from explorer.plan.imports.door import SUFFIXES
+from explorer.plan.imports.own_file import OWN
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.evidence import evidence_of
 from explorer.record.comparison import Comparison
@@ -39,11 +42,13 @@ def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
         download(offer, key="download_policy", width="stretch")
         exports.panel(state, graph, policy_of(state, graph), _warning(state, graph))
         st.file_uploader(
-            "Open a policy file",
-            type=["yaml", "yml"],
+            "Open a policy, or a program's settings",
+            type=list(SUFFIXES),
             key="upload_policy",
             max_upload_size=1,
             on_change=lambda: _take_upload(state, graph),
+            help="A policy file, or recompute settings of transformers, torchtitan or Megatron-LM as YAML, JSON, TOML, "
+            "flags or a call in Python: nothing is executed, and what is lost is said.",
         )
     return warned
 
@@ -59,11 +64,11 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
     try:
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
-        file = policy_file.loads(_text(data))
-        policy_file.check_fresh(file, graph)
-        drafts.set_policy(state.draft, file.policy, graph)
+        read = door.read(_text(data), graph)
+        drafts.set_policy(state.draft, read.policy, graph)
         state.job.failure = None
-        state.doubt = doubt(file.evidence.verdict if file.evidence else None)
+        state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
+        state.read = read if read.told or read.source != OWN else None
     except ExplorerError as error:
         page_job.fail(state.job, error)
 
@@ -83,22 +88,14 @@ def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
     spec = state.draft.spec
     shown = work.result(state, "shown")
     measured = isinstance(shown, Comparison) and shown.candidate.spec == spec
-    return PolicyFile(
-        policy=spec.policy,
-        model=spec.model,
-        fingerprint=graph.fingerprint,
-        pipeline=spec.plan,
-        evidence=evidence_of(shown, graph) if measured else None,
+    return policy_file.file_of(
+        spec.policy, graph, plan=spec.plan, evidence=evidence_of(shown, graph) if measured else None
     )
 
 
 def policy_text(state: ExploreState, graph: ModelGraph) -> str:
     """The YAML file."""
-    file = policy_of(state, graph)
-    text = policy_file.dumps(
-        file.policy, model=file.model, fingerprint=file.fingerprint, plan=file.pipeline, evidence=file.evidence
-    )
-    return _warning(state, graph) + text
+    return _warning(state, graph) + policy_file.dumps(policy_of(state, graph))
 
 
 def _warning(state: ExploreState, graph: ModelGraph) -> str:

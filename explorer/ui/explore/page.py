@@ -16,7 +16,8 @@ import streamlit as st
 from explorer.plan.why.caveats import not_foretold
 from explorer.record.graph import ModelGraph
 from explorer.record.hazard import Hazard
-from explorer.ui.explore import plans, work
+from explorer.record.reading import Reading
+from explorer.ui.explore import exports, plans, work
 from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import graph_panel, tools
 from explorer.ui.explore.budget import budget_row
@@ -99,6 +100,8 @@ def _trouble(state: ExploreState) -> None:
         st.warning(plain(state.draft.message), icon=":material/link_off:")
     if state.doubt:
         st.warning(plain(state.doubt), icon=":material/gpp_maybe:")
+    if state.read is not None:
+        _told(state, state.read)
     if state.warning:
         st.warning(
             plain(f"{state.warning} Its figures stay here until you leave; the run file can be downloaded now."),
@@ -107,6 +110,17 @@ def _trouble(state: ExploreState) -> None:
     if state.job.failure is not None and failure_panel(state.job.failure, key="last"):
         state.job.failure = None
         st.rerun()
+
+
+def _told(state: ExploreState, read: Reading) -> None:
+    """What became of an imported policy, until a person takes the note away."""
+    with st.container(border=True, key="read_policy"):
+        small(f":{exports.COLOURS[read.fit]}-badge[{read.fit}] read from {plain(read.source)}")
+        for sentence in read.told:
+            small(plain(sentence))
+        if st.button("Understood", key="read_understood", type="tertiary", icon=":material/check:"):
+            state.read = None
+            st.rerun()
 
 
 def _desk(state: ExploreState, places: Places) -> None:

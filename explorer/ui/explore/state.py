@@ -13,6 +13,7 @@ from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
+from explorer.record.reading import Reading
 from explorer.ui.session import opened, page_job
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
@@ -73,6 +74,8 @@ class ExploreState:
     """Why the store could not keep the last run."""
     doubt: str = ""
     """What an imported policy file's own evidence says against it."""
+    read: Reading | None = None
+    """An imported policy of which something has to be told, until it is read."""
 
 
 def current() -> ExploreState:

@@ -12,6 +12,7 @@ from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.policy import file as policy_file
 from explorer.record.hazard import Hazard
 from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy_file import PolicyFile
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
@@ -28,8 +29,8 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...]) 
     graph = backend.graph_of(spec)
 
     def policy_text() -> str:
-        fingerprint = graph.fingerprint if graph else None
-        return policy_file.dumps(spec.policy, model=spec.model, fingerprint=fingerprint, plan=plan)
+        unread = PolicyFile(policy=spec.policy, model=spec.model, pipeline=plan)
+        return policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=plan) if graph else unread)
 
     download(Offer("Policy file with the plan (YAML)", "pipeline-policy.yaml", policy_text), key="pipeline_policy")
     st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")

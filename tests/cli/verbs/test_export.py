@@ -12,12 +12,13 @@ from explorer.plan.policy import file as policy_file
 from explorer.record.base import from_json
 from explorer.record.export import Export
 from explorer.record.policy import Policy
+from explorer.record.policy_file import PolicyFile
 
 
 @pytest.fixture
 def policy(tmp_path: Path) -> str:
     path = tmp_path / "policy.yaml"
-    path.write_text(policy_file.dumps(Policy.recompute(["layers.0", "layers.2"])))
+    path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(["layers.0", "layers.2"]))))
     return str(path)
 
 

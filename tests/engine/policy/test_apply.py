@@ -7,6 +7,7 @@ import io
 import pickle
 import random
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,11 +18,14 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.checkpoint import _infer_device_type
 
+import explorer
 from explorer.engine.policy.apply import apply_policy, is_wrapped, witnesses
 from explorer.engine.policy.recompute import observe_recompute
 from explorer.engine.world.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.torch_file import to_torch
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.shape import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
 
@@ -509,3 +513,19 @@ def test_a_stage_takes_its_part_of_a_policy() -> None:
     assert [is_wrapped(module) for module in stage.values()] == [False, True]
     handle.undo()
     assert not is_wrapped(stage["2"])
+
+
+def test_a_model_that_changed_since_the_file_was_written_is_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    names = shape_of(fqn for fqn, _ in net().named_modules())
+    path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(["blocks.0"]), blocks=names)))
+    policy = explorer.load_policy(path)
+    assert policy == Policy.recompute(["blocks.0"])
+    with apply_policy(net(), policy):  # a warning would fail this test
+        pass
+    deeper = net()
+    deeper.blocks.append(nn.Identity())
+    deeper.extra = nn.Linear(2, 2)
+    with pytest.warns(UserWarning, match=r"applied by name: blocks\.\* are \d+, and were \d+; new: extra"):
+        handle = apply_policy(deeper, policy)
+    assert handle.policy.blocks == ("blocks.0",)

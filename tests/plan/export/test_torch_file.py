@@ -217,7 +217,7 @@ def test_the_file_needs_torch_alone_and_says_where_it_comes_from(tmp_path: Path)
 
 def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    path.write_text(policy_file.dumps(Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"])))
+    path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"]))))
     module = module_of(exported(policy_file.load(path), "torch").text)
     assert [unit[0] for unit in module.UNITS] == [('stem."0"',), ("a\\",), ("@ORIGIN@",)]
 

@@ -20,6 +20,7 @@ from explorer.record import Failure, ModelRef, Policy, RunSpec
 from explorer.record.base import to_plain
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.policy_file import PolicyFile
 from explorer.ui.runs.points import points_of
 from explorer.ui.session import address as link
 from explorer.ui.session import backend, known, opened
@@ -296,7 +297,7 @@ def test_a_comparison_with_a_pinned_baseline_says_so_everywhere(
     pair = msgspec.structs.replace(pair, baseline=graphs.measured(graphs.gpt(6), SPEC))
     evidence = evidence_of(pair)
     assert evidence is not None and evidence.baseline_policy == SPEC.policy
-    assert policy_file.loads(policy_file.dumps(policy, evidence=evidence)).evidence == evidence
+    assert policy_file.loads(policy_file.dumps(PolicyFile(policy=policy, evidence=evidence))).evidence == evidence
     store.save(pair)
     (row,) = runs_page().dataframe[0].value.to_dict("records")
     assert row["step peak"] == "34.5 MiB (6 blocks recomputed) → 90.0 MiB"

@@ -1,0 +1,1 @@
+"""Policies that come from outside: files of our own, and settings of training programs."""

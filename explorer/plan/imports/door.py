@@ -1,0 +1,67 @@
+"""The one door for policies from outside: a policy file, or settings of a program whose recompute options are known."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from explorer.errors import BadInput, UnreadableFile
+from explorer.plan.imports.hugging_face import HUGGING_FACE
+from explorer.plan.imports.megatron import MEGATRON
+from explorer.plan.imports.own_file import on_model
+from explorer.plan.imports.settings import settings_of
+from explorer.plan.imports.torchtitan import TORCHTITAN
+from explorer.plan.names import listed
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.strict_yaml import LARGEST_BYTES
+from explorer.record.graph import ModelGraph
+from explorer.record.reading import Reading
+
+PROGRAMS = (HUGGING_FACE, TORCHTITAN, MEGATRON)
+SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")
+"""Names of files that may hold a policy."""
+
+
+def read(text: str, graph: ModelGraph) -> Reading:
+    """What `text` says of the model of `graph`. Raises UnreadableFile and InvalidPolicy, each in one sentence."""
+    settings = settings_of(text)
+    said = {program.name: [path for path in settings if program.says(path)] for program in PROGRAMS}
+    found = [program for program in PROGRAMS if said[program.name]]
+    speakers = [f"of {program.name} ({listed(said[program.name])})" for program in found]
+    if len(found) > 1:
+        raise UnreadableFile(
+            f"The settings are those {' and '.join(speakers)}, and only one of them can be meant.",
+            hint="Keep the lines of one program.",
+        )
+    if found and {"version", "policy"} <= {path.partition(".")[0] for path in settings}:
+        raise UnreadableFile(
+            f"This is a policy file that also holds settings {speakers[0]}, and only one of them can be meant.",
+            hint="Keep the fields of the policy file, or the settings alone.",
+        )
+    if found:
+        return found[0].read(settings, graph)
+    try:
+        return on_model(policy_file.loads(text), graph)
+    except UnreadableFile as error:
+        if "version" in settings:
+            raise
+        raise UnreadableFile(error.sentence, hint=f"{error.hint} {_ALSO}".strip()) from error
+
+
+_ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS])} are read as well."
+
+
+def load(path: str | os.PathLike[str], graph: ModelGraph) -> Reading:
+    """The same from a file, whose name every error begins with."""
+    try:
+        with Path(path).open("rb") as stream:
+            return read(stream.read(LARGEST_BYTES + 1).decode(), graph)
+    except OSError as error:
+        raise UnreadableFile(
+            f"{path} cannot be read: {error.strerror}.",
+            hint="`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file.",
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
+    except BadInput as error:
+        raise type(error)(f"{path}: {error.sentence}", hint=error.hint) from error

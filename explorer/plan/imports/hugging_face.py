@@ -1,0 +1,83 @@
+"""transformers: `activation_checkpointing` of its TrainingArguments, until v6 also `gradient_checkpointing`.
+
+All layers, or every n-th from the first: it counts its own layers through vision tower, encoder and decoder together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from explorer.plan.imports.dialect import Dialect, Said, layer_lists, reading, refused, whole
+from explorer.plan.imports.settings import Settings, last
+from explorer.plan.names import some
+from explorer.record.graph import ModelGraph
+from explorer.record.reading import Reading
+
+_VERSION = "transformers 5.23"
+_SWITCHES = ("activation_checkpointing", "gradient_checkpointing")
+_KWARGS = tuple(f"{name}_kwargs" for name in _SWITCHES)
+_OPTIONS = ("use_reentrant", "preserve_rng_state", "determinism_check", "early_stop")
+
+
+def _says(path: str) -> bool:
+    parts = path.split(".")
+    return "fsdp_config" not in parts and (parts[-1] in _SWITCHES or any(part in _KWARGS for part in parts))
+
+
+def _read(settings: Settings, graph: ModelGraph) -> Reading:
+    switches = {path: value for path, value in settings.items() if _says(path) and last(path) in _SWITCHES}
+    kwargs = {last(path): value for path, value in settings.items() if _says(path) and last(path) not in _SWITCHES}
+    if len(set(switches.values())) > 1:
+        raise refused(_VERSION, f"{' and '.join(switches)} say different things.", "Leave out the older name.")
+    unread = tuple(
+        f"{path} is not read: FSDP would wrap the layers itself."
+        for path, value in settings.items()
+        if value and path.endswith("fsdp_config.activation_checkpointing")
+    )
+    if not any(switches.values()):
+        return reading(_VERSION, graph, Said(reasons=unread, notes=("It is off there: nothing is recomputed.",)))
+    layers, counted = _layers(graph)
+    every, options, doubts = _kwargs(kwargs)
+    found = Said(
+        units=whole(layers[::every]),
+        options=tuple(options.items()),
+        reasons=(*unread, *counted, *doubts),
+        notes=_ENGINE,
+    )
+    return reading(_VERSION, graph, found)
+
+
+_ENGINE = ("Where use_reentrant is not given, transformers 5 takes off, as here; transformers 4 took on.",)
+
+
+def _layers(graph: ModelGraph) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Those that transformers can recompute itself; of another model its numbered layers, with a sentence."""
+    own = tuple(block.fqn for block in graph.blocks if "checkpointing_layer" in block.traits)
+    if own:
+        return own, ()
+    lists = layer_lists(graph)
+    if not lists:
+        raise refused(_VERSION, f"{graph.model.target} has neither layers of transformers nor numbered layers.")
+    counted = f"{graph.model.target} has no layer of transformers; counted instead: {some(tuple(lists))} by number."
+    return tuple(fqn for layers in lists.values() for fqn in layers), (counted,)
+
+
+def _kwargs(given: dict[str, Any]) -> tuple[int, dict[str, Any], tuple[str, ...]]:
+    """Stride, options of the policy, and what is lost."""
+    every = given.get("every_n_layers", 1)
+    if type(every) is not int or every < 1:
+        raise refused(_VERSION, f"every_n_layers is {every!r}.", "It is a number from 1 on.")
+    options = {name: given[name] for name in _OPTIONS if name in given}
+    wrong = [
+        name for name, value in options.items() if type(value) is not (str if name == "determinism_check" else bool)
+    ]
+    if wrong:
+        raise refused(_VERSION, f"{wrong[0]} is {options[wrong[0]]!r}.", "It is true or false.")
+    doubts = ["offload: there the inputs of the layers wait in the memory of the host; here they stay."] * bool(
+        given.get("offload")
+    )
+    other = sorted(set(given) - {*_OPTIONS, "every_n_layers", "offload"})
+    return every, options, (*doubts, *(f"{name} is not read." for name in other))
+
+
+HUGGING_FACE = Dialect(name="transformers", written_for=_VERSION, says=_says, read=_read)
