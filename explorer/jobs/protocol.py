@@ -24,7 +24,7 @@ from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.plan import Front, Wish
+from explorer.record.plan import CapWish, Front, JointPlan, Wish
 from explorer.record.progress import Progress
 from explorer.record.run import Device, RunSpec
 
@@ -117,6 +117,14 @@ class FindPlans(Record, tag=True):
     wish: Wish = Wish()
 
 
+class FindJointPlan(Record, tag=True):
+    """-> JointPlan: cuts, microbatches and policy of a priced pipeline together."""
+
+    profile: PipelineProfile
+    graph: ModelGraph
+    wish: CapWish
+
+
 class RunLab(Record, tag=True):
     """-> LabOutcome: one experiment of the lab; switches that are not given stand at their defaults."""
 
@@ -137,6 +145,7 @@ Request = (
     | OpenRanks
     | ProfileStages
     | FindPlans
+    | FindJointPlan
     | RunLab
 )
 
@@ -152,6 +161,7 @@ RESULTS: dict[type[Record], type[Record]] = {
     OpenRanks: PipelineRun,
     ProfileStages: PipelineProfile,
     FindPlans: Front,
+    FindJointPlan: JointPlan,
     RunLab: LabOutcome,
 }
 

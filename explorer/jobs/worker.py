@@ -19,6 +19,7 @@ from explorer.jobs.protocol import (
     DeriveMatrix,
     Describe,
     DrawAutograd,
+    FindJointPlan,
     FindPlans,
     Measure,
     OpenRanks,
@@ -87,7 +88,7 @@ def _answer(request: Request, report: Report) -> Record:
             return _pipeline_answer(request, report)
 
 
-def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages, report: Report) -> Record:
+def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages | FindJointPlan, report: Report) -> Record:
     match request:
         case RunPipeline():
             from explorer.engine.pipeline.run import run_pipeline
@@ -101,6 +102,10 @@ def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages, report: R
             from explorer.engine.pipeline.profile import profile_blocks
 
             return profile_blocks(request.spec, request.groups, report, n_microbatches=request.n_microbatches)
+        case FindJointPlan():
+            from explorer.plan.planners.joint import joint_plan
+
+            return joint_plan(request.profile, request.graph, request.wish, report)
 
 
 def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, cancels: int) -> None:
@@ -128,7 +133,7 @@ class Starter:
 def needs_of(request: Request) -> tuple[str, ...]:
     """What the server has to have imported, so that no job pays for it: the first graph does not wait for all."""
     match request:
-        case Describe() | FindPlans():
+        case Describe() | FindPlans() | FindJointPlan():
             return WARM[:1]
         case Measure() | Compare() | SaveSnapshot():
             return WARM[:3]

@@ -70,6 +70,16 @@ class Front(Record):
     plans: tuple[Plan, ...] = ()
 
 
+class CapWish(Record):
+    """A pipeline that keeps every rank below a cap: what is fixed, and what may be chosen."""
+
+    asked: PipelinePlan
+    """The number of stages, ranks, schedule and switches; the blocks of its stages say nothing."""
+    cap_bytes: int
+    n_microbatches: int | None = None
+    """None: as many as serve best."""
+
+
 class JointPlan(Record):
     """Cuts, microbatches and policy of a pipeline chosen together, so that every rank stays below a cap."""
 
@@ -85,3 +95,10 @@ class JointPlan(Record):
     plan fits."""
     n_judged: int
     """Plans whose step was played."""
+    bound_ms: float = 0.0
+    """By the same prices no plan below the cap has a quicker step, whatever its cuts, microbatches and policy."""
+
+    @property
+    def gap(self) -> float:
+        """Share of the step by which it may lie above the bound: 0 is proven best."""
+        return max(1 - self.bound_ms / self.makespan_ms, 0.0) if self.makespan_ms else 0.0

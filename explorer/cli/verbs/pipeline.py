@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -20,101 +20,30 @@ from explorer.cli.options import (
     policy_on,
 )
 from explorer.cli.pipeline_report import print_pipeline
+from explorer.cli.plan_options import PlanOptions, plan_in, plan_of
 from explorer.cli.results import spec_of_results
 from explorer.cli.worker import ask, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
-from explorer.jobs.protocol import OpenRanks, ProfileStages, RunPipeline
+from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunPipeline
 from explorer.plan.export.torchrun import SCRIPT_FILE, run_files, spec_beside, torchrun_command
-from explorer.plan.imports import door
-from explorer.plan.pipeline.actions import format_rows, read_rows
-from explorer.plan.pipeline.cuts import CutRule, atoms, check_stages, split_at_borders, stages_by
+from explorer.plan.pipeline.cuts import atoms, split_at_borders
 from explorer.plan.pipeline.schedules import (
-    SCHEDULES,
     USUAL_MICROBATCHES,
     USUAL_SCHEDULE,
-    default_ranks,
-    fitting,
-    rows_of,
 )
-from explorer.plan.planners.joint import joint_plan
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset
-from explorer.plan.sizes import parse_bytes
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import CheckpointMode, PipelineEngine, PipelinePlan
+from explorer.record.pipeline_plan import PipelineEngine, PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.plan import JointPlan
+from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.words.pipeline import planned
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlanOptions:
-    """How the model is split and driven."""
-
-    stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = (
-        None
-    )
-    microbatches: Annotated[int | None, typer.Option(min=1, help="Microbatches of the batch.")] = None
-    schedule: Annotated[
-        str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL_SCHEDULE} if left out.")
-    ] = None
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default one a stage, or one for two stages.")] = (
-        None
-    )
-    cuts: Annotated[CutRule, typer.Option(help="How stages are balanced.")] = "by-parameters"
-    checkpoint: Annotated[CheckpointMode | None, typer.Option(help="Which microbatches are checkpointed.")] = None
-    rows: Annotated[Path | None, typer.Option(metavar="CSV", help="An own schedule: one line of actions a rank.")] = (
-        None
-    )
-    unkeyed: Annotated[bool, typer.Option("--unkeyed", help="Ordinary dropout, which depends on the split.")] = False
-    deferred_batch_norm: Annotated[
-        bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
-    ] = False
-
-    plan: Annotated[
-        bool, typer.Option("--plan", help="Choose cuts, microbatches and policy together, below --cap on every rank.")
-    ] = False
-    cap: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="What each rank may hold, optimizer included, such as 200MiB.")
-    ] = None
-
-    def cap_bytes(self, policy: str) -> int | None:
-        """None: nothing is to be planned. Raises InvalidPlan for half a question."""
-        if self.plan != (self.cap is not None):
-            raise InvalidPlan(
-                "--plan and --cap belong together.", hint="Such as --plan --cap 200MiB: what each rank may hold."
-            )
-        if self.cap is None:
-            return None
-        if policy != "keep-all":
-            raise InvalidPlan(
-                f"--policy {policy} and --plan both say what is recomputed.", hint="Leave --policy out, or --plan."
-            )
-        return parse_bytes(self.cap)
-
-    def changes(self) -> dict[str, Any]:
-        """Fields of the plan that were asked for, but the stages. Raises InvalidPlan, UnreadableFile."""
-        if self.rows is not None and self.schedule is not None:
-            raise InvalidPlan(
-                f"--schedule {self.schedule} and --rows {self.rows} both say who does what.", hint="Give one of them."
-            )
-        own = None if self.rows is None else format_rows(read_rows(self.rows))
-        asked = {
-            "n_microbatches": self.microbatches,
-            "schedule": self.schedule,
-            "n_ranks": self.ranks,
-            "checkpoint": self.checkpoint,
-            "keyed_rng": False if self.unkeyed else None,
-            "deferred_batch_norm": True if self.deferred_batch_norm else None,
-            "actions": () if self.schedule is not None else own,
-        }
-        return {name: value for name, value in asked.items() if value is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,8 +95,8 @@ def pipeline(
         if cap is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL_MICROBATCHES
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
-        joint = None if cap is None else _planned(split, graph, profile, cap)
-        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=_plan_in(policy, graph))
+        joint = None if cap is None else _planned(engine, split, graph, profile, cap)
+        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=plan_in(policy, graph))
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
         spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
         if run.engine == "torchrun":
@@ -178,7 +107,7 @@ def pipeline(
         pipeline_run = ask(engine, request, keep=not keep.no_store)
         if joint is not None and (held := _fullest(pipeline_run)) > joint.cap_bytes:
             say(f"A rank held {mib(held)} of {mib(joint.cap_bytes)}: planning once more with as much less.")
-            joint = _planned(split, graph, profile, 2 * joint.cap_bytes - held)
+            joint = _planned(engine, split, graph, profile, 2 * joint.cap_bytes - held)
             joint = msgspec.structs.replace(joint, cap_bytes=cap)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
@@ -186,12 +115,14 @@ def pipeline(
     _answer(pipeline_run, keep, output, joint)
 
 
-def _planned(split: PlanOptions, graph: ModelGraph, profile: PipelineProfile | None, cap_bytes: int) -> JointPlan:
+def _planned(
+    engine: Worker, split: PlanOptions, graph: ModelGraph, profile: PipelineProfile | None, cap_bytes: int
+) -> JointPlan:
     assert profile is not None, "a plan is made from measured stretches"
     shape = PipelinePlan(stages=((),) * (split.stages or 2), n_microbatches=USUAL_MICROBATCHES, schedule=USUAL_SCHEDULE)
     asked = msgspec.structs.replace(shape, **split.changes())
-    counts = None if split.microbatches is None else (split.microbatches,)
-    joint = joint_plan(profile, graph, asked, cap_bytes, counts)
+    wish = CapWish(asked=asked, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
+    joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=wish))
     say(planned(joint))
     return joint
 
@@ -240,40 +171,6 @@ def _opened(
     spec = spec_of_results(results, msgspec.structs.replace(spec, plan=typed_plan), chosen, typed)
     opened: PipelineRun = ask(engine, OpenRanks(spec=spec, folder=str(results.resolve())), keep=not keep.no_store)
     return opened
-
-
-def plan_of(
-    split: PlanOptions, graph: ModelGraph, policy: Policy, profile: PipelineProfile | None, *, kept: PipelinePlan | None
-) -> PipelinePlan:
-    """The plan of the options, over that of the policy file, if it has one. Raises InvalidPlan."""
-    usual = PipelinePlan(stages=(), n_microbatches=_usual_microbatches(split, graph), schedule=USUAL_SCHEDULE)
-    plan = msgspec.structs.replace(kept or usual, **split.changes())
-    if split.stages is not None or not plan.stages:
-        plan = _cut(plan, split.stages or 2, split.cuts, graph, (policy, profile))
-    check_stages(graph, plan.stages)
-    rows_of(plan)
-    return plan
-
-
-def _usual_microbatches(split: PlanOptions, graph: ModelGraph) -> int:
-    """As many as there are stages, where they divide the batch."""
-    return fitting(max(USUAL_MICROBATCHES, split.stages or 2), graph)
-
-
-def _cut(
-    plan: PipelinePlan, n_stages: int, rule: CutRule, graph: ModelGraph, known: tuple[Policy, PipelineProfile | None]
-) -> PipelinePlan:
-    policy, profile = known
-    pressure = None
-    if rule == "by-memory":
-        n_ranks = plan.n_ranks or default_ranks(plan.schedule, n_stages)
-        empty = msgspec.structs.replace(plan, stages=((),) * n_stages, n_ranks=n_ranks)
-        pressure = (policy, rows_of(empty))
-    return msgspec.structs.replace(plan, stages=stages_by(rule, graph, n_stages, profile=profile, pressure=pressure))
-
-
-def _plan_in(policy: str, graph: ModelGraph) -> PipelinePlan | None:
-    return door.load(policy, graph).file.pipeline if Path(policy).is_file() else None
 
 
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:

@@ -93,16 +93,23 @@ def from_csv(text: str) -> Rows:
 def read_rows(path: Path) -> Rows:
     """An own schedule's file. Raises InvalidPlan where it is missing, no text, or without an action."""
     try:
-        rows = from_csv(path.read_text(encoding="utf-8"))
+        data = path.read_bytes()
     except OSError as error:
         raise InvalidPlan(f"The schedule {path} cannot be read: {error.strerror}.", hint="Name a CSV file.") from error
+    return rows_in(data, str(path))
+
+
+def rows_in(data: bytes, name: str) -> Rows:
+    """The rows in the bytes of a file called `name`. Raises InvalidPlan where they are no text, or hold no action."""
+    try:
+        rows = from_csv(data.decode("utf-8"))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidPlan(
-            f"The schedule {path} is not text: {error}.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
+            f"The schedule {name} is not text: {error}.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
         ) from error
     if not any(rows):
         raise InvalidPlan(
-            f"The schedule {path} holds no action.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
+            f"The schedule {name} holds no action.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
         )
     return rows
 

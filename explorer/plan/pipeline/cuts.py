@@ -89,6 +89,11 @@ def stages_by(
     return tuple(tuple(fqn for group in groups[a:b] for fqn in group) for a, b in zip(starts, ends, strict=True))
 
 
+def usual_rule(profile: PipelineProfile | None) -> CutRule:
+    """Even time where times are known."""
+    return "by-parameters" if profile is None else "by-time"
+
+
 def n_in_flight(rows: Rows) -> tuple[int, ...]:
     """Most microbatches that wait for their backward, by stage; independent of what actions cost."""
     n_stages = 1 + max((action.stage for row in rows for action in row), default=-1)

@@ -155,6 +155,13 @@ def default_ranks(schedule: str, n_stages: int) -> int:
     return n_stages if known is not None and known.shape == "single" else max(1, n_stages // 2)
 
 
+def rank_counts(schedule: str, n_stages: int) -> tuple[int, ...]:
+    """All numbers of ranks that the schedule can put so many stages on."""
+    known = SCHEDULES.get(schedule)
+    counts = range(1, n_stages + 1)
+    return () if known is None else tuple(n for n in counts if not _misshapen(known, n_stages, n))
+
+
 def sizes_of(plan: PipelinePlan) -> Sizes:
     """The plan's numbers, its ranks by default where it names none."""
     n_stages = len(plan.stages)
@@ -199,12 +206,16 @@ def _faults(schedule: Schedule, sizes: Sizes) -> list[str]:
     n_stages, n_ranks, n_microbatches = sizes.n_stages, sizes.n_ranks, sizes.n_microbatches
     if n_stages < 1 or n_microbatches < 1 or n_ranks < 1:
         return [f"A plan needs stages and microbatches; it has {n_stages} and {n_microbatches}."]
-    asked = f"{n_stages} stages are asked on {n_ranks} ranks."
-    faults = []
-    if schedule.shape == "single" and n_ranks != n_stages:
-        faults.append(f"{schedule.name} runs one stage a rank; {asked}")
-    elif schedule.shape == "looped" and (n_stages % n_ranks or n_stages < 2 * n_ranks):
-        faults.append(f"{schedule.name} runs two or more stages on every rank; {asked}")
-    elif schedule.shape == "v" and n_stages != 2 * n_ranks:
-        faults.append(f"{schedule.name} runs exactly two stages a rank; {asked}")
+    faults = _misshapen(schedule, n_stages, n_ranks)
     return [*faults, *(sentence for _, sentence, _ in unmet(schedule.name, sizes))]
+
+
+def _misshapen(schedule: Schedule, n_stages: int, n_ranks: int) -> list[str]:
+    asked = f"{n_stages} stages are asked on {n_ranks} ranks."
+    if schedule.shape == "single" and n_ranks != n_stages:
+        return [f"{schedule.name} runs one stage a rank; {asked}"]
+    if schedule.shape == "looped" and (n_stages % n_ranks or n_stages < 2 * n_ranks):
+        return [f"{schedule.name} runs two or more stages on every rank; {asked}"]
+    if schedule.shape == "v" and n_stages != 2 * n_ranks:
+        return [f"{schedule.name} runs exactly two stages a rank; {asked}"]
+    return []

@@ -9,12 +9,13 @@ it. Here a rank that must recompute gets fewer blocks.
    Few cuts are all tried instead.
 3. Every plan that comes out is played by the clock, and so are the even cuts, with their borders moved by one until
    nothing gets quicker: what is returned is never worse than any of them.
+4. How far it may be from the best plan there is, a bound tells (pipeline_bound.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import combinations
 from math import comb
 from typing import NamedTuple, get_args
@@ -25,14 +26,16 @@ from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.cuts import CutRule, balance, stages_by
 from explorer.plan.pipeline.schedules import default_ranks, rows_of, sizes_of, unmet
+from explorer.plan.planners.pipeline_bound import least_step_ms
 from explorer.plan.planners.rank_choice import RankChoices
 from explorer.plan.policy.counted import in_error
 from explorer.plan.sizes import mib
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.plan import JointPlan
+from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import Policy
+from explorer.record.progress import Progress, Report, silent
 
 MOST_CUTS = 60
 """So many ways to cut are all tried; of more, the good ones are looked for."""
@@ -59,32 +62,30 @@ class PlayedPlan(NamedTuple):
         return self.over_bytes, self.makespan_ms
 
 
-def joint_plan(
-    profile: PipelineProfile,
-    graph: ModelGraph,
-    asked: PipelinePlan,
-    cap_bytes: int,
-    counts: Sequence[int] | None = None,
-) -> JointPlan:
-    """The quickest plan found whose ranks hold at most `cap_bytes` each, optimizer included.
+def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, report: Report = silent) -> JointPlan:
+    """The quickest plan found whose ranks hold at most the cap each, optimizer included, and what none can beat.
 
-    Of `asked` the number of stages, ranks, schedule and switches are taken; microbatches are one of `counts` (all that
-    divide the batch and suit the schedule). Raises InvalidPlan where nothing fits, with the least that was found.
+    `report` hears of every number of microbatches, all that divide the batch and suit the schedule unless the wish
+    names one. Raises InvalidPlan where nothing fits, with the least that was found.
     """
-    search = _Search(profile, graph, asked, cap_bytes)
-    for n_microbatches in counts or microbatch_counts(profile, asked):
+    asked = wish.asked
+    search = _Search(profile, graph, wish, report)
+    counts = (wish.n_microbatches,) if wish.n_microbatches else microbatch_counts(profile, asked)
+    for n_done, n_microbatches in enumerate(counts):
+        search.now = Progress(what=f"plans with {n_microbatches} microbatches", done=n_done, total=len(counts))
         search.over_cuts(n_microbatches)
     best = search.best
     if best is None or best.over_bytes:
-        raise _impossible(search, cap_bytes)
+        raise _impossible(search, wish.cap_bytes)
     return JointPlan(
         plan=best.plan,
         policy=best.policy,
-        cap_bytes=cap_bytes,
+        cap_bytes=wish.cap_bytes,
         makespan_ms=best.makespan_ms,
         rank_bytes=best.rank_bytes,
         cuts_first_ms=search.cuts_first_ms,
         n_judged=len(search.judged),
+        bound_ms=min(search.bound_ms, best.makespan_ms),
     )
 
 
@@ -107,8 +108,10 @@ def microbatch_counts(profile: PipelineProfile, asked: PipelinePlan) -> tuple[in
 class _Search:
     """What was judged so far."""
 
-    def __init__(self, profile: PipelineProfile, graph: ModelGraph, asked: PipelinePlan, cap_bytes: int) -> None:
-        self._profile, self._graph, self._cap = profile, graph, cap_bytes
+    def __init__(self, profile: PipelineProfile, graph: ModelGraph, wish: CapWish, report: Report) -> None:
+        self._profile, self._graph, self._cap = profile, graph, wish.cap_bytes
+        self._report, asked = report, wish.asked
+        self.now = Progress(what="", done=0, total=0)
         self._asked = msgspec.structs.replace(
             asked, n_ranks=asked.n_ranks or default_ranks(asked.schedule, len(asked.stages))
         )
@@ -117,6 +120,8 @@ class _Search:
         self.judged: dict[tuple[int, Starts], PlayedPlan] = {}
         self.best: PlayedPlan | None = None
         self.cuts_first_ms: float | None = None
+        self.bound_ms = float("inf")
+        """Of all numbers of microbatches so far."""
 
     def over_cuts(self, n_microbatches: int) -> None:
         """Judges the even cuts, and others as long as there is time."""
@@ -124,6 +129,8 @@ class _Search:
         shape = msgspec.structs.replace(self._asked, n_microbatches=n_microbatches)
         rows = rows_of(msgspec.structs.replace(shape, stages=((),) * n_stages))
         choices = RankChoices(self._profile, shape, rows, self._worth, self._cap)
+        self._report(self.now)
+        self.bound_ms = min(self.bound_ms, least_step_ms(self._profile, shape, rows, self._worth, self._cap))
         for starts in self._even(shape, choices):
             judged = self._judge(starts, choices)
             if not judged.over_bytes and (self.cuts_first_ms is None or judged.makespan_ms < self.cuts_first_ms):
@@ -171,6 +178,7 @@ class _Search:
     def _judge(self, starts: Starts, choices: RankChoices) -> PlayedPlan:
         key = (choices.shape.n_microbatches, starts)
         if key not in self.judged:
+            self._report(self.now)
             self.judged[key] = played = self._played(starts, choices)
             if self.best is None or played.order < self.best.order:
                 self.best = played

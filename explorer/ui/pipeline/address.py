@@ -32,6 +32,10 @@ class PlanChoices(Record):
     checkpoint: CheckpointMode = "always"
     keyed_rng: bool = True
     deferred_batch_norm: bool = False
+    n_ranks: int | None = None
+    """None: as many as the schedule usually takes."""
+    actions: tuple[tuple[str, ...], ...] = ()
+    """An own schedule, which no address holds; empty: that of `schedule`."""
 
 
 USUAL = PlanChoices()
@@ -48,6 +52,8 @@ def to_query(choices: PlanChoices, stages: tuple[tuple[str, ...], ...]) -> dict[
     changed = {name: value for name, value in changed.items() if value != getattr(USUAL, name)}
     if "n_microbatches" in changed:
         query["microbatches"] = str(choices.n_microbatches)
+    if choices.n_ranks is not None:
+        query["ranks"] = str(choices.n_ranks)
     query |= {name: changed[name] for name in WORDS if name in changed}
     return query | {word: str(int(changed[name])) for name, word in SWITCHES.items() if name in changed}
 
@@ -61,6 +67,10 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
         chosen["n_microbatches"] = _number(text)
         if not 1 <= chosen["n_microbatches"] <= MOST_MICROBATCHES:
             faults.append(f"microbatches={text} is no number from 1 to {MOST_MICROBATCHES}")
+    if (text := query.get("ranks")) is not None:
+        chosen["n_ranks"] = _number(text)
+        if chosen["n_ranks"] < 1:
+            faults.append(f"ranks={text} is no number of ranks")
     for name, known in WORDS.items():
         if (text := query.get(name)) is not None:
             chosen[name] = text

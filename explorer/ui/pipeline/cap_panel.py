@@ -1,19 +1,19 @@
-"""A cap for every rank, and the button that chooses cuts, microbatches and policy together below it."""
+"""A cap for every rank, and the button that has cuts, microbatches and policy chosen together below it."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from explorer.errors import ExplorerError
-from explorer.plan.planners.joint import joint_plan
+from explorer.errors import ExplorerError, InvalidPlan
+from explorer.jobs.protocol import FindJointPlan
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.plan import JointPlan
+from explorer.record.plan import CapWish, JointPlan
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.plan_panel import plan_of
 from explorer.ui.pipeline.state import PipelineState
-from explorer.ui.session import page_job
+from explorer.ui.session import backend, page_job
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
@@ -40,7 +40,7 @@ def cap_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile 
             icon=":material/auto_awesome:",
             key="pipeline_plan_button",
             help=words.CAP,
-            disabled=profile is None,
+            disabled=profile is None or split.job.id is not None,
             on_click=_plan,
             args=(split, graph, profile),
         )
@@ -49,21 +49,25 @@ def cap_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile 
 
 
 def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """Takes over what was planned: the cut and the policy are a step of undo each."""
+    """Asks the worker: many cuts are played."""
     if profile is None:
         return
     pipeline_state.absorb(split, graph, until_press=True)
-    asked = plan_of(split, pipeline_state.stages_of(split, graph))
     split.planned, split.job.failure = None, None
     try:
-        found = joint_plan(profile, graph, asked, parse_bytes(split.cap))
+        wish = CapWish(asked=plan_of(split, pipeline_state.stages_of(split, graph)), cap_bytes=parse_bytes(split.cap))
     except ExplorerError as error:
         page_job.fail(split.job, error)
         return
-    _adopt(split, graph, found)
+    page_job.start(split.job, FindJointPlan(profile=profile, graph=graph, wish=wish))
 
 
-def _adopt(split: PipelineState, graph: ModelGraph, found: JointPlan) -> None:
+def take_plan(split: PipelineState, request: FindJointPlan, found: JointPlan) -> None:
+    """Takes over what was planned, unless another plan was drawn meanwhile: cut and policy are a step of undo each."""
+    graph, drawn = request.graph, backend.graph_of(split.draft.spec)
+    if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
+        page_job.fail(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more."))
+        return
     pipeline_state.choose(split, "n_microbatches", found.plan.n_microbatches)
     pipeline_state.cut_at(split, graph, found.plan.stages)
     pipeline_state.recompute(split, graph, drafts.with_units(split.draft.spec.policy, found.policy.units))

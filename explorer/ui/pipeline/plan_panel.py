@@ -8,13 +8,14 @@ from typing import Any, get_args
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by
-from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, fitting, rows_of
+from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
+from explorer.plan.pipeline.schedules import fitting, rows_of
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES
+from explorer.ui.pipeline.schedule_panel import n_ranks_of, schedule_file, schedule_picker
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job
 from explorer.ui.session.bound import Bound, bound
@@ -55,7 +56,7 @@ def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
             on_change=number.on_change,
             help=words.MICROBATCH,
         )
-        _choice(split, "schedule", "Schedule", (tuple(SCHEDULES), words.SCHEDULE))
+        schedule_picker(split, len(stages))
     _tools(split, graph, profile)
     return plan_of(split, stages)
 
@@ -94,8 +95,9 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
             on_click=_jump,
             args=(split, graph),
         )
-        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm"):
+        with st.popover("More", key="pipeline_more", help="Recompute, dropout, BatchNorm, an own schedule"):
             _more(split)
+            schedule_file(split, graph)
 
 
 def _bound(split: PipelineState, name: str, key: str) -> Bound:
@@ -116,7 +118,7 @@ def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
 
 def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
     """As many stages as a person asked for."""
-    _cut(split, graph, (int(n_stages), _usual_rule(profile)), profile)
+    _cut(split, graph, (int(n_stages), usual_rule(profile)), profile)
 
 
 def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
@@ -146,10 +148,11 @@ def plan_of(split: PipelineState, stages: tuple[tuple[str, ...], ...]) -> Pipeli
         stages=stages,
         n_microbatches=choices.n_microbatches,
         schedule=choices.schedule,
-        n_ranks=default_ranks(choices.schedule, len(stages)),
+        n_ranks=n_ranks_of(choices, len(stages)),
         checkpoint=choices.checkpoint,
         keyed_rng=choices.keyed_rng,
         deferred_batch_norm=choices.deferred_batch_norm,
+        actions=choices.actions,
     )
 
 
@@ -167,14 +170,9 @@ def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
     pipeline_state.choose(split, "n_microbatches", fitting(split.choices.n_microbatches, graph))
     if len(atoms(graph)) > 1:
         done = split.undo
-        _cut(split, graph, (2, _usual_rule(profile)), profile)
+        _cut(split, graph, (2, usual_rule(profile)), profile)
         split.undo = done
     split.uncut = profile is None
-
-
-def _usual_rule(profile: PipelineProfile | None) -> CutRule:
-    """Even time where times are known."""
-    return "by-parameters" if profile is None else "by-time"
 
 
 def _cut(split: PipelineState, graph: ModelGraph, wanted: tuple[int, CutRule], profile: PipelineProfile | None) -> None:

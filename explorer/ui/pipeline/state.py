@@ -15,6 +15,7 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
+from explorer.plan.pipeline.schedules import default_ranks
 from explorer.plan.policy import marks as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
@@ -51,6 +52,8 @@ class PipelineState:
     """What is drawn: the one that every page shares."""
     choices: PlanChoices = plan_link.USUAL
     """Microbatches, schedule and switches of the plan."""
+    own_schedule: tuple[tuple[str, ...], ...] = ()
+    """The rows of the last file that a person gave; they run where `choices.actions` holds them."""
     engine: PipelineEngine = "inproc"
     """Which executor plays it."""
     marks: GraphMarks | None = None
@@ -101,6 +104,9 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
     if plan is not None:
         fresh.choices = PlanChoices(**{name: getattr(plan, name) for name in PlanChoices.__struct_fields__})
+        fresh.own_schedule = plan.actions
+        if plan.actions or plan.n_ranks == default_ranks(plan.schedule, len(plan.stages)):
+            choose(fresh, "n_ranks", None)
         fresh.places = list(accumulate(len(stage) for stage in plan.stages[:-1]))
     return fresh
 

@@ -1,4 +1,4 @@
-"""What the worker does for the Pipeline page: read the model, price its blocks, run the plan.
+"""What the worker does for the Pipeline page: read the model, price its blocks, plan below a cap, run the plan.
 
 A result is found again by what was asked, so a plan that ran already shows its figures as soon as it is drawn again.
 """
@@ -8,16 +8,18 @@ from __future__ import annotations
 import msgspec
 
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
+from explorer.jobs.protocol import Describe, FindJointPlan, ProfileStages, RunPipeline
 from explorer.plan.pipeline.cuts import atoms
 from explorer.record.base import to_json
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.plan import JointPlan
 from explorer.record.run import RunSpec
+from explorer.ui.pipeline.cap_panel import take_plan
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import backend, page_job
 
-ASKED = (Describe, ProfileStages, RunPipeline)
+ASKED = (Describe, ProfileStages, FindJointPlan, RunPipeline)
 
 
 def prepare(split: PipelineState) -> None:
@@ -45,6 +47,9 @@ def take(split: PipelineState, job: Job) -> None:
             records.keep(backend.graph_key(model, device), job.result)
         case ProfileStages(spec=spec):
             records.keep(_profile_key(spec), job.result)
+        case FindJointPlan() as request:
+            assert isinstance(job.result, JointPlan), "what FindJointPlan gives"
+            take_plan(split, request, job.result)
         case RunPipeline(spec=spec):
             key = job.run_id or job.id
             records.keep(key, job.result)

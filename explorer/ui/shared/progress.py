@@ -23,6 +23,7 @@ DOING = {
     "DeriveMatrix": "Taking derivatives of every kind",
     "RunArena": "Arena",
     "ProfileStages": "Measuring what each block costs",
+    "FindJointPlan": "Planning below the cap",
     "RunPipeline": "Running the pipelined step and the unsplit ones",
     "RunLab": "Running",
 }

@@ -5,8 +5,9 @@ from __future__ import annotations
 from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.record.plan import JointPlan
-from explorer.view.drawing.units import count, mib
+from explorer.view.drawing.units import count, mib, percent
 
+PROVEN_GAP = 1e-3
 STAGE = (
     "A stage is a run of consecutive blocks; each stage but the first waits for the one before it. Cut between two "
     "blocks of the graph, or give a number and let parameters be balanced."
@@ -19,6 +20,13 @@ RANK = "A rank is one process with a device of its own. It holds one stage, or s
 SCHEDULE = " ".join(
     ("Who does what in which order.", *(f"{schedule.name}: {schedule.words}." for schedule in SCHEDULES.values()))
 )
+RANKS = f"{RANK} Schedules that put several stages on a rank leave the number open; for the others there is only one."
+OWN_SCHEDULE = (
+    "One line a rank, its actions in order: 0F0 forward of microbatch 0 on stage 0, 0B0 its backward, or 0I0 and 0W0 "
+    "for the gradients of inputs and of weights apart. The stages, ranks and microbatches that it names are taken "
+    "over. torch's own schedule files are read too."
+)
+OWN_NOT_IN_LINK = "An own schedule is not in the page's address: who opens a link to this plan gives the file again."
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
 WALL = (
     "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "
@@ -107,12 +115,23 @@ KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is th
 
 
 def planned(joint: JointPlan) -> str:
-    """What was chosen below a cap, and what choosing the cuts first would have cost."""
+    """What was chosen below a cap, what choosing the cuts first would have cost, and what is proven."""
     stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
     first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
     return (
         f"Planned below {mib(joint.cap_bytes)} a rank: stages of {stages} blocks, {joint.plan.n_microbatches} "
         f"microbatches, {count(len(joint.policy.units), 'block')} recomputed; fullest rank "
         f"{mib(max(joint.rank_bytes))}, step {joint.makespan_ms:.1f} ms ({first}), all predicted, the best of "
-        f"{joint.n_judged} plans."
+        f"{joint.n_judged} plans. {_proof(joint)}"
+    )
+
+
+def _proof(joint: JointPlan) -> str:
+    if not joint.bound_ms:
+        return ""
+    if joint.gap <= PROVEN_GAP:
+        return "Proven: by these prices no plan below the cap is quicker."
+    return (
+        f"Proven: by these prices no plan below the cap takes less than {joint.bound_ms:.1f} ms, "
+        f"so at most {percent(joint.gap)} of this step could be saved."
     )

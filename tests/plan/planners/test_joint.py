@@ -5,18 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from itertools import combinations
+from typing import get_args
 
 import msgspec
 import pytest
 
 from explorer.errors import InvalidPlan
-from explorer.plan.pipeline.cuts import atoms
+from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.planners.joint import joint_plan, microbatch_counts
 from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PlayedSchedule
+from explorer.record.plan import CapWish, JointPlan
 from tests import graphs
 from tests.pipelines import HOST
 
@@ -60,6 +62,12 @@ def asked(n_stages: int, schedule: str = "GPipe") -> PipelinePlan:
     return PipelinePlan(stages=((),) * n_stages, n_microbatches=1, schedule=schedule)
 
 
+def planned(
+    profile: PipelineProfile, graph: ModelGraph, plan: PipelinePlan, cap_bytes: int, n: int | None = None
+) -> JointPlan:
+    return joint_plan(profile, graph, CapWish(asked=plan, cap_bytes=cap_bytes, n_microbatches=n))
+
+
 def every_cut(profile: PipelineProfile, n_stages: int) -> Iterator[tuple[tuple[str, ...], ...]]:
     groups = [block.blocks for block in profile.blocks]
     for cuts in combinations(range(1, len(groups)), n_stages - 1):
@@ -98,14 +106,16 @@ def test_no_plan_at_all_is_quicker_under_the_cap(seed: int, schedule: str) -> No
     least, most = min(plans)[0], max(plans)[0]
     for share in (0.0, 0.1, 0.3, 0.6):
         cap = int(least + share * (most - least))
-        found = joint_plan(profile, GRAPH, plan, cap)
+        found = planned(profile, GRAPH, plan, cap)
         said = predict(profile, found.plan, found.policy)
         assert found.makespan_ms == said.makespan_ms
         assert found.rank_bytes == tuple(memory.device_bytes for memory in said.memory)
         assert max(found.rank_bytes) <= cap
-        assert found.makespan_ms == pytest.approx(min(ms for held, ms in plans if held <= cap))
+        best = min(ms for held, ms in plans if held <= cap)
+        assert found.makespan_ms == pytest.approx(best)
+        assert 0.5 * best < found.bound_ms <= best * (1 + 1e-9)
     with pytest.raises(InvalidPlan, match=r"the least was .* on rank"):
-        joint_plan(profile, GRAPH, plan, least - 1)
+        planned(profile, GRAPH, plan, least - 1)
 
 
 def heavy_in_front(profile: PipelineProfile) -> PipelineProfile:
@@ -122,13 +132,32 @@ def heavy_in_front(profile: PipelineProfile) -> PipelineProfile:
     return msgspec.structs.replace(profile, blocks=tuple(blocks), batch_rows=8)
 
 
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "Interleaved1F1B"])
+@pytest.mark.parametrize("seed", range(3))
+def test_never_worse_than_any_policy_on_an_even_cut(seed: int, schedule: str) -> None:
+    """Cuts first, by every rule, and then every policy there is."""
+    profile, dice = drawn(10 + seed), random.Random(seed)
+    n_stages = 4 if schedule == "Interleaved1F1B" else 2 + seed % 2
+    plan = msgspec.structs.replace(asked(n_stages, schedule), n_microbatches=4)
+    played = []
+    for rule in get_args(CutRule):
+        cut = msgspec.structs.replace(plan, stages=stages_by(rule, GRAPH, n_stages, profile=profile))
+        played += [predict(profile, cut, policy) for policy in every_policy(profile)]
+    plans = [(fullest(one), one.makespan_ms) for one in played]
+    cap = int(dice.uniform(min(plans)[0], max(plans)[0]))
+    found = planned(profile, GRAPH, plan, cap, 4)
+    assert max(found.rank_bytes) <= cap
+    assert found.makespan_ms <= min(ms for held, ms in plans if held <= cap) * (1 + 1e-9)
+    assert found.bound_ms <= found.makespan_ms
+
+
 def test_cuts_first_and_policy_second_is_slower() -> None:
     """The rank that holds most recomputes most, unless it gets fewer blocks."""
     graph, plan, gains = graphs.gpt(14), asked(3), []
     for seed in range(3):
         profile = heavy_in_front(drawn(seed, graph))
-        free = joint_plan(profile, graph, plan, 2**40, (8,))
-        found = joint_plan(profile, graph, plan, int(0.55 * max(free.rank_bytes)), (8,))
+        free = planned(profile, graph, plan, 2**40, 8)
+        found = planned(profile, graph, plan, int(0.55 * max(free.rank_bytes)), 8)
         assert found.cuts_first_ms is not None
         assert found.makespan_ms <= found.cuts_first_ms
         gains.append(found.makespan_ms / found.cuts_first_ms)
@@ -138,9 +167,9 @@ def test_cuts_first_and_policy_second_is_slower() -> None:
 @pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
 def test_ranks_of_two_stages_keep_the_cap_together(schedule: str) -> None:
     profile, plan = drawn(5), msgspec.structs.replace(asked(4, schedule), n_ranks=2)
-    free = joint_plan(profile, GRAPH, plan, 2**40)
+    free = planned(profile, GRAPH, plan, 2**40)
     assert not free.policy.units
-    tight = joint_plan(profile, GRAPH, plan, int(0.8 * max(free.rank_bytes)))
+    tight = planned(profile, GRAPH, plan, int(0.8 * max(free.rank_bytes)))
     said = predict(profile, tight.plan, tight.policy)
     assert fullest(said) == max(tight.rank_bytes) <= 0.8 * max(free.rank_bytes)
     assert said.makespan_ms == tight.makespan_ms > free.makespan_ms
@@ -149,9 +178,9 @@ def test_ranks_of_two_stages_keep_the_cap_together(schedule: str) -> None:
 def test_many_blocks_are_cut_without_trying_every_cut() -> None:
     graph = graphs.gpt(24)
     profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(6, "1F1B")
-    free = joint_plan(profile, graph, plan, 2**40, (8,))
+    free = planned(profile, graph, plan, 2**40, 8)
     cap = int(0.7 * max(free.rank_bytes))
-    found = joint_plan(profile, graph, plan, cap, (8,))
+    found = planned(profile, graph, plan, cap, 8)
     assert max(found.rank_bytes) <= cap
     assert found.cuts_first_ms is None or found.makespan_ms <= found.cuts_first_ms
     assert free.makespan_ms < found.makespan_ms < 2 * free.makespan_ms
@@ -160,4 +189,4 @@ def test_many_blocks_are_cut_without_trying_every_cut() -> None:
 def test_a_batch_that_nothing_divides_is_a_sentence() -> None:
     profile = msgspec.structs.replace(drawn(0), batch_rows=3)
     with pytest.raises(InvalidPlan, match="No number of microbatches divides a batch of 3 rows and suits 1F1B"):
-        joint_plan(profile, GRAPH, asked(4, "1F1B"), 2**30)
+        planned(profile, GRAPH, asked(4, "1F1B"), 2**30)

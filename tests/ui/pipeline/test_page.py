@@ -2,118 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
-import streamlit as st
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Describe, ProfileStages, RunPipeline
-from explorer.jobs.store import Store
 from explorer.plan.catalogue import own_samples
 from explorer.plan.pipeline.cuts import stages_by
-from explorer.record import Failure, Policy, RunSpec
+from explorer.record import Failure, Policy
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.session import backend
-from tests import graphs, pipelines
-from tests.ui.conftest import SAMPLES
-from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import WINDOW, figures, graph_data, message, texts, widget
-
-SCRIPT = "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n"
-GRAPH = graphs.gpt(6)
-Open = Callable[..., AppTest]
-
-
-class PipelineWorker(FakeWorker):
-    """Prices blocks and runs plans from hand-made records."""
-
-    def __init__(self) -> None:
-        super().__init__(GRAPH, store=Store())
-        self.waits = False
-        self.prices = True
-        self.ended: tuple[Failure, int] | None = None
-
-    def answer(self, job: FakeJob) -> None:
-        match job.request:
-            case Describe():
-                job.finish(GRAPH)
-            case ProfileStages(spec=spec):
-                if self.prices:
-                    job.finish(pipelines.priced(GRAPH, spec))
-            case RunPipeline(spec=spec, engine=engine):
-                if not self.waits:
-                    job.finish(self.run(spec, engine))
-
-    def run(self, spec: RunSpec, engine: Any) -> Any:
-        found = pipelines.ran(GRAPH, spec, engine=engine)
-        if self.ended is None:
-            return found
-        failure, rank = self.ended
-        return msgspec.structs.replace(found, failure=failure, failed_rank=rank, gradients=(), composed=None)
-
-
-@pytest.fixture
-def worker() -> PipelineWorker:
-    return PipelineWorker()
-
-
-@pytest.fixture
-def visit(worker: PipelineWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
-    st.cache_resource.clear()
-    monkeypatch.setattr(backend, "worker", lambda: worker)
-    monkeypatch.setattr(backend, "samples", lambda: SAMPLES)
-
-    def start(*, waiting: bool = False, **query: str) -> AppTest:
-        at = AppTest.from_string(SCRIPT, default_timeout=60)
-        at.session_state["window"] = WINDOW
-        for name, value in query.items():
-            at.query_params[name] = value
-        return at.run().run() if waiting else settled(at.run())
-
-    yield start
-    st.cache_resource.clear()
-
-
-def settled(at: AppTest) -> AppTest:
-    for _ in range(6):
-        assert not at.exception, at.exception[0].message
-        if at.session_state["pipeline"].job.id is None:
-            return at
-        at.run()
-    raise AssertionError("the worker has not finished")
-
-
-def say(at: AppTest, **marks: Any) -> AppTest:
-    """A click in the graph, as the browser tells it."""
-    at.session_state[pipeline_state.WIDGET] = message(at, **marks)
-    return settled(at.run())
-
-
-def policy(at: AppTest) -> Policy:
-    policy: Policy = at.session_state["draft"].spec.policy
-    return policy
-
-
-def address(at: AppTest) -> dict[str, str]:
-    return {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
-
-
-def chosen(at: AppTest, name: str) -> Any:
-    """A choice of the plan, or the engine, as the page holds it."""
-    split = at.session_state["pipeline"]
-    return getattr(split if name == "engine" else split.choices, name)
-
-
-def press(at: AppTest, key: str) -> AppTest:
-    return settled(at.button(key=key).click().run())
-
-
-def run(at: AppTest) -> AppTest:
-    return press(at, "pipeline_run")
-
+from tests import pipelines
+from tests.ui.page_driver import figures, graph_data, message, texts, widget
+from tests.ui.pipeline.pipeline_driver import (
+    GRAPH,
+    SCRIPT,
+    Open,
+    PipelineWorker,
+    address,
+    chosen,
+    policy,
+    press,
+    run,
+    say,
+    settled,
+)
 
 CUT = ["blocks.0>blocks.1", "blocks.3>blocks.4"]
 
@@ -273,12 +188,13 @@ def test_a_cut_in_the_rerun_of_a_redo_or_of_other_stages_counts_in_its_order(
     [
         ("number_input", "n_microbatches", "pipeline_microbatches", (4, 8, 4, 8)),
         ("selectbox", "schedule", "pipeline_schedule", ("GPipe", "1F1B", "GPipe", "1F1B")),
+        ("selectbox", "n_ranks", "pipeline_n_ranks", (1, 2, 3, 2)),
         ("segmented_control", "engine", "pipeline_engine", ("replay", "procs", "inproc", "replay")),
         ("toggle", "keyed_rng", "pipeline_keyed_rng", (False, True, False, True)),
     ],
 )
 def test_every_change_in_a_row_counts(visit: Open, kind: str, name: str, key: str, typed: tuple[Any, ...]) -> None:
-    at = visit()
+    at = visit(cuts="1.2.3.4.5", schedule="Interleaved1F1B" if name == "n_ranks" else "1F1B", microbatches="6")
     for value in typed:
         at = settled(widget(at, kind, key).set_value(value).run())
         assert chosen(at, name) == value
@@ -368,30 +284,6 @@ def test_go_to_scrolls_to_where_a_stage_begins(visit: Open) -> None:
     at = say(visit(), cuts=CUT)
     at.session_state["pipeline"].jump = ("blocks.4", 1)
     assert graph_data(at.run())["jump"] == {"id": "blocks.4", "n": 1}
-
-
-def test_cuts_microbatches_and_policy_are_planned_below_a_cap(visit: Open, worker: PipelineWorker) -> None:
-    at = visit()
-    widget(at, "text_input", "pipeline_cap").set_value("45 MiB")
-    at = press(at, "pipeline_plan_button")
-    assert policy(at).blocks
-    assert "Planned below 45" in texts(at)
-    shown = at.session_state["pipeline"].planned
-    assert max(shown.rank_bytes) <= 45 * 2**20
-    assert chosen(at, "n_microbatches") == shown.plan.n_microbatches
-    assert set(graph_data(at)["on"]) == set(policy(at).blocks)
-    assert not worker.of(RunPipeline)
-    at = press(at, "pipeline_undo")
-    assert not policy(at).units
-    assert "Planned below" not in texts(at)
-
-
-def test_a_cap_that_nothing_keeps_is_a_sentence(visit: Open) -> None:
-    at = visit()
-    widget(at, "text_input", "pipeline_cap").set_value("1 MiB")
-    at = press(at, "pipeline_plan_button")
-    assert "No plan was found that keeps every rank below 1" in texts(at)
-    assert not policy(at).units
 
 
 def test_what_is_known_to_go_wrong_stands_beside_run(visit: Open) -> None:

@@ -1,0 +1,105 @@
+"""Who does what in which order: a schedule by name on a number of ranks, or the rows of an own file."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from explorer.errors import ExplorerError, InvalidPlan
+from explorer.plan.pipeline.actions import format_rows, rows_in
+from explorer.plan.pipeline.cuts import stages_by
+from explorer.plan.pipeline.rules import check_rows
+from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rank_counts
+from explorer.record.graph import ModelGraph
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.address import MOST_MICROBATCHES, PlanChoices
+from explorer.ui.pipeline.state import PipelineState
+from explorer.ui.session import page_job
+from explorer.ui.session.bound import bound
+from explorer.view.words import pipeline as words
+
+UPLOAD = "upload_schedule"
+OWN = PipelinePlan(stages=(), n_microbatches=1, actions=(("0F0", "0B0"),)).schedule_name
+"""As it is called where a name stands."""
+
+
+def n_ranks_of(choices: PlanChoices, n_stages: int) -> int:
+    """As many as were chosen, where the schedule can do with them."""
+    if choices.actions:
+        return len(choices.actions)
+    chosen = choices.n_ranks
+    if chosen is not None and chosen in rank_counts(choices.schedule, n_stages):
+        return chosen
+    return default_ranks(choices.schedule, n_stages)
+
+
+def schedule_picker(split: PipelineState, n_stages: int) -> None:
+    """The schedule's name, and how many ranks share the stages."""
+    names = [*SCHEDULES, *([OWN] if split.own_schedule else [])]
+    shown = OWN if split.choices.actions else split.choices.schedule
+    now = bound("pipeline_schedule", shown, lambda name: _choose(split, name))
+    st.selectbox("Schedule", names, names.index(now.value), key=now.key, on_change=now.on_change, help=words.SCHEDULE)
+    n_ranks = n_ranks_of(split.choices, n_stages)
+    known = () if split.choices.actions else rank_counts(split.choices.schedule, n_stages)
+    offered = sorted({*known, n_ranks})
+    number = bound("pipeline_n_ranks", n_ranks, lambda n: pipeline_state.choose(split, "n_ranks", n))
+    st.selectbox(
+        "Ranks",
+        offered,
+        offered.index(number.value),
+        key=number.key,
+        on_change=number.on_change,
+        disabled=len(offered) < 2,
+        help=words.RANKS,
+    )
+
+
+def _choose(split: PipelineState, name: str) -> None:
+    own = name == OWN
+    pipeline_state.choose(split, "actions", split.own_schedule if own else ())
+    if not own:
+        pipeline_state.choose(split, "schedule", name)
+
+
+def schedule_file(split: PipelineState, graph: ModelGraph) -> None:
+    """The field for an own schedule."""
+    st.file_uploader(
+        "Own schedule (CSV)",
+        type=["csv", "txt"],
+        key=UPLOAD,
+        max_upload_size=1,
+        on_change=_take,
+        args=(split, graph),
+        help=words.OWN_SCHEDULE,
+    )
+    if split.choices.actions:
+        st.caption(words.OWN_NOT_IN_LINK)
+
+
+def _take(split: PipelineState, graph: ModelGraph) -> None:
+    given = st.session_state.get(UPLOAD)
+    if given is not None:  # None: a person took the file out again
+        take_schedule(split, graph, given.name, given.getvalue())
+
+
+def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
+    """Its rows become the schedule, with as many stages and microbatches as they name. A fault is a sentence."""
+    split.job.failure = None
+    try:
+        rows = rows_in(data, name)
+        n_stages = 1 + max(action.stage for row in rows for action in row)
+        n_microbatches = 1 + max(action.microbatch for row in rows for action in row)
+        if n_microbatches > MOST_MICROBATCHES:
+            raise InvalidPlan(
+                f"The schedule {name} names {n_microbatches} microbatches; the page takes {MOST_MICROBATCHES} at most.",
+                hint="Run it with `python -m explorer pipeline MODEL --rows FILE`.",
+            )
+        check_rows(rows, n_stages=n_stages, n_microbatches=n_microbatches)
+        if len(pipeline_state.stages_of(split, graph)) != n_stages:
+            pipeline_state.cut_at(split, graph, stages_by("by-parameters", graph, n_stages))
+    except ExplorerError as error:
+        page_job.fail(split.job, error)
+        return
+    split.own_schedule = format_rows(rows)
+    pipeline_state.choose(split, "actions", split.own_schedule)
+    pipeline_state.choose(split, "n_microbatches", n_microbatches)
