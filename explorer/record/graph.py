@@ -74,6 +74,10 @@ class Block(Record):
     forward_flops: int
     rerun_flops: int
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
+    op_flops: dict[str, int] = {}
+    """Of `forward_flops`, by operator; empty where there are FLOPs: nobody saw the operators."""
+    late_op_flops: dict[str, int] = {}
+    """Of `op_flops`, what lies behind the last tensor that is saved."""
     last_saved_in: str = ""
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()

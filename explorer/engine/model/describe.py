@@ -214,6 +214,8 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
         saved_bytes=sum(seen.saved.values()),
         forward_flops=seen.flops,
         rerun_flops=seen.rerun_flops,
+        op_flops=dict(seen.op_flops),
+        late_op_flops=dict(seen.late_op_flops),
         last_saved_in=seen.last_saved_in,
         outputs_saved_outside=ops.saved_outside(fqn),
         follows=ops.turns.follows(fqn),

@@ -45,6 +45,10 @@ class Seen:
     """Hash of its operators in order."""
     rerun_flops: int = 0
     """FLOPs of each call until its last tensor was saved: there recompute stops early."""
+    op_flops: Counter[str] = field(default_factory=Counter)
+    """By operator."""
+    late_op_flops: Counter[str] = field(default_factory=Counter)
+    """Of these, what each call did behind its last saved tensor."""
     last_saved_in: str = ""
     """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
@@ -126,6 +130,8 @@ class Observation(TorchDispatchMode):
                 seen.saved |= child.saved
                 seen.flops += child.flops
                 seen.rerun_flops += child.rerun_flops
+                seen.op_flops += child.op_flops
+                seen.late_op_flops += child.late_op_flops
 
     def _identity(self, address: int) -> Identity:
         return address, self._born.get(address, -1)
@@ -175,12 +181,15 @@ class Observation(TorchDispatchMode):
         count = self._formulas[func]
         if count is not None:
             flops = int(count(*args, **kwargs, out_val=out))
-            for fqn in self._stack:
+            for fqn, entered in zip(self._stack, self._entered):
                 self.seen[fqn].flops += flops
+                self.seen[fqn].op_flops[str(func)] += flops
+                entered["late"][str(func)] += flops
 
     def _pack(self, tensor: Tensor) -> Tensor | None:
         for fqn, entered in zip(self._stack, self._entered):
             entered["until"] = self.seen[fqn].flops - entered["flops"]
+            entered["late"].clear()
             self.seen[fqn].last_saved_in = self._stack[-1]
         if dense(tensor):
             storage = tensor.untyped_storage()
@@ -200,7 +209,7 @@ class Observation(TorchDispatchMode):
             if not fqn:
                 self.flow.given(tensors_in((*args, *kwargs.values())))
             self._stack.append(fqn)
-            self._entered.append({"flops": seen.flops, "until": 0, "ops": Counter()})
+            self._entered.append({"flops": seen.flops, "until": 0, "late": Counter(), "ops": Counter()})
 
         return hook
 
@@ -208,7 +217,9 @@ class Observation(TorchDispatchMode):
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen = self.seen[fqn]
             self._stack.pop()
-            seen.rerun_flops += self._entered.pop()["until"]
+            entered = self._entered.pop()
+            seen.rerun_flops += entered["until"]
+            seen.late_op_flops += entered["late"]
             seen.last_exit = self.flow.now
             tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and dense(leaf)]
             if self._stack and not module._modules:

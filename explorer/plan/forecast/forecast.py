@@ -7,18 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+import numpy as np
+
+from explorer.plan.forecast.actions import PlayedStep, calls_of, results_unknown
 from explorer.plan.forecast.at_peak import ledger_at_peak
 from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.nesting import enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.rerun_flops import nested_rerun_flops
+from explorer.plan.forecast.rerun_flops import unit_flops
 from explorer.plan.forecast.rerun_time import time_ratio
-from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
+from explorer.plan.forecast.saved_by_call import SavedByCall
+from explorer.plan.forecast.unforeseen import trains_nothing, unforeseen
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.forecast import Forecast
-from explorer.record.graph import ModelGraph, Trait
+from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
@@ -35,26 +40,23 @@ class Forecaster:
         """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
-        self._saved: dict[tuple[tuple[str, ...], bool], list[SavedByCall]] = {}
+        self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
-        """What `policy` should do to the baseline.
-
-        Nothing is said of units that save operators or offload, nor where reentrant checkpointing trains nothing; no
-        peak where it does: it holds outputs and gradients of a block beside its recompute (peaks up to 12 % higher).
-        Nor is there a peak where a block is handed a cache: its recompute fills that once more (44 % higher seen).
-        """
+        """What `policy` should do to the baseline; what cannot be said is None, see unforeseen.py for the reason."""
         replay, baseline = self._replay, self.baseline
-        if baseline is None or any(unit.action != "recompute" for unit in policy.units) or self._trains_nothing(policy):
+        if baseline is None or trains_nothing(policy, self._graph):
             return Forecast()
-        if replay is None:
+        if replay is None or self._results_unknown(replay, policy):
             return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
         units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
         played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
-        saved = baseline.saved_after_forward_bytes
+        saved, unknown = baseline.saved_after_forward_bytes, unforeseen(policy, self._graph)
+        if unknown and any(unit.action != "recompute" for unit in policy.units):
+            return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
         return Forecast(
-            step_peak_bytes=None if self._holds_more(policy) else peak_with(replay, played, nest, stash_bytes=stash),
+            step_peak_bytes=None if unknown else peak_with(replay, played, nest, stash_bytes=stash),
             saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
             flop_ratio=self._flop_ratio(baseline, policy),
             time_ratio=time_ratio(baseline, self._graph, inside(policy), policy),
@@ -85,16 +87,8 @@ class Forecaster:
         line = line_with(replay, played, nest, stash_bytes=stash)
         return ledger_at_peak(baseline, replay, played, line, moments)
 
-    def _trains_nothing(self, policy: Policy) -> bool:
-        return policy.use_reentrant and "inputs_need_no_grad" in self._traits([unit.blocks[0] for unit in policy.units])
-
-    def _holds_more(self, policy: Policy) -> bool:
-        """Whether a run holds what no replay of the baseline shows."""
-        return policy.use_reentrant or "keeps_cache" in self._traits(policy.blocks)
-
-    def _traits(self, fqns: Sequence[str]) -> set[Trait]:
-        known = {} if self._graph is None else self._graph.by_fqn
-        return {trait for fqn in fqns if fqn in known for trait in known[fqn].traits}
+    def _results_unknown(self, replay: Replay, policy: Policy) -> bool:
+        return any(results_unknown(replay, unit.save_ops) for unit in policy.units)
 
     def _freed(
         self, replay: Replay, units: Mapping[Unit, Sequence[SavedByCall]], played: Played, policy: Policy
@@ -106,7 +100,7 @@ class Forecaster:
         keeps = {
             unit.blocks[0]: stash * sum(call.first <= border < call.ends for call in own)
             for unit, own in units.items()
-            if len(unit.blocks) == 1  # a segment is run by the container around it
+            if len(unit.blocks) == 1 and unit.action != "offload"  # a segment is run by the container around it
         }
         for unit in units:
             top = unit
@@ -115,26 +109,34 @@ class Forecaster:
             entries = joined([call.entries for call in units[top]])
             entries = entries[played.away[entries]]
             alone = top is unit and len(unit.blocks) == 1  # then all of it is its own
+            longer = [
+                entry for call in units[unit] for entry, first, end in call.held
+                if first <= border < end and replay.died[entry] <= border
+            ]  # fmt: skip
             for fqn in unit.blocks:
                 kept = sum(keeps[one] for one in (keeps if outer else (fqn,)) if one in keeps and is_within(one, fqn))
+                kept += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
                 freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - kept
         return freed
 
     def _units(self, replay: Replay, policy: Policy) -> dict[Unit, list[SavedByCall]]:
-        return {unit: self._of(replay, unit.blocks, stops_early=policy.stops_early) for unit in policy.units}
-
-    def _of(self, replay: Replay, unit: tuple[str, ...], *, stops_early: bool) -> list[SavedByCall]:
-        if (unit, stops_early) not in self._saved:
-            self._saved[unit, stops_early] = saved_by_calls(replay, unit, stops_early=stops_early)
-        return self._saved[unit, stops_early]
+        assert self.baseline is not None, "it was replayed"
+        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=self.baseline.environment.device != "cpu")
+        offloaded = tuple(unit for unit in policy.units if unit.action == "offload")
+        options = msgspec.structs.replace(policy, units=offloaded)
+        found = {}
+        for unit, children in inside(policy).items():
+            named = tuple(fqn for child in children for fqn in child.blocks)
+            if (unit, options, named) not in self._saved:
+                self._saved[unit, options, named] = calls_of(step, unit, policy, named)
+            found[unit] = self._saved[unit, options, named]
+        return found
 
     def _flop_ratio(self, baseline: Measurement, policy: Policy) -> float | None:
         total = baseline.total_flops
-        again = (
-            nested_rerun_flops(baseline, self._graph, unit, children, policy)
-            for unit, children in inside(policy).items()
-        )
-        return 1 + sum(again) / total if total else None
+        again = [unit_flops(baseline, self._graph, unit, children, policy) for unit, children in inside(policy).items()]
+        known = [flops for flops in again if flops is not None]
+        return 1 + sum(known) / total if total and len(known) == len(again) else None
 
 
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:

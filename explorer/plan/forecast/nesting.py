@@ -102,9 +102,10 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     if not inside:
         return call.again_bytes
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
-    last = _last_tick(
-        replay, call, below, max(child.first if nest.stops_inside[i] else child.end for child in children)
-    )
+    last = call.end
+    if not call.reentrant:
+        entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
+        last = _last_tick(replay, call, below, entered)
     entries = replay.between(call.first, last)
     born, died = replay.born[entries], replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
@@ -116,11 +117,11 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
         died[place[entry]] = FOREVER  # kept for the unit that is given it
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
-    entered = np.array([one.first for one in below if one.first < last], dtype=np.int64)
+    begun = np.array([one.first for one in below if one.first < last], dtype=np.int64)
     return most_at_once(
-        np.concatenate((replay.size[entries], np.full(len(entered), stash_bytes))),
-        np.concatenate((born, entered)),
-        np.concatenate((died, np.full(len(entered), FOREVER))),
+        np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
+        np.concatenate((born, begun)),
+        np.concatenate((died, np.full(len(begun), FOREVER))),
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from explorer.plan.forecast.python_holds import Call, handing_on, let_go
 from explorer.plan.memory.series import Bytes, array_of, held
 from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column
@@ -18,16 +19,6 @@ from explorer.record.measurement import Measurement
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 SAVED = ROLES.index("saved activation")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One forward call of a block. What it allocated is born after `first` and not after `end`."""
-
-    first: int
-    end: int
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +32,9 @@ class Replay:
     born: Bytes
     died: Bytes
     role: Bytes
+    op: Bytes
+    """Index into `ops`."""
+    ops: tuple[str, ...]
     by_birth: NDArray[np.intp]
     births: Bytes
     """Ticks at which anything is born, ascending, and the tick behind the last."""
@@ -52,6 +46,8 @@ class Replay:
     calls: dict[str, list[Call]]
     used_until: dict[int, int]
     """By entry that went into a block, the tick at which the last such call ended."""
+    let_go: Bytes
+    """Of every entry, the tick by which the code that made it has let go of it; see python_holds.py."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_outside: dict[str, tuple[bool, ...]]
@@ -68,6 +64,7 @@ class Replay:
         rank[order] = np.arange(len(order))
         ranks, born = rank[array_of(log.block)], array_of(log.born)
         calls = _calls(log.calls, log.blocks)
+        used_until = _used_until(calls)
         by_block, by_birth = np.lexsort((born, ranks)), np.argsort(born, kind="stable")
         return cls(
             line=held(log),
@@ -76,13 +73,16 @@ class Replay:
             born=born,
             died=array_of(log.died),
             role=array_of(log.role),
+            op=array_of(log.op),
+            ops=log.ops,
             by_birth=by_birth,
             births=np.append(born[by_birth], log.n_ticks + 1),
             by_block=by_block,
             keys=[tuple(log.blocks[i].split(".")) for i in order],
             starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),
             calls=calls,
-            used_until=_used_until(calls),
+            used_until=used_until,
+            let_go=let_go(calls, used_until, born, handing_on(graph)),
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
             saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
         )
@@ -104,6 +104,11 @@ class Replay:
         later = np.flatnonzero(self.phase[tick:] != FORWARD)
         border = tick + int(later[0]) if len(later) else len(self.line)
         return int(self.births[np.searchsorted(self.births, border) - 1]) + 1
+
+    def backward_ends(self, tick: int) -> int:
+        """The first tick behind the backward that `tick` lies in."""
+        later = np.flatnonzero(~np.isin(self.phase[tick:], (RECOMPUTE, BACKWARD)))
+        return tick + int(later[0]) if len(later) else len(self.line)
 
     def born_in(self, fqn: str, entries: Bytes) -> int:
         """Bytes of those among `entries` that calls of `fqn` allocated."""

@@ -7,6 +7,7 @@ Source: https://docs.pytorch.org/docs/stable/checkpoint.html
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from explorer.plan.names import is_within
@@ -25,11 +26,19 @@ def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Sequen
     return total - round(costs[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
 
 
-def nested_rerun_flops(
+def unit_flops(
     measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
-) -> int:
-    """As above, of a unit with other units `inside`: each of those runs again on its own account as well."""
+) -> int | None:
+    """As above, of a unit with other units `inside`: each of those runs again on its own account as well.
+
+    None: it keeps results of operators, and nobody knows the FLOPs of those.
+    """
+    if unit.action == "offload":
+        return 0
     again = rerun_flops(measurement, graph, unit.blocks, policy)
+    if unit.action == "save_ops":
+        kept = _kept_flops(measurement, graph, unit, policy)
+        return None if kept is None else again - kept
     if not policy.stops_early:
         return again
     for child in inside:
@@ -38,6 +47,21 @@ def nested_rerun_flops(
             share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)
     return again
+
+
+def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
+    """What running `unit` again would spend on the operators whose results it keeps."""
+    kept = 0
+    for fqn in unit.blocks:
+        block, cost = None if graph is None else graph.by_fqn.get(fqn), measurement.by_fqn.get(fqn)
+        if block is None or cost is None or (block.forward_flops and not block.op_flops):
+            return None
+        ran = Counter(block.op_flops)
+        if policy.stops_early and fqn == unit.blocks[-1]:
+            ran.subtract(block.late_op_flops)
+        share = sum(ran[op] for op in set(unit.save_ops))
+        kept += round(cost.forward_flops * share / block.forward_flops) if share else 0
+    return kept
 
 
 def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:

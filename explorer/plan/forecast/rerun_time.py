@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from explorer.plan.forecast.rerun_flops import nested_rerun_flops
+from explorer.plan.forecast.rerun_flops import unit_flops
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
@@ -26,7 +26,12 @@ def time_ratio(
     for unit, children in inside.items():
         costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
         flops = sum(cost.forward_flops for cost in costs)
-        share = nested_rerun_flops(baseline, graph, unit, children, policy) / flops if flops else 1.0
+        if unit.action == "offload" and baseline.environment.device != "cpu":
+            return None  # nobody has timed the way to the host
+        left = unit_flops(baseline, graph, unit, children, policy)
+        if left is None:
+            return None
+        share = left / flops if flops else float(unit.action != "offload")
         again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
     return 1 + again * without_hooks / step
 

@@ -7,6 +7,8 @@
 2. The inputs of a call are kept by its checkpoint until its backward has ended.
 3. Running forward again holds its scratch once more.
 
+A unit that keeps results of operators, that is reentrant or that offloads differs in the rules of actions.py.
+
 Not foreseen: what a kernel keeps for itself (oneDNN's recurrent layers: peaks up to 7 % off); without a graph, outputs
 that nobody else saves.
 """
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Call, Replay
+from explorer.plan.forecast.python_holds import NEVER, Call
+from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Replay
 from explorer.plan.memory.series import Bytes
 
 
@@ -32,19 +35,31 @@ class SavedByCall:
     entries: Bytes
     leaves: Bytes
     """First tick at which each of them would be gone."""
+    backs: Bytes
+    """Tick at which each of them is there again."""
     begins: int
     """Tick at which backward of the call begins."""
     ends: int
     """Tick at which the last of them is through."""
     end: int
     """Last tick of the call."""
+    until: int
+    """Tick of forward at which running it again ends."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     """Those that nobody else saves."""
+    returned: tuple[int, ...]
+    """All outputs."""
     late_bytes: int
     """Of `entries` that are gone and back at the same moment."""
     again_bytes: int
     """Most that running forward again holds at once."""
+    held: tuple[tuple[int, int, int], ...] = ()
+    """Entries that stay whatever was measured: each with its first and its end tick."""
+    copies: tuple[tuple[int, int, int], ...] = ()
+    """First tick, end tick and bytes of what is there twice."""
+    reentrant: bool = False
+    runs_again: bool = True
 
 
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
@@ -68,12 +83,15 @@ def _saved_by_call(
     saved = saved[~np.isin(saved, [entry for entry in members[-1].outputs if entry not in own_outputs])]
     begins = int(births[0]) if len(births) else None
     if begins is None:
-        if not len(saved):
+        known = saved if len(saved) else _freed_in_backward(replay, members[0].inputs)
+        if not len(known):
             return None
-        begins = int(died[saved].min())
+        begins = int(died[known].min())
     # What dies earlier is held by the blocks behind it: recompute would not free it.
     saved = saved[died[saved] >= begins]
-    inner = saved[~np.isin(saved, own_outputs)]
+    # An output that others hold and that the unit saves as well is freed in the unit's own backward.
+    twice = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
+    inner = np.concatenate((saved[~np.isin(saved, own_outputs)], np.array(twice, dtype=np.int64)))
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
     leaves = _leaves(replay, saved, members, own_outputs)
@@ -81,14 +99,24 @@ def _saved_by_call(
         first=first,
         entries=saved,
         leaves=leaves,
+        backs=np.full(len(saved), begins, dtype=np.int64),
         begins=begins,
         ends=int(died[saved].max(initial=births.max(initial=begins))),
         end=end,
+        until=last if stops_early else end,
         inputs=members[0].inputs,
         outputs=tuple(own_outputs),
+        returned=members[-1].outputs,
         late_bytes=int(replay.size[saved[leaves >= begins]].sum()),
         again_bytes=most_at_once(replay.size[again], born[again], died[again]),
     )
+
+
+def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
+    known: Bytes = np.array(entries, dtype=np.int64)
+    known = known[replay.role[known] == SAVED]
+    freed: Bytes = known[replay.phase[np.minimum(replay.died[known], len(replay.line) - 1)] == BACKWARD]
+    return freed
 
 
 def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
@@ -106,11 +134,12 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
-    """Outputs that nobody else saves, and of which it is known who was given them."""
+    """Outputs that nobody else saves, and of which it is known how long they are in use."""
     flags = replay.saved_outside.get(fqn, ())
     if len(flags) != len(call.outputs):
         return []
-    return [entry for entry, outside in zip(call.outputs, flags) if not outside and entry in replay.used_until]
+    own = [entry for entry, outside in zip(call.outputs, flags) if not outside]
+    return [entry for entry in own if entry in replay.used_until or replay.let_go[entry] < NEVER]
 
 
 def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
@@ -123,8 +152,10 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
             leaves[here] = born[here].max() + 1
             output = here & (born == born[here].max()) & (call is not following)
             leaves[output] = following.end + 1
+    leaves = np.minimum(leaves, replay.let_go[saved])
     for entry in own_outputs:
-        leaves[saved == entry] = replay.used_until[entry] + 1
+        used = replay.used_until.get(entry)
+        leaves[saved == entry] = replay.let_go[entry] if used is None else used + 1
     if len(replay.casts) and len(saved):
         leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
     return leaves

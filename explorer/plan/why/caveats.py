@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from explorer.plan.forecast.actions import results_of_views
+from explorer.plan.forecast.unforeseen import unforeseen
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.names import some
+from explorer.plan.names import listed, some
 from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -63,19 +65,11 @@ def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast) -
     """Why the peak of a policy is not foretold; empty where it is, or where nothing is known against it."""
     if expected.step_peak_bytes is not None:
         return ""
-    other = tuple(fqn for unit in policy.units if unit.action != "recompute" for fqn in unit.blocks)
-    if other:
-        return f"Not foretold: {some(other)} keep chosen operators or offload; a run measures it."
-    if policy.use_reentrant and policy.units:
+    keeping = tuple(unit for unit in policy.units if unit.save_ops and results_of_views(unit.save_ops))
+    if keeping:
+        views = dict.fromkeys(op for unit in keeping for op in results_of_views(unit.save_ops))
         return (
-            "The peak is not foretold with use_reentrant: it holds outputs and gradients of a block beside its "
-            "recompute (peaks up to 12 % higher were measured); a run measures it."
+            f"Not foretold: {listed(tuple(views))} returns memory that another operator made, and whose it is no "
+            "timeline shows; a run measures it."
         )
-    known = graph.by_fqn if graph is not None else {}
-    handed = tuple(fqn for fqn in policy.blocks if fqn in known and "keeps_cache" in known[fqn].traits)
-    if handed:
-        return (
-            f"The peak is not foretold: {some(handed)} are handed a cache, which the recompute fills once more "
-            "(44 % more than a forecast was seen); switch the cache off in training (use_cache=False)."
-        )
-    return ""
+    return unforeseen(policy, graph)

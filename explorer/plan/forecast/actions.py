@@ -1,0 +1,196 @@
+"""What a unit leaves behind that does more, or less, than run again: by the rules of saved_by_call.py, but for these.
+
+save_ops    What the named operators returned stays from forward on, whether backward needs it or not: what the rerun
+            asks for is handed out and then lives as in forward, what it stops before stays until backward has ended.
+            The rerun allocates nothing for these operators.
+reentrant   The whole forward runs again; its outputs are there twice, and they, the inputs and the gradient that came
+            in stay until backward has ended. In a unit around it nothing is kept before that one runs again.
+offload     Nothing runs again. On a GPU what is saved leaves behind the block's last use of it and comes back for the
+            operation of backward that frees it; on the CPU nothing moves.
+
+Not foreseen of offload: for how long a copy to the host is under way, and that a tensor comes back once for each of
+several operations that save it.
+Source: torch.utils.checkpoint (CheckpointFunction, _CachedTorchDispatchMode), engine/policy/offload.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, Replay
+from explorer.plan.forecast.saved_by_call import SavedByCall, most_at_once, saved_by_calls
+from explorer.plan.memory.series import Bytes, Mask
+from explorer.plan.names import is_within
+from explorer.record.allocations import ROLES
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Policy, Unit
+
+BUFFER, UNATTRIBUTED = ROLES.index("buffer"), ROLES.index("unattributed")
+FOREVER = 2**62
+COUNTER_BYTES = 8
+"""num_batches_tracked, with which no norm computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedStep:
+    """The measured step that a policy is played through."""
+
+    replay: Replay
+    graph: ModelGraph | None
+    on_gpu: bool
+
+
+def calls_of(step: PlayedStep, unit: Unit, policy: Policy, inside: Collection[str] = ()) -> list[SavedByCall]:
+    """What each call of `unit` leaves behind under its action and the options of `policy`; `inside` are its units."""
+    if unit.action == "offload" and not step.on_gpu:
+        return []
+    replay = step.replay
+    calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
+    if unit.action == "offload":
+        others = [fqn for one in policy.units if one.action == "offload" and one != unit for fqn in one.blocks]
+        return [_offloaded(replay, call, others) for call in calls]
+    if policy.use_reentrant:
+        calls = [_reentrant(replay, call, alone=len(calls) == 1) for call in calls]
+    elif unit.action == "save_ops":
+        calls = [_with_results(replay, call, unit.save_ops) for call in calls]
+    if policy.running_stats == "once" and step.graph is not None:
+        calls = [_with_statistics(step, unit, call, inside) for call in calls]
+    return calls
+
+
+def _with_statistics(step: PlayedStep, unit: Unit, call: SavedByCall, inside: Collection[str]) -> SavedByCall:
+    """A rerun moves copies of running statistics; those that a norm computes with live until its backward."""
+    replay, copies, n_bytes = step.replay, list(call.copies), 0
+    for fqn in _norms_below(step.graph, unit.blocks):
+        own = replay.below(fqn)
+        sizes = [int(size) for size in replay.size[own[replay.role[own] == BUFFER]]]
+        saved = own[(replay.role[own] == SAVED) & (replay.born[own] > call.first) & (replay.born[own] <= call.end)]
+        n_bytes += sum(sizes)
+        if len(saved) and not any(is_within(fqn, other) for other in inside):
+            until = int(replay.died[saved].max())
+            copies += [(call.begins, until, size) for size in sizes if size > COUNTER_BYTES]
+    return replace(call, copies=tuple(copies), again_bytes=call.again_bytes + n_bytes) if n_bytes else call
+
+
+def _norms_below(graph: ModelGraph | None, blocks: Sequence[str]) -> list[str]:
+    """Norms with running statistics in `blocks`."""
+    if graph is None:
+        return []
+    return [
+        one.fqn for one in graph.blocks
+        if one.running_statistics and not graph.children[one.fqn] and any(is_within(one.fqn, fqn) for fqn in blocks)
+    ]  # fmt: skip
+
+
+def results_unknown(replay: Replay, save_ops: Iterable[str]) -> tuple[str, ...]:
+    """Those of `save_ops` whose results are no memory of their own: views, and what writes into its argument."""
+    made = {replay.ops[i] for i in np.unique(replay.op[replay.role != UNATTRIBUTED]).tolist()}
+    return tuple(op for op in save_ops if results_of_views((op,)) or (op in replay.ops and op not in made))
+
+
+def results_of_views(save_ops: Iterable[str]) -> tuple[str, ...]:
+    """Those of `save_ops` that are views by their names."""
+    return tuple(op for op in save_ops if op.split(".")[1] in _VIEWS)
+
+
+def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) -> SavedByCall:
+    of_these = np.isin(replay.op, [i for i, name in enumerate(replay.ops) if name in save_ops])
+    made = replay.between(call.first, call.end)
+    results = made[of_these[made] & (replay.role[made] != UNATTRIBUTED)]
+    stays = np.where(replay.born[results] <= call.until, call.begins, call.ends)
+    leaving = ~np.isin(call.entries, results)
+    entries, leaves = call.entries[leaving], call.leaves[leaving]
+    return replace(
+        call,
+        entries=entries,
+        leaves=leaves,
+        backs=call.backs[leaving],
+        held=tuple(zip(results.tolist(), replay.born[results].tolist(), stays.tolist())),
+        late_bytes=int(replay.size[entries[leaves >= call.begins]].sum()),
+        again_bytes=_again_without(replay, call, of_these),
+    )
+
+
+def _again_without(replay: Replay, call: SavedByCall, of_these: Mask) -> int:
+    """Most that the rerun adds where these are there already: those that forward let go, it lets go as well."""
+    again = replay.between(call.first, call.until)
+    own, given = again[~of_these[again]], again[of_these[again] & (replay.role[again] != UNATTRIBUTED)]
+    given = given[replay.died[given] <= call.end]
+    return max(
+        0,
+        most_at_once(
+            np.concatenate((replay.size[own], -replay.size[given])),
+            np.concatenate((replay.born[own], replay.died[given])),
+            np.concatenate((replay.died[own], np.full(len(given), FOREVER))),
+        ),
+    )
+
+
+def _reentrant(replay: Replay, call: SavedByCall, *, alone: bool) -> SavedByCall:
+    """Of several calls the gradients that came in are told from sums for shared parameters by their size."""
+    own = set(call.entries.tolist())
+    outputs = [entry for entry in dict.fromkeys(call.returned) if entry not in call.inputs]
+    arrived = np.flatnonzero((replay.born < call.begins) & (call.begins <= replay.died) & (replay.died < call.ends))
+    arrived = arrived[replay.phase[replay.born[arrived]] == BACKWARD]
+    if not alone:
+        arrived = arrived[np.isin(replay.size[arrived], replay.size[list(call.returned)])]
+    return replace(
+        call,
+        reentrant=True,
+        held=tuple((entry, call.begins, call.ends) for entry in [*(o for o in outputs if o in own), *arrived.tolist()]),
+        copies=tuple((call.begins, call.ends, int(replay.size[entry])) for entry in outputs if entry not in own),
+    )
+
+
+def _offloaded(replay: Replay, call: SavedByCall, others: Sequence[str]) -> SavedByCall:
+    """What `others` offload as well leaves with the last of them; what somebody keeps stays."""
+    inputs = [entry for entry in dict.fromkeys(call.inputs) if _freed_with(replay, call, entry)]
+    last_use = {other.end for fqn in others for other in replay.calls.get(fqn, ())}
+    shared = [
+        entry for entry in dict.fromkeys(call.returned)
+        if entry not in call.entries and replay.died[entry] >= call.begins
+        and replay.used_until.get(entry) in last_use
+    ]  # fmt: skip
+    handed = np.array([*inputs, *shared], dtype=np.int64)
+    used = [max(replay.used_until.get(entry, call.end), call.end) + 1 for entry in handed.tolist()]
+    entries = np.concatenate((call.entries, handed))
+    return replace(
+        call,
+        entries=entries,
+        leaves=np.concatenate((np.minimum(call.end + 1, replay.let_go[call.entries]), np.array(used, dtype=np.int64))),
+        backs=np.maximum(_needed_from(replay, entries), call.begins),
+        inputs=(),
+        runs_again=False,
+        late_bytes=0,
+        again_bytes=0,
+    )
+
+
+def _freed_with(replay: Replay, call: SavedByCall, entry: int) -> bool:
+    """Whether the call's own backward frees what it was given: nobody before it saves that."""
+    died = int(replay.died[entry])
+    following = replay.births[np.searchsorted(replay.births, call.ends, side="right")]
+    return bool(replay.role[entry] == SAVED and call.begins <= died < following)
+
+
+def _needed_from(replay: Replay, entries: Bytes) -> Bytes:
+    """When the operation of backward begins that frees each entry: behind the one before it that freed any."""
+    saved = np.flatnonzero((replay.role == SAVED) & (replay.died < len(replay.line)))
+    freed = np.unique(replay.died[saved])
+    freed = freed[replay.phase[freed] != FORWARD]
+    births = replay.births[:-1]
+    # Of frees without a birth between them all but the first belong to the same operation.
+    new = np.append(True, np.searchsorted(births, freed[1:]) > np.searchsorted(births, freed[:-1]))
+    last_of_each = np.append(freed[:-1][new[1:]], freed[-1:])
+    place = np.searchsorted(last_of_each, replay.died[entries])
+    return np.where(place > 0, last_of_each[np.maximum(place - 1, 0)] + 1, 0)
+
+
+_VIEWS = frozenset(
+    {"alias", "as_strided", "detach", "diagonal", "expand", "lift_fresh", "narrow", "permute", "select", "slice"}
+    | {"split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view"}
+    | {"view_as_complex", "view_as_real", "_reshape_alias", "_unsafe_view", "real", "imag"}
+)

@@ -1,0 +1,53 @@
+"""Policies whose peak cannot be foretold from a measured baseline, and why, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from explorer.plan.forecast.nesting import enclosing
+from explorer.plan.names import some
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Policy
+
+
+def unforeseen(policy: Policy, graph: ModelGraph | None) -> str:
+    """Empty: nothing is known against a forecast."""
+    if trains_nothing(policy, graph):
+        idle = _with_trait([unit.blocks[0] for unit in policy.units], graph, "inputs_need_no_grad")
+        return (
+            f"Nothing is foretold: with use_reentrant {some(idle)} train nothing, because no tensor that they are "
+            "given requires grad."
+        )
+    inside = enclosing(policy)
+    other = {unit for pair in inside.items() for unit in pair if unit.action != "recompute"}
+    if other:
+        return (
+            f"Not foretold: {some(tuple(unit.blocks[0] for unit in policy.units if unit in other))} keep chosen "
+            "operators or offload, inside another unit or around one; a run measures it."
+        )
+    often = [] if graph is None else [
+        fqn for fqn in policy.blocks if fqn in graph.by_fqn and graph.by_fqn[fqn].n_calls > 1
+    ]  # fmt: skip
+    if policy.use_reentrant and often:
+        return (
+            f"The peak is not foretold with use_reentrant: {some(tuple(often))} are called more than once, and each "
+            "call's backward would add to the gradients at once that the baseline sums up at the end."
+        )
+    handed = _with_trait(policy.blocks, graph, "keeps_cache")
+    if handed:
+        return (
+            f"The peak is not foretold: {some(handed)} are handed a cache, which the recompute fills once more "
+            "(44 % more than a forecast was seen); switch the cache off in training (use_cache=False)."
+        )
+    return ""
+
+
+def trains_nothing(policy: Policy, graph: ModelGraph | None) -> bool:
+    """Whether a unit has no gradients at all under reentrant checkpointing: then nothing of the baseline is left."""
+    firsts = [unit.blocks[0] for unit in policy.units if unit.action != "offload"]
+    return policy.use_reentrant and bool(_with_trait(firsts, graph, "inputs_need_no_grad"))
+
+
+def _with_trait(fqns: Sequence[str], graph: ModelGraph | None, trait: str) -> tuple[str, ...]:
+    known = {} if graph is None else graph.by_fqn
+    return tuple(fqn for fqn in fqns if fqn in known and trait in known[fqn].traits)

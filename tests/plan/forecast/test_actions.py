@@ -1,0 +1,152 @@
+"""Kept results, reentrant checkpointing and offload on a timeline that a pencil can follow."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from explorer.plan.forecast.actions import results_of_views
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.unforeseen import unforeseen
+from explorer.record import Measurement, ModelGraph, Policy, Unit
+from explorer.record.forecast import Forecast
+from tests.graphs import block as graph_block
+from tests.plan.why.test_peak import graph
+from tests.view.builders import MIB, Book, measured
+
+
+def two_blocks() -> Measurement:
+    """Blocks a and b are given x (1 MiB) and each make, in this order:
+
+    h  8 MiB by mm, saved      t  4 MiB by sin, gone when the block returns      s  2 MiB by exp, saved
+    y  1 MiB by add, handed on and saved by whoever is given it
+    """
+    book = Book()
+    book.phase("forward")
+    given = book.alloc("saved activation", "", MIB, "aten.embedding.default")
+    saved: dict[str, list[int]] = {}
+    for name in "ab":
+        first = book.tick
+        h = book.alloc("saved activation", name, 8 * MIB, "aten.mm.default")
+        t = book.alloc("temporary", name, 4 * MIB, "aten.sin.default")
+        s = book.alloc("saved activation", name, 2 * MIB, "aten.exp.default")
+        y = book.alloc("saved activation", name, MIB, "aten.add.Tensor")
+        book.free(t)
+        book.calls.append((name, first, book.tick, (given,), (y,)))
+        saved[name] = [h, s, given]
+        given = y
+    book.phase("backward")
+    gradient = book.alloc("temporary", "", MIB, "aten.ones_like.default")
+    book.free(given)
+    for name in "ba":
+        h, s, x = saved[name]
+        inner = book.alloc("temporary", name, 2 * MIB, "aten.mul.Tensor")
+        book.free(s)
+        book.free(gradient)
+        gradient = book.alloc("temporary", name, MIB, "aten.mm.default")
+        book.free(h)
+        book.free(x)
+        book.free(inner)
+    book.free(gradient)
+    run = measured()
+    return msgspec.structs.replace(run, allocations=book.close(), phases=tuple(book.spans), blocks=())
+
+
+def told(units: list[Unit], *, gpu: bool = False, **options: bool) -> Forecast:
+    run = two_blocks()
+    if gpu:
+        run = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device="cuda"))
+    return Forecaster(run).forecast(Policy(units=tuple(units), preserve_rng_state=False, **options))
+
+
+def keeping(*ops: str) -> list[Unit]:
+    return [Unit(blocks=(name,), action="save_ops", save_ops=ops) for name in "ab"]
+
+
+ALL = [Unit(blocks=("a",)), Unit(blocks=("b",))]
+KEPT = 1 + 2 * (8 + 2 + 1)
+
+
+def test_results_that_backward_needs_stay_and_the_rest_comes_back() -> None:
+    """Of each block 2 MiB (s) leave instead of 10."""
+    assert told(ALL).saved_after_forward_bytes == (KEPT - 20) * MIB
+    found = told(keeping("aten.mm.default"))
+    assert found.saved_after_forward_bytes == (KEPT - 4) * MIB
+    assert found.freed_bytes == {"a": 2 * MIB, "b": 2 * MIB}
+
+
+def test_results_that_nobody_needs_stay_as_well() -> None:
+    """t was gone when its block returned; now it waits for the rerun, which it was kept for."""
+    found = told(keeping("aten.sin.default"))
+    assert found.saved_after_forward_bytes == (KEPT - 20 + 8) * MIB
+    assert found.freed_bytes == {"a": 6 * MIB, "b": 6 * MIB}
+
+
+def test_a_rerun_makes_nothing_of_what_was_kept() -> None:
+    """The peak is b running again with the gradient there: without h, 1 + 1 + 1 + 1 kept and 8 + 4 + 2 made again."""
+    plain = told(ALL)
+    assert plain.step_peak_bytes == (1 + 1 + 1 + 8 + 4 + 2) * MIB
+    # Everything of both blocks is there from forward on, t included, when the first gradient comes on top.
+    kept = keeping("aten.mm.default", "aten.sin.default", "aten.exp.default")
+    assert told(kept).step_peak_bytes == (1 + 2 * 15 + 1) * MIB
+    # h and s of both, x and y, y of b or its gradient; of b the 4 MiB of t come once more.
+    assert told(keeping("aten.mm.default", "aten.exp.default")).step_peak_bytes == (KEPT + 4) * MIB
+
+
+def test_an_operator_that_never_ran_changes_nothing_and_a_view_is_not_foretold() -> None:
+    assert told(keeping("aten.bmm.default")).step_peak_bytes == told(ALL).step_peak_bytes
+    assert told(keeping("aten.view.default")).step_peak_bytes is None
+    assert results_of_views(("aten.view.default", "aten.mm.default")) == ("aten.view.default",)
+
+
+def test_reentrant_holds_outputs_and_the_gradient_beside_what_came_back() -> None:
+    """Backward of b: x, y of a, and all of b again with its output and t gone, with the gradient until b is through."""
+    found = told(ALL, use_reentrant=True)
+    assert found.saved_after_forward_bytes == told(ALL).saved_after_forward_bytes
+    assert found.step_peak_bytes is not None
+    assert found.step_peak_bytes == (1 + 1 + 1 + 8 + 4 + 2 + 1) * MIB
+
+
+def test_offload_moves_nothing_on_a_cpu_and_all_that_is_saved_on_a_gpu() -> None:
+    units = [Unit(blocks=(name,), action="offload") for name in "ab"]
+    here = told(units)
+    assert (here.step_peak_bytes, here.saved_after_forward_bytes) == (two_blocks().step_peak_bytes, KEPT * MIB)
+    there = told(units, gpu=True)
+    # y of b is handed out; x, which a alone is given, and y of a, which b alone is given, leave with the rest.
+    assert there.saved_after_forward_bytes == MIB
+    assert there.step_peak_bytes == (1 + 15) * MIB, "x, and a whole: its code holds all until it returns"
+    assert there.time_ratio is None
+
+
+def test_why_a_policy_cannot_be_foretold() -> None:
+    inner = [Unit(blocks=("layers",)), Unit(blocks=("layers.1",), action="save_ops", save_ops=("aten.mm.default",))]
+    nested = Policy(units=tuple(inner))
+    assert "layers.1 keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
+    assert Forecaster(measured(), graph()).forecast(nested).step_peak_bytes is None
+    often = ModelGraph(model=graph().model, blocks=(graph_block("layers.1", "B", n_calls=3),), edges=())
+    reentrant = Policy.recompute(["layers.1"], use_reentrant=True)
+    assert "called more than once" in unforeseen(reentrant, often) and not unforeseen(reentrant, graph())
+    idle = ModelGraph(
+        model=graph().model, blocks=(graph_block("layers.1", "B", traits=("inputs_need_no_grad",)),), edges=()
+    )
+    assert "train nothing" in unforeseen(reentrant, idle)
+    assert not unforeseen(msgspec.structs.replace(reentrant, use_reentrant=False), idle)
+
+
+def test_flops_of_kept_results_are_not_spent_again() -> None:
+    """Half of the block's FLOPs are mm, of which half lie behind the last saved tensor."""
+    known = graph_block(
+        "layers.0", "B", forward_flops=100, rerun_flops=75, op_flops={"aten.mm.default": 50, "aten.bmm.default": 50},
+        late_op_flops={"aten.mm.default": 25},
+    )  # fmt: skip
+    of = ModelGraph(model=graph().model, blocks=(known,), edges=())
+    share = 1 / 18
+
+    def ratio(*ops: str, of: ModelGraph | None = of, **options: bool) -> float | None:
+        unit = Unit(blocks=("layers.0",), action="save_ops", save_ops=ops)
+        return Forecaster(measured(), of).forecast(Policy(units=(unit,), **options)).flop_ratio
+
+    assert ratio("aten.mm.default") == pytest.approx(1 + 0.5 * share)
+    assert ratio("aten.mm.default", early_stop=False) == pytest.approx(1 + 0.5 * share)
+    assert ratio("aten.bmm.default") == pytest.approx(1 + 0.25 * share)
+    assert ratio("aten.mm.default", of=None) is None
