@@ -1,6 +1,7 @@
-"""A new preset, schedule, export format or hazard rule is one row: it is offered everywhere without another line.
+"""What somebody adds is one file or one row: it is offered everywhere without another line.
 
-Verbs: tests/cli/test_main.py. Lessons: tests/lab.
+Verbs are added in tests/cli/test_main.py, lessons in tests/plan/test_lessons.py and tests/cli/verbs/test_lab.py, sample
+models in tests/plan/test_catalogue.py. A job of the worker is a request and a line, which CONTRIBUTING.md names.
 """
 
 from __future__ import annotations
@@ -8,18 +9,27 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
+from streamlit.testing.v1 import AppTest
 
+from explorer.plan.arena import rivals, table
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import known
 from explorer.plan.hazards.case import Case
+from explorer.plan.pipeline.clock import simulate
+from explorer.plan.pipeline.orders import gpipe
+from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
 from explorer.record.export import Export
 from explorer.record.hazard import Hazard
+from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile
+from explorer.view.report.html import drawn
 from tests.graphs import gpt
 
 ROWS = """
@@ -59,6 +69,81 @@ def test_a_preset_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = gpt(3)
     assert is_preset("first-only") and preset("first-only", graph).blocks == graph.chain[:1]
     assert preset_titles()["first-only"] == "Only the first"
+
+
+def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its conditions warn on a plan that breaks them, its actions are simulated."""
+    few = Condition(rule="few", met=lambda sizes: sizes.n_microbatches < 3, sentence="takes two.", remedy="Take two.")
+    row = Schedule(
+        name="Upwards",
+        generate=lambda n_ranks, n_microbatches, n_local: gpipe(n_ranks, n_microbatches),
+        shape="single",
+        words="as GPipe does",
+        source="this test",
+        conditions=(few,),
+    )
+    monkeypatch.setitem(SCHEDULES, row.name, row)
+    graph = gpt(4)
+    plan = PipelinePlan(stages=(graph.chain[:2], graph.chain[2:]), n_microbatches=2, schedule="Upwards")
+    assert simulate(rows_of(plan)).bubble_fraction == simulate(gpipe(2, 2)).bubble_fraction
+    assert "few" not in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, plan)}
+    larger = replace(plan, n_microbatches=4)
+    assert "few" in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, larger)}
+
+
+COIN = '''"""Recomputes what the coin says."""
+
+from explorer.plan.arena.rival import Rival
+from explorer.plan.policy.presets import preset
+
+RIVAL = Rival(
+    title="a coin", source="this test", place=99, choose=lambda situation, budget: preset("all", situation.graph)
+)
+'''
+
+
+def test_a_planner_in_the_arena_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "coin_flip.py").write_text(COIN)
+    monkeypatch.setattr(rivals, "__path__", [*rivals.__path__, str(tmp_path)])
+    table.rivals.cache_clear()
+    try:
+        assert list(table.rivals())[-1] == "coin-flip" and table.chosen(["coin-flip"])["coin-flip"].title == "a coin"
+    finally:
+        table.rivals.cache_clear()
+        sys.modules.pop(f"{rivals.__name__}.coin_flip", None)
+
+
+CHART = '''"""How many of each."""
+
+from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.figure import figure
+
+
+def one_more() -> Chart:
+    fig = figure("How many?", "seven apples")
+    fig.add_bar(x=[7], y=["apples"], orientation="h")
+    return Chart(name="one more", figure=fig, alt="Seven apples.", rows=lambda: [{"fruit": "apples", "n": 7}])
+'''
+
+
+def page_of_a_chart() -> None:
+    from one_more_chart import one_more  # type: ignore[import-not-found]
+
+    from explorer.ui.shared.charts import draw
+
+    draw(one_more(), key="one_more")
+
+
+def test_a_chart_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page gives it a table and a file, the report a drawing and a table."""
+    (tmp_path / "one_more_chart.py").write_text(CHART)
+    monkeypatch.syspath_prepend(tmp_path)
+    at = AppTest.from_function(page_of_a_chart).run()
+    assert not at.exception
+    assert [fold.label for fold in at.expander] == ["One more as a table"] and len(at.get("plotly_chart")) == 1
+    in_report = drawn(import_module("one_more_chart").one_more())
+    assert "<svg" in in_report and "Seven apples." in in_report and "<td>apples</td>" in in_report
+    sys.modules.pop("one_more_chart")
 
 
 def test_an_export_format_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:

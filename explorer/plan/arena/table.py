@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
+from importlib import import_module
+from pkgutil import iter_modules
 
 from explorer.errors import BadInput, nearest
+from explorer.plan.arena import rivals as files
 from explorer.plan.arena.rival import Rival
 
 OURS = "explorer"
@@ -16,10 +17,9 @@ OURS = "explorer"
 @cache
 def rivals() -> dict[str, Rival]:
     """By name, in the order in which they are shown."""
-    folder = Path(__file__).parent / "rivals"
-    names = [path.stem for path in folder.glob("*.py") if path.stem != "__init__"]
     by_name: dict[str, Rival] = {
-        name.replace("_", "-"): importlib.import_module(f"explorer.plan.arena.rivals.{name}").RIVAL for name in names
+        module.name.replace("_", "-"): import_module(f"{files.__name__}.{module.name}").RIVAL
+        for module in iter_modules(files.__path__)
     }
     return dict(sorted(by_name.items(), key=lambda named: (named[1].place, named[0])))
 
