@@ -174,6 +174,25 @@ def test_rooms_import_only_what_lies_below() -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def rooms_drawn(ring: str) -> list[set[str]]:
+    """The floors of a ring in the picture of CONTRIBUTING.md: `ring/  top, beside it ▶ below`."""
+    drawing = (ROOT / "CONTRIBUTING.md").read_text()
+    line = next(line for line in drawing.splitlines() if line.startswith(f"{ring}/ "))
+    return [{room.strip() for room in floor.split(",")} for floor in line.partition(" ")[2].split("▶")]
+
+
+def test_contributing_draws_the_rooms_as_they_are() -> None:
+    """Folders only: a file that stands beside them may be left out of the picture."""
+    wrong = []
+    for ring in ("engine", "plan", "view", "ui", "cli"):
+        there = {path.name for path in (PACKAGE / ring).iterdir() if path.is_dir()}
+        enforced = [floor for rooms in ROOMS[ring] if (floor := there & set(rooms.split()))]
+        drawn = [floor for rooms in rooms_drawn(ring) if (floor := there & rooms)]
+        if drawn != enforced:
+            wrong.append(f"{ring}: drawn {drawn}, enforced {enforced}")
+    assert not wrong, "\n".join(wrong)
+
+
 def test_no_import_goes_in_a_circle() -> None:
     reached: dict[str, set[str]] = {
         module: {name for name in imports(tree(path)) if name in modules()} - {module, "explorer"}
