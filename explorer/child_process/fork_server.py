@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import os
 import pickle
@@ -90,6 +91,7 @@ class _Server:
         mine, own = socket.socketpair()
         mine.settimeout(_PATIENCE_S)
         server = os.getpid()
+        gc.freeze()  # what was imported is garbage in no child: collecting there is ten times as fast, its pages stay shared
         if (pid := os.fork()) == 0:
             os.setpgid(0, 0)
             _die_with(server)

@@ -277,13 +277,14 @@ def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path:
     def rules(*words: str, code: int = 1) -> set[str]:
         return {hazard["rule"] for hazard in read("check", str(path), tiny, *words, code=code)["hazards"]}
 
-    assert "dropout-redrawn" in rules()
+    plain = rules()
+    assert "dropout-redrawn" in plain
     assert {"dropout-redrawn", "mode-flips"}.isdisjoint(rules("--mode", "eval", code=0))
     for words, rule in (
         (("--autocast", "bfloat16"), "reentrant-autocast"),
         (("--frozen", "blocks.0"), "reentrant-frozen"),
     ):
-        assert rule in rules(*words) - rules()
+        assert rule in rules(*words) - plain
     assert "with use_reentrant" in read("check", str(path), tiny, code=1)["not_foretold_because"]
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
