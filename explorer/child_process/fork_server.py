@@ -91,7 +91,7 @@ class _Server:
         mine, own = socket.socketpair()
         mine.settimeout(_PATIENCE_S)
         server = os.getpid()
-        gc.freeze()  # what was imported is garbage in no child: collecting there is ten times as fast, its pages stay shared
+        gc.freeze()  # what was imported is garbage in no child: it collects ten times as fast, its pages stay shared
         if (pid := os.fork()) == 0:
             os.setpgid(0, 0)
             _die_with(server)

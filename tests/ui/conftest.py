@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import streamlit as st
+from streamlit.components.v2 import manifest_scanner
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.store import Store
@@ -29,6 +31,14 @@ SAMPLES = (
         name="unet", target="sample_models/unet.py", title="A U-Net", lesson="Skips.", sizes={"small": {"width": 8}}
     ),
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed_once() -> Iterator[None]:
+    """Every new AppTest reads what a hundred installed packages say of themselves; it does not change meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest_scanner, "scan_component_manifests", cache(manifest_scanner.scan_component_manifests))
+        yield
 
 
 @pytest.fixture
