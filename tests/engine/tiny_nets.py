@@ -211,3 +211,35 @@ class Penalised(nn.Module):
 
 def penalised() -> Any:
     return Penalised(), torch.ones(2, 4)
+
+
+class Borderline(nn.Module):
+    """What its ReLU is given is zero in float32, and a little off in float64: there every second number passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        near = (h * 1e-9 + 1) - 1
+        return self.second(h + F.relu(near) * 1e9)
+
+
+def borderline() -> Any:
+    return Borderline(), torch.randn(4, 8)
+
+
+class Amplifying(nn.Module):
+    """Turns rounding into another number altogether; it draws nothing and decides nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.lin(x) * 1e8).sin()
+
+
+def amplifying() -> Any:
+    return Amplifying(), torch.randn(4, 8)

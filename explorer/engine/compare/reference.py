@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import msgspec
 import torch
 from torch import Tensor
 
 from explorer.engine.compare.diffs import is_floating, relative_distance
-from explorer.engine.compare.outcome import Outcome, Tensors, take
+from explorer.engine.compare.outcome import Outcome, Tensors, not_reproducible_because, take
+from explorer.engine.compare.same_branches import Branches, SameBranches
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import AUTOCAST, prepare
+from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.rng import RngState, seed_everything
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
@@ -24,18 +27,42 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
     """The bare step in float64; or None, and why: the model cannot run in it, or went another way there.
 
     It draws the random numbers of the baseline (dropout on the CPU does so by itself, see SameDraws for the others).
-    Where it does not, on another device say, it is recognised by its distance from the baseline.
+    Where it does not, on another device say, it is recognised by its distance from the baseline. Where that is too
+    far, it is tried once more with the baseline's own decisions, see SameBranches.
     """
-    exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
+    start = AtFirst(loaded.model)
+    epsilon = coarsest_epsilon(spec, baseline.gradients)
     try:
-        trainee = prepare(exact, loaded)
-        with SameDraws(most_common_type(baseline.gradients)):
-            outcome = take(trainee, lead=baseline)
+        outcome = _exact(spec, loaded, baseline, nullcontext())
     except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
         return None, does_not_run(error)
     draws = _draws(spec, loaded, baseline)
-    because = too_far(outcome, baseline, coarsest_epsilon(spec, baseline.gradients), draws=draws)
+    because = too_far(outcome, baseline, epsilon, draws=draws)
+    if because and (alike := _decided_alike(spec, loaded, baseline, start)) and not too_far(alike, baseline, epsilon):
+        return alike, ""
     return (None, because) if because else (outcome, "")
+
+
+def _exact(spec: RunSpec, loaded: Loaded, baseline: Outcome, guided: AbstractContextManager[object]) -> Outcome:
+    exact = msgspec.structs.replace(spec, dtype="float64", autocast="none", policy=KEEP_ALL, plan=None)
+    trainee = prepare(exact, loaded)
+    with SameDraws(most_common_type(baseline.gradients)), guided:
+        return take(trainee, lead=baseline)
+
+
+def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: AtFirst) -> Outcome | None:
+    """None where the baseline decides nothing, or is not the same when it is asked how it did."""
+    try:
+        start.put_back()
+        trainee = prepare(msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None), loaded)
+        with Branches() as branches:
+            again = take(trainee, like=baseline)
+        if not branches.decisions or not_reproducible_because(baseline, again):
+            return None
+        start.put_back()
+        return _exact(spec, loaded, baseline, SameBranches(branches.decisions))
+    except Exception:  # it has run without: another way through the model in float64, or no memory for all decisions
+        return None
 
 
 def does_not_run(error: Exception) -> str:

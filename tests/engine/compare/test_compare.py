@@ -8,14 +8,9 @@ import pytest
 import torch
 
 from explorer.engine.compare.compare import compare
-from explorer.engine.compare.outcome import take
-from explorer.engine.compare.reference import reference
-from explorer.engine.model.load import load, load_for
-from explorer.engine.step import prepare
-from explorer.engine.world.as_found import left_as_found
+from explorer.engine.model.load import load
 from explorer.errors import BadInput, Cancelled
 from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
@@ -266,13 +261,3 @@ class TestWholeCompare:
         compare(*pair("batch_norm"), full=False)
         after = load(spec.model, seed=0).model.state_dict()
         assert all(torch.equal(before[name], after[name]) for name in before)
-
-
-def test_why_the_sample_resnet_has_no_reference_names_no_random_numbers_of_generators() -> None:
-    """It draws nothing, so random numbers of a generator are not among the reasons."""
-    spec = RunSpec(model=ModelRef(target="sample_models/resnet.py"))
-    loaded = load_for(spec)
-    with left_as_found():
-        found, because = reference(spec, loaded, take(prepare(spec, loaded)))
-    assert found is None
-    assert "no generator moved" in because and "other branches" in because
