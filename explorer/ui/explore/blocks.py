@@ -14,7 +14,9 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
+from explorer.ui.explore.budget import SLIDER_KEY
 from explorer.ui.explore.state import ExploreState
+from explorer.ui.live_slider import catch_up
 from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
@@ -48,8 +50,8 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             key="undo",
             help=glossary.UNDO,
             disabled=not state.draft.undo,
-            on_click=drafts.undo,
-            args=(state.draft, graph),
+            on_click=_undo,
+            args=(state, graph),
         )
         st.button(
             "Redo",
@@ -57,8 +59,8 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             key="redo",
             help=glossary.REDO,
             disabled=not state.draft.redo,
-            on_click=drafts.undo,
-            args=(state.draft, graph),
+            on_click=_undo,
+            args=(state, graph),
             kwargs={"forward": True},
         )
         st.selectbox(
@@ -75,7 +77,13 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
         )
 
 
+def _undo(state: ExploreState, graph: ModelGraph, *, forward: bool = False) -> None:
+    catch_up(SLIDER_KEY)
+    drafts.undo(state.draft, graph, forward=forward)
+
+
 def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
+    catch_up(SLIDER_KEY)
     name = st.session_state.get("presets")
     if name is None:
         return
@@ -89,6 +97,7 @@ def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
 
 
 def _search(state: ExploreState, graph: ModelGraph) -> None:
+    catch_up(SLIDER_KEY)
     drafts.absorb(state.draft, graph)
     asked = st.session_state.get("search")
     if asked in graph.by_fqn:

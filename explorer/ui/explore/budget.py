@@ -23,6 +23,7 @@ from explorer.view.drawing.units import mib
 from explorer.view.words import plan as words
 
 FIELD_WIDTH = 190
+SLIDER_KEY = "front_slider"
 LOOK_EVERY_S = 0.5
 WORTH_SAYING = 0.01
 """The front is said to be better where it saves this share of the step."""
@@ -83,7 +84,7 @@ def _slider(state: ExploreState, graph: ModelGraph, foreseen: Forecast, front: t
     near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - peak), default=0)
     at = next((i for i, point in enumerate(front) if point.plan.policy.units == drawn), near)
     labels = [f"{mib(point.peak_bytes)}, ×{point.cost:.2f}" for point in front] or [words.NO_FRONT]
-    live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key="front_slider")
+    live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key=SLIDER_KEY)
 
 
 def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,31 @@ HERE = Path(__file__).parent
 
 def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> None:
     """One place a label; `take` gets each place that a person moves it to. Of fewer than two it cannot be moved."""
+    drawn: _Drawn = st.session_state.setdefault(f"{key}, drawn", _Drawn())
+    drawn.take, drawn.n_places = take, len(labels)
+    data = {"name": name, "labels": list(labels), "at": at}
+    _component()(key=key, data=data, on_at_change=lambda: catch_up(key), height="content")
 
-    def moved() -> None:
-        said = (st.session_state.get(key) or {}).get("at")
-        if said is not None and 0 <= said["place"] < len(labels):
-            take(said["place"])
 
-    _component()(key=key, data={"name": name, "labels": list(labels), "at": at}, on_at_change=moved, height="content")
+def catch_up(key: str) -> None:
+    """Takes over where the slider was moved to, once. A button that overrules it calls this first: where both arrive
+    in one rerun, Streamlit may call the button first."""
+    drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
+    said = (st.session_state.get(key) or {}).get("at")
+    if drawn is None or said is None or said["n"] <= drawn.heard:
+        return
+    drawn.heard = said["n"]
+    if 0 <= said["place"] < drawn.n_places:
+        drawn.take(said["place"])
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """A slider as it was drawn last, and the last move that was taken over."""
+
+    take: Callable[[int], object] = int
+    n_places: int = 0
+    heard: int = 0
 
 
 @cache

@@ -12,7 +12,7 @@ export default function ({ data, parentElement, setStateValue }) {
     input.addEventListener("pointercancel", () => { v.held = false })
     input.addEventListener("input", () => {
       v.say()
-      v.send("at", { place: Number(input.value), n: ++v.n })
+      v.send("at", { place: Number(input.value), n: v.n = Math.max(Date.now(), v.n + 1) }) // grows, also when it is mounted anew
     })
     views.set(parentElement, v)
   }

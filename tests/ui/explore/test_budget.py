@@ -12,7 +12,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Compare, FindPlans
 from explorer.record import Failure, Policy
 from explorer.record.plan import Wish
-from explorer.ui.explore import budget, front, plans
+from explorer.ui.explore import blocks, budget, front, plans
 from explorer.ui.explore.shown import shown
 from explorer.view.drawing.units import mib
 from tests import graphs
@@ -111,6 +111,15 @@ def test_a_drag_is_one_step_of_undo(app: App) -> None:
     for step in (2, 1, 0):
         at = slide(at, step)
     assert peak_bytes(at) <= 35 * MIB
+    at = settle(at.button(key="undo").click().run())
+    assert graph_data(at)["on"] == ["head"]
+
+
+def test_an_undo_that_arrives_with_the_last_move_takes_that_back(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = say(app(), on=["head"])
+    state, graph = at.session_state["explore"], graphs.gpt(6)
+    front = budget.points(state, shown(state), graph, plans.look(shown(state), graph))
+    monkeypatch.setattr(blocks, "catch_up", lambda key: budget._slide(state, graph, front, 0))
     at = settle(at.button(key="undo").click().run())
     assert graph_data(at)["on"] == ["head"]
 
