@@ -12,10 +12,13 @@ from explorer.record.policy import Policy
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure
+from explorer.view.drawing.names_beside import PLACES, Plane, names_beside
 from explorer.view.drawing.units import byte_axis, count, mib
 from explorer.view.words.policy import in_words
 
-HEIGHT = 350
+HEIGHT = 380
+PLOT = 460, 150
+"""Pixels of the plot on a narrow page."""
 QUESTION = "How much time does less memory cost?"
 Kind = Literal["plan", "preset", "run", "drawn"]
 NAMES: dict[Kind, str] = {
@@ -67,10 +70,13 @@ def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
     for kind in NAMES:
         if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
             fig.add_trace(_trace(kind, of_kind, unit))
-    if budget_bytes is not None and budget_bytes <= 1.2 * max(mark.peak_bytes for mark in marks):
+    far = 1.2 * max(mark.peak_bytes for mark in marks)
+    line = budget_bytes if budget_bytes is not None and budget_bytes <= far else None
+    _name_presets(fig, marks, unit, line)
+    if line is not None:
         fig.add_vline(
-            x=budget_bytes / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
-            annotation={"text": f"budget {mib(budget_bytes)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
+            x=line / unit, line={"dash": "dash", "width": 2, "color": CURSOR},
+            annotation={"text": f"budget {mib(line)}", "font": {"size": 12}, "yanchor": "bottom", "y": 1},
         )  # fmt: skip
     fig.update_layout(
         xaxis={"title": {"text": f"step peak ({unit_name})"}},
@@ -88,8 +94,6 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
         y=[mark.time_ratio for mark in marks],
         name=NAMES[kind],
         mode="lines+markers" if kind == "plan" else "markers+text" if kind == "preset" else "markers",
-        text=[mark.name for mark in marks],
-        textposition=_beside(marks),
         textfont={"size": 12},
         customdata=[[place, *_hover(mark)] for place, mark in placed],
         hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
@@ -103,10 +107,19 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
     )  # fmt: skip
 
 
-def _beside(marks: Sequence[Mark]) -> list[str]:
-    """Above and below in turns from the left, so that names of neighbours do not meet."""
-    order = sorted(range(len(marks)), key=lambda i: marks[i].peak_bytes)
-    return ["top right" if order.index(i) % 2 else "bottom right" for i in range(len(marks))]
+def _name_presets(fig: go.Figure, marks: Sequence[Mark], unit: int, line: int | None) -> None:
+    """Beside their marks, as far as there is room; all names stand in the hover and in the table."""
+    drawn = [((mark.peak_bytes / unit, mark.time_ratio), mark) for mark in marks]
+    presets = [(place, mark.name) for place, mark in drawn if mark.kind == "preset"]
+    foot = [] if line is None else [(line / unit, min(mark.time_ratio for mark in marks))]
+    plane = Plane(marks=(*(place for place, _ in drawn), *foot), width=PLOT[0], height=PLOT[1])
+    beside = names_beside(presets, plane)
+    fig.layout.xaxis.range, fig.layout.yaxis.range = plane.ranges()
+    fig.update_traces(
+        text=[name if where else "" for (_, name), where in zip(presets, beside)],
+        textposition=[where or PLACES[0] for where in beside],
+        selector={"name": NAMES["preset"]},
+    )
 
 
 def _hover(mark: Mark) -> tuple[str, str, str]:

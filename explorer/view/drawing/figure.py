@@ -66,7 +66,7 @@ def figure(question: str, answer: str = "", *, height: int = 420) -> go.Figure:
         legend={
             "orientation": "h",
             "yanchor": "top",
-            "y": -56 / max(height - 150, 120),
+            "y": -56 / max(height - 190, 80),  # a share of the plot, which three rows of legend leave so low
             "xanchor": "left",
             "x": 0,
             "title": {"text": ""},
