@@ -7,14 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from explorer.errors import UnreadableFile
+from explorer.plan.factory_arguments import FactoryArguments, factory_arguments
 from explorer.record.base import Record
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
 """Beside the package in a checkout; absent where only the package is installed."""
-
-
-HUGGING_FACE = {"batch": 2, "length": 64}
-"""Arguments that shape the example batch of a transformers model; all others go to its configuration."""
 
 
 class Sample(Record):
@@ -29,12 +26,12 @@ class Sample(Record):
     """The rest of it: what the model teaches, in Markdown."""
     sizes: dict[str, dict[str, int | float | str | bool]]
     """Arguments of the factory by size name."""
-    arguments: dict[str, int | float | str | bool] = {}
-    """Where there are no sizes: what can be changed, as it usually is."""
+    arguments: FactoryArguments = FactoryArguments()
+    """What can be changed besides, as it usually is."""
 
     def usual(self, size: str | None) -> dict[str, int | float | str | bool]:
-        """Arguments of that size, or of the size that is taken where none is named."""
-        return dict(self.sizes.get(size or default_size(self.sizes) or "", self.arguments))
+        """Arguments, and over them those of that size, or of the size that is taken where none is named."""
+        return {**self.arguments.usual, **self.sizes.get(size or default_size(self.sizes) or "", {})}
 
 
 def catalogue(folder: Path = SAMPLES) -> tuple[Sample, ...]:
@@ -69,7 +66,7 @@ def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
             title=short[target] if list(short.values()).count(short[target]) == 1 else target.replace(":", ", "),
             lesson="Given on the command line.",
             sizes=_own_sizes(target),
-            arguments=dict(HUGGING_FACE) if target.startswith("hf:") else {},
+            arguments=factory_arguments(target),
         )
         for target in given
     )

@@ -13,7 +13,7 @@ import torch
 
 from explorer.engine.device.free_memory import available_bytes
 from explorer.errors import ModelNotLoaded, nearest
-from explorer.plan.catalogue import HUGGING_FACE
+from explorer.plan.factory_arguments import HUGGING_FACE
 
 AUTO = (
     "AutoModelForCausalLM",

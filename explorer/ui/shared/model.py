@@ -27,6 +27,8 @@ Change = Callable[[str, Any], None]
 """Takes the name of an option and its new value."""
 AS_BUILT = "as built"
 SIZE_WIDTH = 110
+MANY = 8
+"""From here on the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
     "device": ("cpu", "cuda"),
     "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
@@ -117,18 +119,26 @@ def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> 
     with st.popover("Numbers", disabled=not usual, key="arguments", help="Batch and model numbers"):
         st.caption("Arguments of the model's factory. Using others describes and measures the model again.")
         with st.form("arguments_form", border=False):
-            for name, field in fields.items():
-                _argument(name, usual[name], field)
+            places = st.columns(2 if len(fields) > MANY else 1)
+            for i, (name, field) in enumerate(fields.items()):
+                with places[i % len(places)]:
+                    _argument(name, usual[name], sample.arguments.choices.get(name, ()) if sample else (), field)
             st.form_submit_button("Use these", icon=":material/check:", on_click=use)
 
 
-def _argument(name: str, usual: Argument, field: Bound) -> None:
-    if isinstance(usual, bool):
-        st.checkbox(name, field.value, key=field.key)
+def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound) -> None:
+    """A number that is usually not negative stays so, a share of dropout below one; all else the factory judges."""
+    value = field.value
+    if choices:
+        st.selectbox(name, choices, choices.index(value) if value in choices else 0, key=field.key)
+    elif isinstance(usual, bool):
+        st.checkbox(name, value, key=field.key)
     elif isinstance(usual, int):
-        st.number_input(name, 0, value=int(field.value), step=1, key=field.key)
+        st.number_input(name, 0 if min(usual, value) >= 0 else None, value=int(value), step=1, key=field.key)
     elif isinstance(usual, float):
-        st.number_input(name, 0.0, value=float(field.value), key=field.key)
+        low = 0.0 if min(usual, value) >= 0 else None
+        high = 1.0 if "drop" in name and max(usual, value) <= 1 else None
+        st.number_input(name, low, high, value=float(value), format="%g", key=field.key)
     else:
         st.text_input(name, field.value, key=field.key)
 

@@ -10,10 +10,13 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
+from explorer.plan.catalogue import Sample
+from explorer.plan.factory_arguments import FactoryArguments
 from explorer.record import Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.ui.explore.blocks import take_matching
 from explorer.ui.explore.files import policy_text, take_policy
 from explorer.ui.session import address as link
+from explorer.ui.session import backend
 from explorer.ui.shared import draft as drafts
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
@@ -277,6 +280,29 @@ def test_a_size_and_its_numbers_belong_to_the_model(app: App) -> None:
     at.button(key="FormSubmitter:arguments_form-Use these").click().run()
     at = settle(at)
     assert spec(at).model.arguments == {"n_layers": 3, "dropout": 0.2}, "what was changed before stays"
+
+
+def test_numbers_switches_and_choices_of_a_factory_are_changed(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Sample(
+        name="net",
+        target="nets.py:build",
+        title="A net",
+        lesson="",
+        sizes={"small": {"width": 8}},
+        arguments=FactoryArguments(
+            usual={"width": 4, "bias": True, "norm": "layer", "shift": -1, "dropout": 0.1, "epsilon": 1e-5},
+            choices={"norm": ("layer", "batch")},
+        ),
+    )
+    monkeypatch.setattr(backend, "samples", lambda: (own,))
+    at = app()
+    assert widget(at, "number_input", "argument_width").value == 8, "the size's number, over the factory's"
+    assert widget(at, "number_input", "argument_dropout").max == 1
+    widget(at, "checkbox", "argument_bias").set_value(False)
+    widget(at, "selectbox", "argument_norm").set_value("batch")
+    widget(at, "number_input", "argument_shift").set_value(-3)
+    at.button(key="FormSubmitter:arguments_form-Use these").click().run()
+    assert spec(settle(at)).model.arguments == {"bias": False, "norm": "batch", "shift": -3}
 
 
 def test_the_policy_file_carries_evidence_of_exactly_this_policy(app: App) -> None:
