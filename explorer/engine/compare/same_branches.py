@@ -1,9 +1,9 @@
 """Lets a run in float64 decide as the run in the model's own type did: which ReLU passes, which number is largest.
 
-Where an input lies within rounding of zero, float64 may decide otherwise, and a whole gradient comes or goes with it: of
-24 million decisions of a small ResNet ten came out otherwise, and its gradients lay 3e-3 of their norm away, a thousand
-times what rounding does. Decided alike they lie 2.5e-6 away, which is rounding, and what a reference is for. Other
-branches (a ReLU6, a sort) are not followed.
+Where an input lies within rounding of zero, float64 may decide otherwise, and a whole gradient comes or goes with it:
+of 24 million decisions of a small ResNet ten came out otherwise, and its gradients lay 3e-3 of their norm away, a
+thousand times what rounding does. Decided alike they lie 2.5e-6 away, which is rounding, and what a reference is for.
+Other branches (a ReLU6, a sort) are not followed.
 """
 
 from __future__ import annotations
