@@ -61,6 +61,7 @@ ROOMS: dict[str, list[str]] = {
         "pipeline",
         "memory",
         "catalogue names sizes lessons",
+        "factory_arguments",
     ],
     "lab": ["run", "*", "kit"],
     "view": ["report", "compare memory pipeline graph lab", "words", "drawing"],
