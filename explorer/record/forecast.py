@@ -13,6 +13,8 @@ class Forecast(Record):
     flop_ratio: float | None = None
     """FLOPs of the step over those of the baseline; an upper bound, early stop skips some."""
     time_ratio: float | None = None
-    """Step time over the baseline's. Of 18 runs of six sample models half were within 3 %, all within 10 %."""
+    """Step time over the baseline's."""
+    time_ratio_spread: float | None = None
+    """Half the width of the interval around it that nine of ten runs should lie in."""
     freed_bytes: dict[str, int] = {}
     """How much less each recomputed block saves."""

@@ -40,6 +40,8 @@ class Plan(Record):
     """Of the step without recompute."""
     cost_unit: CostUnit
     certificate: Certificate
+    cost_ratio_spread: float | None = None
+    """Half the width of the interval around `cost_ratio`, as of `Forecast.time_ratio_spread`; None: not in time."""
     flop_ratio: float | None = None
     budget_bytes: int | None = None
     """What was asked for; None: the least memory that the time allows."""

@@ -39,6 +39,8 @@ class Times(Record):
     backward: Samples = Samples()
     """Recompute included: nobody can time it apart without disturbing it."""
     optimizer: Samples = Samples()
+    checkpoint_ms: float | None = None
+    """What a checkpointed call of a small module takes beside its second forward; None: not measured."""
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:

@@ -145,7 +145,9 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else 'measured'}")
     if chosen.cost_ratio is not None:
-        console.print(f"  Time         {chosen.cost_ratio - 1:+.1%} predicted, in {chosen.cost_unit}{_ran(first, run)}")
+        spread = "" if chosen.cost_ratio_spread is None else f" ± {chosen.cost_ratio_spread:.1%}"
+        foreseen = f"{chosen.cost_ratio - 1:+.1%}{spread} predicted"
+        console.print(f"  Time         {foreseen}, in {chosen.cost_unit}{_ran(first, run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
 
 

@@ -5,6 +5,7 @@ record         one step, allocator and tracker together      timeline, phases, F
 record alone   one step, allocator only                      does watching change the step?
 time           n steps with nothing attached                 by phase, in turns where two runs are compared
 time blocks    n steps with light hooks                      by block
+time a call    a few small modules, kept and recomputed      what a checkpoint takes beside its second forward
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_of, is_out_of_memory
 from explorer.engine.measure.block_costs import block_costs, uncounted
+from explorer.engine.measure.checkpoint_cost import checkpoint_ms
 from explorer.engine.measure.recording import Recorded, record
 from explorer.engine.measure.stopwatch import Timed, block_ms, step_ms
 from explorer.engine.model.load import load_for
@@ -103,6 +105,9 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
             with _ready(timed, trainee, spec, device) as go:
                 if go:
                     timed.blocks.append(block_ms(trainee, spec.policy, clock))
+    cost = checkpoint_ms(device.torch, clock) if any(timed.steps for _, timed in ready) else None
+    for _, timed in ready:
+        timed.checkpoint_ms = cost
 
 
 @contextmanager

@@ -34,6 +34,7 @@ class Timed:
 
     steps: list[dict[str, float]] = field(default_factory=list)
     blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
+    checkpoint_ms: float | None = None
     failure: Failure | None = None
 
     def times(self, clock: ClockName) -> Times | None:
@@ -45,6 +46,7 @@ class Timed:
                 by_phase[phase].append(ms)
         return Times(
             clock=clock,
+            checkpoint_ms=self.checkpoint_ms,
             **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
         )
 

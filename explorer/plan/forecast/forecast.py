@@ -55,11 +55,13 @@ class Forecaster:
         saved, unknown = baseline.saved_after_forward_bytes, unforeseen(policy, self._graph)
         if unknown and any(unit.action != "recompute" for unit in policy.units):
             return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
+        timed = time_ratio(baseline, self._graph, inside(policy), policy)
         return Forecast(
             step_peak_bytes=None if unknown else peak_with(replay, played, nest, stash_bytes=stash),
             saved_after_forward_bytes=None if saved is None else saved + played.saved_bytes,
             flop_ratio=self._flop_ratio(baseline, policy),
-            time_ratio=time_ratio(baseline, self._graph, inside(policy), policy),
+            time_ratio=None if timed is None else timed[0],
+            time_ratio_spread=None if timed is None else timed[1],
             freed_bytes=self._freed(replay, units, played, policy),
         )
 

@@ -1,12 +1,17 @@
-"""How much longer a step takes when units of it run again: their measured forward, less what early stop leaves out.
+"""How much longer a step takes when units of it run again: their measured forward, less what early stop leaves out,
+and what torch.utils.checkpoint itself takes a call.
 
 A block's forward is timed under light hooks and brought to the scale of the steps that were timed without them. What
 early stop leaves out is taken by its share of the FLOPs. A unit inside another runs again twice, with the outer one and
 on its own account, unless the outer one's recompute ends where it is entered.
+
+No unit's second forward takes exactly what its first took: it finds other memory and other caches. So a ratio comes
+with an interval; whole steps that were measured draw it in, see calibrate.py.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from explorer.plan.forecast.rerun_flops import unit_flops
@@ -14,15 +19,29 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
+CHECKPOINT_MS = 0.5
+"""What a checkpointed call takes beside its second forward where nobody measured it; torch 2.13, a CPU core."""
+RERUN_ERROR = 0.12
+"""Standard error of what running again takes, as a share of it.
+
+`python -m benchmarks step_time` says how many runs lie within the interval that comes of it."""
+CALL_ERROR = 0.5
+"""As above, of what the checkpoints themselves take."""
+NINE_OF_TEN = 1.64
+"""Standard errors on either side that hold nine of ten normal errors."""
+
 
 def time_ratio(
     baseline: Measurement, graph: ModelGraph | None, inside: Mapping[Unit, Sequence[Unit]], policy: Policy
-) -> float | None:
-    """Step time over that of the measured `baseline`; None where that has no times. `inside`: units by their holder."""
+) -> tuple[float, float] | None:
+    """Step time over that of the measured `baseline`, and half the width of its interval; None where that has no times.
+
+    `inside`: units by their holder.
+    """
     step, without_hooks = baseline.times.step.median_ms if baseline.times else None, scale(baseline)
     if not step or without_hooks is None:
         return None
-    again = 0.0
+    again = n_calls = 0.0
     for unit, children in inside.items():
         costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
         flops = sum(cost.forward_flops for cost in costs)
@@ -33,7 +52,11 @@ def time_ratio(
             return None
         share = left / flops if flops else float(unit.action != "offload")
         again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
-    return 1 + again * without_hooks / step
+        n_calls += costs[0].n_forward if costs else 0
+    rerun, calls = again * without_hooks / step, n_calls * checkpoint_ms(baseline) / step
+    ratio = 1 + rerun + calls
+    error = math.hypot(RERUN_ERROR * rerun, CALL_ERROR * calls, ratio * _clock_error(baseline))
+    return ratio, NINE_OF_TEN * error
 
 
 def scale(baseline: Measurement) -> float | None:
@@ -41,3 +64,22 @@ def scale(baseline: Measurement) -> float | None:
     root, times = baseline.by_fqn.get(""), baseline.times
     whole, hooked = times.forward.median_ms if times else None, root.forward.median_ms if root else None
     return whole / hooked if whole and hooked else None
+
+
+def checkpoint_ms(baseline: Measurement) -> float:
+    """Of one call beside its second forward."""
+    measured = baseline.times.checkpoint_ms if baseline.times else None
+    return CHECKPOINT_MS if measured is None else measured
+
+
+def error_of_median(spread: float, n: int) -> float:
+    """Standard error of the median of `n` normal readings of that spread."""
+    return 1.25 * spread / math.sqrt(max(n, 1))
+
+
+def _clock_error(baseline: Measurement) -> float:
+    """Standard error of the step's median, as a share of it."""
+    step = baseline.times.step if baseline.times else None
+    if step is None or not step.median_ms or not step.spread_ms:
+        return 0.0
+    return error_of_median(step.spread_ms, len(step.ms)) / step.median_ms

@@ -148,6 +148,7 @@ class Planner:
             extra_cost=self._program.shape.cost(solution.chosen),
             step_cost=self.candidates.step_cost,
             cost_unit=self.candidates.cost_unit,
+            cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
             certificate=Certificate(
                 bound=solution.bound,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
-from explorer.plan.forecast.rerun_time import scale
+from explorer.plan.forecast.rerun_time import checkpoint_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import lineage
 from explorer.plan.policy.counted import Fqns, in_error
@@ -26,8 +26,6 @@ from explorer.record.policy import KEEP_ALL, Unit
 
 MOST_CANDIDATES = 800
 """Of a model with more, only what no repeated block holds is offered: a program stays a matter of seconds."""
-CHECKPOINT_MS = 0.3
-"""What a checkpointed call takes beside its recompute, torch 2.13 on a CPU core: it decides about tiny modules only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +128,7 @@ class _Costs:
         last = self._baseline.by_fqn.get(unit[-1])
         if last is not None and last.forward_flops:
             ms[-1] *= rerun_flops(self._baseline, self._graph, unit[-1:], KEEP_ALL) / last.forward_flops
-        return sum(ms) * self._scale + CHECKPOINT_MS * n_calls
+        return sum(ms) * self._scale + checkpoint_ms(self._baseline) * n_calls
 
     def _first(self, fqn: str) -> str:
         parts = fqn.split(".")

@@ -12,7 +12,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.plan import Plan
 from explorer.ui.explore import plans
 from explorer.ui.explore.plans import Found
-from explorer.ui.explore.shown import Shown, cost, predicted
+from explorer.ui.explore.shown import Shown, cost, cost_word, predicted
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.live_slider import live_slider
 from explorer.ui.session.bound import bound
@@ -36,6 +36,8 @@ class Point:
     plan: Plan
     peak_bytes: int
     cost: float
+    spread: float | None = None
+    """Half the width of the interval of a predicted time."""
 
 
 def points(state: ExploreState, known: Shown, graph: ModelGraph, search: Found) -> tuple[Point, ...]:
@@ -44,7 +46,7 @@ def points(state: ExploreState, known: Shown, graph: ModelGraph, search: Found) 
     every = search.plans if wished is None else (*search.plans, wished)
     foretold = [(plan, predicted(known, graph, with_units(options, plan.policy.units))) for plan in every]
     placed = [
-        Point(plan=plan, peak_bytes=one.step_peak_bytes, cost=ratio)
+        Point(plan=plan, peak_bytes=one.step_peak_bytes, cost=ratio, spread=one.time_ratio_spread)
         for plan, one in foretold
         if one.step_peak_bytes is not None and (ratio := cost(one)) is not None
     ]
@@ -136,5 +138,5 @@ def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen
         return kept or (words.START if front else ""), None
     best = min((point for point in front if point.peak_bytes <= peak), key=lambda point: point.cost, default=None)
     if best is not None and best.cost < own - WORTH_SAYING:
-        return f"{kept} {words.better(mib(best.peak_bytes), best.cost, own)}".strip(), None
+        return f"{kept} {words.better(mib(best.peak_bytes), best.cost, own, cost_word(known))}".strip(), None
     return kept or words.AS_GOOD, None

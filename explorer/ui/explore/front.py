@@ -11,14 +11,14 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.explore import plans, work
 from explorer.ui.explore.budget import points
-from explorer.ui.explore.shown import Shown, cost, predicted, presets_foreseen, shown
+from explorer.ui.explore.shown import Shown, cost, cost_word, predicted, presets_foreseen, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import known as known_runs
 from explorer.ui.session import pins
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
-from explorer.view.compare.front import Mark, front_chart
+from explorer.view.compare.front import CostWord, Mark, front_chart
 from explorer.view.drawing.units import count
 from explorer.view.words import plan as words
 
@@ -60,40 +60,45 @@ def _take(state: ExploreState, graph: ModelGraph, mark: Mark) -> None:
 def marks_of(state: ExploreState, known: Shown, graph: ModelGraph) -> tuple[Mark, ...]:
     """Everything on the plane, in the order of the table; what was measured is not foretold beside it."""
     policy = state.draft.spec.policy
-    front = points(state, known, graph, plans.look(known, graph))
+    front, counts = points(state, known, graph, plans.look(known, graph)), cost_word(known)
     marks = [
         Mark(
             kind="plan",
             policy=with_units(policy, point.plan.policy.units),
             peak_bytes=point.peak_bytes,
             time_ratio=point.cost,
+            spread=point.spread,
+            counts=counts,
         )
         for point in front
     ]
     titles = preset_titles()
     for name, (chosen, one) in presets_foreseen(known, graph, policy).items():
-        if chosen.units and (mark := _foretold(chosen, one, titles[name])) is not None:
+        if chosen.units and (mark := _foretold(chosen, one, titles[name], counts)) is not None:
             marks.append(mark)
     runs = _runs(state, known)
     marks += runs
     own = next((run for run in runs if run.policy == policy), None)
-    drawn = own or _foretold(policy, predicted(known, graph, policy), "")
+    drawn = own or _foretold(policy, predicted(known, graph, policy), "", counts)
     if drawn is not None:
         marks.append(_as_drawn(drawn))
     return tuple(marks)
 
 
-def _foretold(policy: Policy, one: Forecast, name: str) -> Mark | None:
+def _foretold(policy: Policy, one: Forecast, name: str, counts: CostWord) -> Mark | None:
     ratio = cost(one)
     if one.step_peak_bytes is None or ratio is None:
         return None
-    return Mark(kind="preset", policy=policy, peak_bytes=one.step_peak_bytes, time_ratio=ratio, name=name)
+    return Mark(
+        kind="preset", policy=policy, peak_bytes=one.step_peak_bytes, time_ratio=ratio, name=name,
+        spread=one.time_ratio_spread, counts=counts,
+    )  # fmt: skip
 
 
 def _as_drawn(mark: Mark) -> Mark:
     return Mark(
         kind="drawn", policy=mark.policy, peak_bytes=mark.peak_bytes, time_ratio=mark.time_ratio,
-        name="the policy that is drawn", spread=mark.spread, measured=mark.measured,
+        name="the policy that is drawn", spread=mark.spread, measured=mark.measured, counts=mark.counts,
     )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
             of_base,
         ),
         _flops(None if plain else forecast.flop_ratio, plain=plain, counted=base is not None),
-        _time(base, None if plain else forecast.time_ratio, of_base),
+        _time(base, Forecast() if plain else forecast, of_base),
         _gradients(drawn.hazards),
         _headline("n_recompute", "Recomputed", drawn.chosen, "none chosen" if plain else "chosen"),
     )
@@ -163,13 +163,14 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     return replace(headline, tone="bad", tooltip=plain(danger(hazards)))
 
 
-def _time(base: Measurement | None, ratio: float | None, of_base: str) -> Headline:
-    median = base.times.step.median_ms if base and base.times else None
+def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:
+    median, ratio = base.times.step.median_ms if base and base.times else None, forecast.time_ratio
     if median is None:
         return _headline("time_ratio", "Step time", NOT_MEASURED, of_base)
     if ratio is None:
         return _headline("time_ratio", "Step time", _ms(median), of_base, origin=MEASURED)
-    predicted = _headline("time_ratio", "Step time", f"≈ ×{ratio:.2f}", f"≈ {_ms(ratio * median)}", origin=PREDICTED)
+    value = f"≈ ×{ratio:.2f}{'' if forecast.time_ratio_spread is None else f' ± {forecast.time_ratio_spread:.2f}'}"
+    predicted = _headline("time_ratio", "Step time", value, f"≈ {_ms(ratio * median)}", origin=PREDICTED)
     return replace(predicted, tooltip=f"{predicted.tooltip} {glossary.TIME_PREDICTED}")
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from explorer.errors import InvalidPolicy
+from explorer.plan.forecast.calibrate import TimedStep, calibrated
 from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.forecast.rerun_time import error_of_median
 from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset, preset_titles
@@ -25,6 +27,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, pins
 from explorer.ui.session import known as known_runs
 from explorer.ui.shared.draft import with_units
+from explorer.view.compare.front import CostWord
 from explorer.view.graph.labels import Facts
 from explorer.view.words.cut_short import did_not_fit
 
@@ -136,13 +139,29 @@ def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measure
 
 def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
     """From the run that kept everything; its ratio against the baseline that the page compares with."""
-    expected = forecast(known.kept, graph, policy, key=known.kept_key)
+    expected = calibrated(forecast(known.kept, graph, policy, key=known.kept_key), _seen(known, graph))
     if known.kept is None or known.baseline is None or known.kept is known.baseline:
         return expected
     return msgspec.structs.replace(
         expected,
         flop_ratio=_against(expected.flop_ratio, known.kept.total_flops, known.baseline.total_flops),
         time_ratio=_against(expected.time_ratio, _step_ms(known.kept), _step_ms(known.baseline)),
+    )
+
+
+def _seen(known: Shown, graph: ModelGraph | None) -> tuple[TimedStep, ...]:
+    """Whole steps of other policies, each measured in turns with everything kept."""
+    if known.kept is None or known.kept.times is None:
+        return ()
+    n_steps = len(known.kept.times.step.ms)
+    foretold = (
+        (one, forecast(known.kept, graph, one.policy, key=known.kept_key).time_ratio)
+        for one in known_runs.points(known.kept.spec)
+    )
+    return tuple(
+        TimedStep(foreseen=ratio, measured=one.time_ratio, error=error_of_median(one.time_spread, n_steps))
+        for one, ratio in foretold
+        if ratio is not None and one.time_spread is not None
     )
 
 
@@ -160,9 +179,15 @@ def cost(foreseen: Forecast) -> float | None:
     return foreseen.time_ratio if foreseen.time_ratio is not None else foreseen.flop_ratio
 
 
+def cost_word(known: Shown) -> CostWord:
+    """What `cost` counts: a step that did not fit was never timed."""
+    return "time" if known.kept is None or known.kept.times is not None else "FLOPs"
+
+
 def presets_foreseen(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
     """Every preset that the menu offers, with the options of the drawn `policy`, and what it should do."""
     key = f"presets {known.kept_key} {known.baseline_key} {graph.fingerprint} {to_json(with_units(policy, ()))!r}"
+    key += f" {_seen(known, graph)}"
     foreseen: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
     if foreseen is None:
         foreseen = {}

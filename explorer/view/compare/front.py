@@ -21,6 +21,7 @@ PLOT = 460, 150
 """Pixels of the plot on a narrow page."""
 QUESTION = "How much time does less memory cost?"
 Kind = Literal["plan", "preset", "run", "drawn"]
+CostWord = Literal["time", "FLOPs"]
 NAMES: dict[Kind, str] = {
     "plan": "cheapest plans, predicted",
     "preset": "presets, predicted",
@@ -34,6 +35,7 @@ COLOURS: dict[Kind, str] = {
     "run": RUN_COLOURS["candidate"],
     "drawn": RUN_COLOURS["candidate"],
 }
+AXIS: dict[CostWord, str] = {"time": "step time", "FLOPs": "FLOPs of the step (it was not timed)"}
 SIZES: dict[Kind, int] = {"plan": 10, "preset": 10, "run": 11, "drawn": 22}
 
 
@@ -45,11 +47,12 @@ class Mark:
     policy: Policy
     peak_bytes: int
     time_ratio: float
-    """Step time over that with everything kept."""
+    """Step time over that with everything kept; of a step that nobody timed its FLOPs, see `counts`."""
     name: str = ""
     spread: float | None = None
-    """Of a measured time: half the distance between the quartiles."""
+    """Of a measured time half the distance between the quartiles, of a predicted one half its interval."""
     measured: bool = False
+    counts: CostWord = "time"
 
 
 def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Chart:
@@ -57,7 +60,7 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
     return Chart(
         name="peak against time",
         figure=_picture(marks, budget_bytes),
-        alt=f"Scatter chart of policies: step peak against step time. {_answer(marks, budget_bytes)}.",
+        alt=f"Scatter chart of policies: step peak against {AXIS[_word(marks)]}. {_answer(marks, budget_bytes)}.",
         rows=lambda: [_row(mark) for mark in marks],
     )
 
@@ -65,7 +68,8 @@ def front_chart(marks: Sequence[Mark], *, budget_bytes: int | None = None) -> Ch
 def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
     if not marks:
         return empty(QUESTION, "No plan was found yet.")
-    fig = figure(QUESTION, _answer(marks, budget_bytes), height=HEIGHT)
+    question = QUESTION.replace("time", "compute") if _word(marks) == "FLOPs" else QUESTION
+    fig = figure(question, _answer(marks, budget_bytes), height=HEIGHT)
     unit, unit_name = byte_axis(max(mark.peak_bytes for mark in marks))
     for kind in NAMES:
         if of_kind := [(place, mark) for place, mark in enumerate(marks) if mark.kind == kind]:
@@ -80,7 +84,7 @@ def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
         )  # fmt: skip
     fig.update_layout(
         xaxis={"title": {"text": f"step peak ({unit_name})"}},
-        yaxis={"title": {"text": "step time, × everything kept"}},
+        yaxis={"title": {"text": f"{AXIS[_word(marks)]}, × everything kept"}},
         legend={"traceorder": "normal"},
     )
     return fig
@@ -88,7 +92,7 @@ def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
 
 def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scatter:
     marks = [mark for _, mark in placed]
-    spreads = [mark.spread or 0.0 for mark in marks]
+    spreads = [(mark.spread if mark.measured else None) or 0.0 for mark in marks]
     return go.Scatter(
         x=[mark.peak_bytes / unit for mark in marks],
         y=[mark.time_ratio for mark in marks],
@@ -122,10 +126,14 @@ def _name_presets(fig: go.Figure, marks: Sequence[Mark], unit: int, line: int | 
     )
 
 
+def _word(marks: Sequence[Mark]) -> CostWord:
+    return "FLOPs" if any(mark.counts == "FLOPs" for mark in marks) else "time"
+
+
 def _hover(mark: Mark) -> tuple[str, str, str]:
     origin = "measured" if mark.measured else "predicted"
     spread = f" ± {mark.spread:.2f}" if mark.spread is not None else ""
-    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} time, {origin}"
+    figures = f"{mib(mark.peak_bytes)}, ×{mark.time_ratio:.2f}{spread} {mark.counts}, {origin}"
     return mark.name or NAMES[mark.kind], figures, in_words(mark.policy)
 
 
@@ -133,12 +141,12 @@ def _answer(marks: Sequence[Mark], budget_bytes: int | None) -> str:
     plans = [mark for mark in marks if mark.kind == "plan"]
     if not plans:
         return f"{count(len(marks), 'policy').replace('policys', 'policies')} foretold or measured, no plan yet"
-    least = min(plans, key=lambda mark: mark.peak_bytes)
+    least, word = min(plans, key=lambda mark: mark.peak_bytes), _word(marks)
     if budget_bytes is not None and (fits := [mark for mark in plans if mark.peak_bytes <= budget_bytes]):
         best = min(fits, key=lambda mark: mark.time_ratio)
-        return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} time, predicted"
+        return f"within {mib(budget_bytes)}: {mib(best.peak_bytes)} for ×{best.time_ratio:.2f} {word}, predicted"
     most = max(plans, key=lambda mark: mark.peak_bytes)
-    return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} time, predicted"
+    return f"from {mib(most.peak_bytes)} down to {mib(least.peak_bytes)} for ×{least.time_ratio:.2f} {word}, predicted"
 
 
 def _row(mark: Mark) -> dict[str, Any]:
@@ -146,7 +154,7 @@ def _row(mark: Mark) -> dict[str, Any]:
         "what": mark.name or NAMES[mark.kind],
         "policy": in_words(mark.policy),
         "step peak (bytes)": mark.peak_bytes,
-        "step time (× everything kept)": round(mark.time_ratio, 4),
+        f"{'step time' if mark.counts == 'time' else 'FLOPs'} (× everything kept)": round(mark.time_ratio, 4),
         "±": None if mark.spread is None else round(mark.spread, 4),
         "origin": "measured" if mark.measured else "predicted",
     }

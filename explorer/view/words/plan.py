@@ -71,6 +71,6 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
     return f":red[{mib(peak_bytes)} {origin}: {mib(peak_bytes - budget_bytes)} over {mib(budget_bytes)}.]"
 
 
-def better(peak: str, cost: float, own: float) -> str:
-    """Of a policy that a plan beats."""
-    return f"A plan with {peak} takes ×{cost:.2f} time instead of ×{own:.2f}."
+def better(peak: str, cost: float, own: float, counts: str) -> str:
+    """Of a policy that a plan beats; `counts`: time, or FLOPs where nobody timed the step."""
+    return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{own:.2f}."

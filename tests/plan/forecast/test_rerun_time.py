@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.record import Policy
+from explorer.record.forecast import Forecast
 from tests.view.builders import measured
 
 
@@ -21,6 +23,20 @@ def test_each_unit_adds_its_own_forward_and_one_inside_runs_twice() -> None:
     assert two - 1 == pytest.approx(2 * (one - 1))
     own, inner = (run.by_fqn[fqn].forward.median_ms for fqn in ("layers.0", "layers.0.inner"))
     assert own and inner and nested - 1 == pytest.approx((one - 1) * (1 + inner / own))
+
+
+def test_a_checkpoint_takes_its_own_time_a_call_and_widens_the_interval() -> None:
+    run, policy = measured(), Policy.recompute(["layers.0", "layers.1"])
+    assert run.times is not None and run.times.step.median_ms is not None
+
+    def foretold(checkpoint_ms: float) -> Forecast:
+        times = msgspec.structs.replace(run.times, checkpoint_ms=checkpoint_ms)
+        return Forecaster(msgspec.structs.replace(run, times=times)).forecast(policy)
+
+    without, dear = foretold(0.0), foretold(3.0)
+    assert without.time_ratio and dear.time_ratio and without.time_ratio_spread and dear.time_ratio_spread
+    assert dear.time_ratio - without.time_ratio == pytest.approx(2 * 3.0 / run.times.step.median_ms)
+    assert dear.time_ratio_spread > without.time_ratio_spread > 0
 
 
 def test_a_baseline_without_times_foretells_none() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from explorer.record import Policy
@@ -36,6 +38,15 @@ def test_the_answer_is_about_the_budget() -> None:
     assert "within 80.0 MiB: 70.0 MiB for ×1.10 time, predicted" in within.alt
     assert "budget 80.0 MiB" in [note.text for note in within.figure.layout.annotations]
     assert not front_chart(MARKS, budget_bytes=2**40).figure.layout.shapes, "a budget far away would squeeze the rest"
+
+
+def test_a_step_that_nobody_timed_is_not_drawn_against_time() -> None:
+    marks = [replace(mark, counts="FLOPs") for mark in MARKS[:4]]
+    chart = front_chart(marks)
+    assert "FLOPs" in chart.figure.layout.yaxis.title.text and "step time" not in chart.figure.layout.yaxis.title.text
+    assert "step time" not in chart.alt and "for ×1.40 FLOPs, predicted" in chart.alt
+    assert "FLOPs (× everything kept)" in chart.rows()[0] and "×1.40 FLOPs" in chart.figure.data[0].customdata[0][2]
+    assert front_chart(MARKS).figure.layout.yaxis.title.text == "step time, × everything kept"
 
 
 def test_the_table_has_every_mark_and_its_origin() -> None:

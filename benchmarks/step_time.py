@@ -1,0 +1,134 @@
+"""How far predicted step times lie from measured ones: every policy in turns with everything kept, on the samples.
+
+python benchmarks/step_time.py [MODEL ...]
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from explorer.engine.device.device import device_of
+from explorer.engine.measure.measure import measure, warm_checkpoint
+from explorer.engine.measure.stopwatch import step_ms
+from explorer.engine.model.describe import describe
+from explorer.engine.model.load import load_for
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.step import prepare, run_step, torch_device
+from explorer.engine.world.as_found import left_as_found
+from explorer.errors import ExplorerError
+from explorer.plan.forecast.calibrate import TimedStep, calibrated
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.rerun_time import error_of_median
+from explorer.plan.names import is_within
+from explorer.plan.planners.budget import Planner
+from explorer.plan.policy.presets import preset
+from explorer.record import KEEP_ALL, ModelGraph, ModelRef, Policy, RunSpec
+from explorer.record.forecast import Forecast
+from explorer.record.times import Samples, ratio_with_spread
+
+MODELS = ("gpt", "resnet", "unet", "vit", "mlp", "moe", "tied_lm", "recurrent")
+N_ROUNDS = 7
+SEEN = "all"
+"""The whole step that calibrates the others."""
+Offs = list[tuple[float, bool]]
+"""Of each policy the error as a share, and whether the run lay within the interval."""
+
+
+def main() -> None:
+    alone: Offs = []
+    calibrated_: Offs = []
+    figures: dict[str, Any] = {}
+    for name in sys.argv[1:] or MODELS:
+        before, after = errors_of(name)
+        figures[name] = {"from the baseline alone": told(before), "with one more whole step": told(after)}
+        print(name, figures[name], file=sys.stderr, flush=True)
+        alone += before
+        calibrated_ += after
+    figures["all"] = {"from the baseline alone": told(alone), "with one more whole step": told(calibrated_)}
+    print(json.dumps(figures, indent=2))
+
+
+def told(offs: Offs) -> str:
+    errors = [off for off, _ in offs]
+    if not errors:
+        return "no policy"
+    within = sum(inside for _, inside in offs)
+    return (
+        f"median {statistics.median(errors):.1%}, most {max(errors):.1%}, {within} of {len(offs)} within their interval"
+    )
+
+
+def errors_of(name: str) -> tuple[Offs, Offs]:
+    model = ModelRef(target=f"sample_models/{name}.py", size="small")
+    graph, run = describe(model), measure(RunSpec(model=model, n_repeats=N_ROUNDS))
+    policies = policies_of(graph, Planner(run, graph, seconds=1.0))
+    steps, forecaster = timed(model, policies), Forecaster(run, graph)
+    foretold = {key: forecaster.forecast(policy) for key, policy in policies.items() if policy.units}
+    measured = {key: ratio_with_spread(steps[key], steps["keep"]) for key in foretold}
+    seen = []
+    if SEEN in foretold and (whole := measured[SEEN]) is not None and foretold[SEEN].time_ratio is not None:
+        error = error_of_median(whole[1], N_ROUNDS)
+        seen.append(TimedStep(foreseen=foretold[SEEN].time_ratio or 1.0, measured=whole[0], error=error))
+    before: Offs = []
+    after: Offs = []
+    for key, one in foretold.items():
+        real = measured[key]
+        if real is not None and one.time_ratio is not None and key != SEEN:
+            before.append(off(one, real[0]))
+            after.append(off(calibrated(one, seen), real[0]))
+    return before, after
+
+
+def off(foretold: Forecast, real: float) -> tuple[float, bool]:
+    ratio, spread = foretold.time_ratio or 0.0, foretold.time_ratio_spread or 0.0
+    return abs(ratio / real - 1), abs(ratio - real) <= spread
+
+
+def policies_of(graph: ModelGraph, planner: Planner) -> Mapping[str, Policy]:
+    """Presets, plans, and modules at random, no two of which lie in each other."""
+    found = {"keep": KEEP_ALL}
+    for name in (SEEN, "every-2", "sqrt"):
+        found[name] = preset(name, graph)
+    for share in (0.8, 0.6):
+        try:
+            found[f"plan {share:.0%}"] = planner.within(int(share * planner.keep_all_bytes)).policy
+        except ExplorerError as error:
+            print(error, file=sys.stderr)
+    draw = random.Random(0)
+    names = [one.unit.blocks[0] for one in planner.candidates.units]
+    for i in range(3):
+        taken: list[str] = []
+        for fqn in draw.sample(names, len(names)):
+            apart = not any(is_within(fqn, other) or is_within(other, fqn) for other in taken)
+            if apart and draw.random() < 0.4:
+                taken.append(fqn)
+        found[f"random {i}"] = Policy.recompute(sorted(taken))
+    return found
+
+
+def timed(model: ModelRef, policies: Mapping[str, Policy]) -> dict[str, Samples]:
+    spec = RunSpec(model=model)
+    device = device_of(torch_device(spec))
+    taken: dict[str, list[float]] = {key: [] for key in policies}
+    with left_as_found():
+        loaded = load_for(spec)
+        warm_checkpoint(device.torch)
+        trainee, clock = prepare(spec, loaded), device.clock()
+        trainee.handle.undo()
+        for round_ in range(-1, N_ROUNDS):
+            for key, policy in policies.items():
+                with apply_policy(trainee.model, policy):
+                    if round_ < 0:
+                        run_step(trainee)
+                    else:
+                        taken[key].append(step_ms(trainee, clock)["step"])
+    return {key: Samples(ms=tuple(ms)) for key, ms in taken.items()}
+
+
+if __name__ == "__main__":
+    main()
