@@ -52,7 +52,7 @@ def time_ratio(
             return None
         share = left / flops if flops else float(unit.action != "offload")
         again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
-        n_calls += costs[0].n_forward if costs else 0
+        n_calls += costs[0].n_forward if costs and unit.action != "offload" else 0
     rerun, calls = again * without_hooks / step, n_calls * checkpoint_ms(baseline) / step
     ratio = 1 + rerun + calls
     error = math.hypot(RERUN_ERROR * rerun, CALL_ERROR * calls, ratio * _clock_error(baseline))
