@@ -10,19 +10,18 @@ from pathlib import Path
 from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
 from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.memory.ledger import ledger
 from explorer.plan.planners.budget import Planner, parse_budget
-from explorer.plan.why.own_reruns import in_words as own_reruns_in_words
 from explorer.plan.why.own_reruns import own_reruns
+from explorer.plan.why.peak import explain_one
 from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
 from explorer.record.policy import Policy
+from explorer.view.drawing.units import count
 from explorer.view.memory.sketch import sketch
 from explorer.view.report.report import ReportOf, report_text
 
 MIB = 2**20
-_MOST_LINES = 4
 
 
 class RecordedRun:
@@ -44,16 +43,8 @@ class RecordedRun:
         return self.measurement.held_peak_bytes or 0
 
     def why(self) -> tuple[str, ...]:
-        """What the peak is made of, largest first: one sentence a role, with the blocks that hold most of it."""
-        at = ledger(self.measurement)
-        where = f"the recompute of {at.phase_block}" if at.phase_block else at.phase or "before the step"
-        sentences = [f"The peak of {_mib(at.total_bytes)} lies in {where}."]
-        for role, n_bytes in sorted(at.by_role.items(), key=lambda item: -item[1])[:_MOST_LINES]:
-            if n_bytes:
-                blocks = [cell for cell in at.cells if cell.role == role][:2]
-                held = ", ".join(f"{cell.block or 'the model itself'} {_mib(cell.n_bytes)}" for cell in blocks)
-                sentences.append(f"{role}: {_mib(n_bytes)}, most of it in {held}.")
-        return tuple(sentences)
+        """Where the peak lies, what it is made of, and what would lower it: plain sentences, most important first."""
+        return explain_one(self.measurement)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the run file that the page's Runs list imports: whole or not at all. Raises NotSaved."""
@@ -91,9 +82,8 @@ class RecordedRun:
             f"Recorded step of {run.recorded_in}: peak {_mib(self.peak_bytes)}"
         )  # fmt: skip
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
-        own = f"{own_reruns_in_words(run)}." if own_reruns(run) else ""
-        ran = own or f"{again} blocks ran again for backward." if again else "No block ran again for backward."
-        return "\n  ".join([head, *self.why(), ran])
+        ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
+        return "\n  ".join([head, *self.why(), *([] if own_reruns(run) else [ran])])
 
 
 def _written(target: Path, content: bytes) -> Path:

@@ -27,6 +27,8 @@ def place(at: Ledger) -> str:
         return f"the recompute of {at.phase_block}"
     if at.phase == "optimizer":
         return "the optimizer step"
+    if at.phase == "between":
+        return "the loop's own code between the phases"
     part = "start" if at.phase_share < 0.1 else "end" if at.phase_share > 0.9 else "middle"
     return f"the {part} of {at.phase}" + (f" in {at.at_block}" if at.at_block else "")
 

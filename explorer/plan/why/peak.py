@@ -1,23 +1,30 @@
-"""Why a policy helped, or why it did not: sentences computed from the ledgers of both runs.
+"""Why a policy helped, or why it did not, and what the peak of one run is made of: sentences read off the ledgers.
 
-Each rule looks at one fact and says one sentence, with figures, or nothing. The first sentence is the result, the
-second where the peak went and what it is made of, the rest the reasons why there was no more to gain.
+Each rule looks at one fact and says one sentence, with figures, or nothing. Of two runs the first sentence is the
+result, the second where the peak went and what it is made of, the rest the reasons why there was no more to gain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.place import PLURAL, in_place, place
 from explorer.plan.names import is_within
+from explorer.plan.why.case import (
+    PeakCase,
+    amount,
+    largest_roles,
+    signed,
+    some_of,
+    toggled,
+    unit_name,
+)
 from explorer.plan.why.own_reruns import in_words
-from explorer.record.allocations import FIXED_ROLES, Role
+from explorer.record.allocations import FIXED_ROLES
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 
 SMALL_CHANGE = 0.01
@@ -26,69 +33,85 @@ SMALL_BLOCK = 0.02
 """A block that saves less than this share of all saved activations is said to save little."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """Both runs, their peaks, and the model."""
-
-    baseline: Measurement
-    candidate: Measurement
-    old: Ledger
-    new: Ledger
-    graph: ModelGraph | None
-
-    @property
-    def change(self) -> float:
-        return self.new.total_bytes / max(self.old.total_bytes, 1) - 1
-
-    @property
-    def named(self) -> tuple[str, ...]:
-        return self.candidate.spec.policy.blocks
-
-    def saved(self, fqn: str, run: Measurement | None = None) -> int:
-        cost = (run or self.baseline).by_fqn.get(fqn)
-        return cost.saved_after_forward_bytes if cost else 0
-
-
 def explain(comparison: Comparison, graph: ModelGraph | None = None) -> tuple[str, ...]:
     """Sentences in plain words, most important first. Empty where a run was cut short or has no timeline to explain."""
     base, cand = comparison.baseline, comparison.candidate
     if not comparison.comparable or base.allocations is None or cand.allocations is None:
         return ()
-    case = _Case(baseline=base, candidate=cand, old=ledger(base), new=ledger(cand), graph=graph)
-    sentences = [rule(case) for rule in RULES]
-    return tuple(sentence for sentence in sentences if sentence)
+    case = PeakCase(baseline=base, candidate=cand, old=ledger(base), new=ledger(cand), graph=graph)
+    return tuple(filter(None, (rule(case) for rule in RULES)))
 
 
-def _result(case: _Case) -> str:
-    old, new = _mib(case.old.total_bytes), _mib(case.new.total_bytes)
+def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str, ...]:
+    """The same of one run by itself; of one that was cut short what it held until then. Empty: no timeline."""
+    if run.allocations is None:
+        return ()
+    at = ledger(run)
+    case = PeakCase(baseline=run, candidate=run, old=at, new=at, graph=graph or run.graph)
+    rules = RULES_OF_ONE if run.complete else RULES_OF_ONE[:2]
+    return tuple(filter(None, (rule(case) for rule in rules)))
+
+
+def _stands(case: PeakCase) -> str:
+    run, at = case.candidate, case.new
+    held = amount(at.total_bytes)
+    parts = [f"{PLURAL[role]} ({amount(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
+    made_of = f"; it is made of {', '.join(parts)}" if parts else ""
+    if run.complete:
+        return f"The peak of {held} lies {in_place(at)}{made_of}."
+    if not run.phases:
+        return f"{held} were known to be held when the step failed{made_of}."
+    return f"The step held at least {held}, {in_place(at)}{made_of}."
+
+
+def _largest_part(case: PeakCase) -> str:
+    """One block's temporaries, say: the head of a language model is found by this."""
+    loose = [cell for cell in case.new.cells if cell.role not in (*FIXED_ROLES, "saved activation", "recomputed")]
+    largest = max(loose, key=lambda cell: cell.n_bytes, default=None)
+    if largest is None or largest.n_bytes < 0.25 * case.new.total_bytes:
+        return ""
+    made = f", the largest made by {largest.largest_op}" if largest.largest_op else ""
+    where = largest.block or "the model itself"
+    return f"{amount(largest.n_bytes)} of it are {PLURAL[largest.role]} of {where}{made}."
+
+
+def _ran_again(case: PeakCase) -> str:
+    own = in_words(case.candidate)
+    if not own:
+        return ""
+    return f"{own}: what these blocks keep was gone without any policy."
+
+
+def _result(case: PeakCase) -> str:
+    old, new = amount(case.old.total_bytes), amount(case.new.total_bytes)
     if not case.named:
         return f"The candidate recomputes nothing, so its peak of {new} says nothing about recomputing."
     if abs(case.change) < SMALL_CHANGE:
         return f"The policy did not move the peak: {old} without it, {new} with it."
     word = "lowered" if case.change < 0 else "raised"
-    return f"The policy {word} the peak from {old} to {new} ({_signed(case.change)})."
+    return f"The policy {word} the peak from {old} to {new} ({signed(case.change)})."
 
 
-def _moved(case: _Case) -> str:
+def _moved(case: PeakCase) -> str:
     old, new = place(case.old), place(case.new)
-    parts = [f"{PLURAL[role]} ({_mib(size)})" for role, size in _largest(case.new)[:2]]
+    parts = [f"{PLURAL[role]} ({amount(size)})" for role, size in largest_roles(case.new)[:2]]
     where = (
         f"The peak stayed where it was, {in_place(case.new)}" if old == new else f"The peak moved from {old} to {new}"
     )
     return f"{where}; most of it is {', then '.join(parts)}." if parts else f"{where}."
 
 
-def _by_itself(case: _Case) -> str:
+def _by_itself(case: PeakCase) -> str:
     own = in_words(case.baseline)
     if not own:
         return ""
     return (
-        f"{own[0].upper()}{own[1:]}, in both runs: what these blocks keep was gone before the policy, which can free "
+        f"{own}, in both runs: what these blocks keep was gone before the policy, which can free "
         "little of it and makes them run once more."
     )
 
 
-def _without_effect(case: _Case) -> str:
+def _without_effect(case: PeakCase) -> str:
     if not case.candidate.blocks:
         return ""
     costs = case.candidate.blocks
@@ -96,24 +119,24 @@ def _without_effect(case: _Case) -> str:
     if not idle:
         return ""
     uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
-    why = f" {_names(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
+    why = f" {some_of(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
     if len(idle) == len(case.named):
         return f"The policy had no effect: none of its blocks ran forward again.{why}"
-    return f"The policy had no effect on {_names(idle)}: no second forward.{why}"
+    return f"The policy had no effect on {some_of(idle)}: no second forward.{why}"
 
 
-def _optimizer_peak(case: _Case) -> str:
+def _optimizer_peak(case: PeakCase) -> str:
     if case.new.phase != "optimizer":
         return ""
     roles = case.new.by_role
     held = roles["parameter"] + roles["gradient"] + roles["optimizer state"]
     return (
         f"The peak lies in the optimizer step, where no saved activation is left: parameters, gradients and optimizer "
-        f"state hold {_mib(held)} of {_mib(case.new.total_bytes)}, and recomputing cannot lower that."
+        f"state hold {amount(held)} of {amount(case.new.total_bytes)}, and recomputing cannot lower that."
     )
 
 
-def _fixed_peak(case: _Case) -> str:
+def _fixed_peak(case: PeakCase) -> str:
     if case.new.phase == "optimizer" or case.new.total_bytes == 0:
         return ""
     fixed = sum(case.new.by_role[role] for role in FIXED_ROLES)
@@ -121,14 +144,14 @@ def _fixed_peak(case: _Case) -> str:
     if share < 0.6:
         return ""
     gradients = case.new.by_role["gradient"]
-    grads = f", {_mib(gradients)} of them gradients that backward has made so far" if gradients else ""
+    grads = f", {amount(gradients)} of them gradients that backward has made so far" if gradients else ""
     return (
-        f"{_mib(fixed)} of the peak ({share:.0%}) are parameters, optimizer state, gradients and inputs{grads}: "
+        f"{amount(fixed)} of the peak ({share:.0%}) are parameters, optimizer state, gradients and inputs{grads}: "
         f"recomputing more blocks cannot free them."
     ).replace("%)", " %)")
 
 
-def _own_recompute(case: _Case) -> str:
+def _own_recompute(case: PeakCase) -> str:
     again = case.new.by_role["recomputed"]
     if not again or case.new.phase not in ("recompute", "backward") or again < 0.05 * case.new.total_bytes:
         return ""
@@ -144,54 +167,54 @@ def _own_recompute(case: _Case) -> str:
         if len(inside) > 1
         else "Smaller blocks, recomputed one after another, would lower it."
     )
-    return f"{_mib(again)} of the peak are activations of {_unit(inside)} that were just recomputed. {cure}"
+    return f"{amount(again)} of the peak are activations of {unit_name(inside)} that were just recomputed. {cure}"
 
 
-def _kept_activations(case: _Case) -> str:
+def _kept_activations(case: PeakCase) -> str:
     if case.new.by_role["saved activation"] < 0.25 * case.new.total_bytes:
         return ""
     kept: dict[str, int] = {}
     for cell in case.new.cells:
         if cell.role == "saved activation" and not any(is_within(cell.block, fqn) for fqn in case.named):
-            block = _toggle(case, cell.block)
+            block = toggled(case, cell.block)
             kept[block] = kept.get(block, 0) + cell.n_bytes
     if not kept:
         return ""
     largest = sorted(kept.items(), key=lambda item: -item[1])[:3]
-    blocks = ", ".join(f"{block or 'the model itself'} ({_mib(size)})" for block, size in largest)
+    blocks = ", ".join(f"{block or 'the model itself'} ({amount(size)})" for block, size in largest)
     n = f"{len(kept)} kept {'block' if len(kept) == 1 else 'blocks'}"
-    return f"{_mib(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
+    return f"{amount(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
 
 
-def _saves_little(case: _Case) -> str:
+def _saves_little(case: PeakCase) -> str:
     whole = case.baseline.saved_after_forward_bytes or 0
     small = [fqn for fqn in case.named if fqn in case.baseline.by_fqn and case.saved(fqn) < SMALL_BLOCK * whole]
     if not small or not whole:
         return ""
     total = sum(case.saved(fqn) for fqn in small)
     verb = "saves" if len(small) == 1 else "save"
-    return f"{_names(small)} {verb} little to begin with: {_mib(total)} of {_mib(whole)}."
+    return f"{some_of(small)} {verb} little to begin with: {amount(total)} of {amount(whole)}."
 
 
-def _first_block(case: _Case) -> str:
+def _first_block(case: PeakCase) -> str:
     first = case.graph.chain[0] if case.graph and case.graph.chain else None
     given = case.old.by_role["input"]
     if first is None or first not in case.named or not given > case.saved(first):
         return ""
     return (
-        f"{first} reads the model's own input ({_mib(given)}), which stays in memory whatever is recomputed: "
-        f"recomputing it can free no more than {_mib(case.saved(first))}."
+        f"{first} reads the model's own input ({amount(given)}), which stays in memory whatever is recomputed: "
+        f"recomputing it can free no more than {amount(case.saved(first))}."
     )
 
 
-def _wasted(case: _Case) -> str:
+def _wasted(case: PeakCase) -> str:
     """Units that could be kept one at a time without a higher peak."""
     idle = [price for price in prices(case.candidate, ()) if price.toggle == "keep" and price.peak_change_bytes <= 0]
     idle = [price for price in idle if price.share_of_step_flops]
     if not idle or case.new.phase == "optimizer":
         return ""
     cost = max(price.share_of_step_flops or 0.0 for price in idle)
-    names = _names([_unit(price.blocks) for price in idle])
+    names = some_of([unit_name(price.blocks) for price in idle])
     which = f"{names} could be kept" if len(idle) == 1 else f"Any one of {names} could be kept"
     last = case.graph.repeats[-1] if case.graph and case.graph.repeats else None
     why = (
@@ -202,7 +225,7 @@ def _wasted(case: _Case) -> str:
     return f"{which} without a higher peak (predicted), for {cost:.1%} fewer FLOPs.".replace("%", " %") + why
 
 
-def _next_best(case: _Case) -> str:
+def _next_best(case: PeakCase) -> str:
     """The kept block whose recompute buys most for its FLOPs."""
     if case.graph is None:
         return ""
@@ -216,10 +239,12 @@ def _next_best(case: _Case) -> str:
         return ""
     best = max(offers, key=lambda price: (price.mib_per_percent or 0.0, -price.peak_bytes))
     cost = f" for {best.share_of_step_flops:.1%} more FLOPs".replace("%", " %") if best.share_of_step_flops else ""
-    return f"Next, {_unit(best.blocks)} recomputed would lower the peak to {_mib(best.peak_bytes)} (predicted){cost}."
+    word = "Next" if case.named else "First"
+    peak = f"{amount(best.peak_bytes)} (predicted)"
+    return f"{word}, {unit_name(best.blocks)} recomputed would lower the peak to {peak}{cost}."
 
 
-RULES: tuple[Callable[[_Case], str], ...] = (
+RULES: tuple[Callable[[PeakCase], str], ...] = (
     _result,
     _moved,
     _by_itself,
@@ -233,33 +258,16 @@ RULES: tuple[Callable[[_Case], str], ...] = (
     _wasted,
     _next_best,
 )
-
-
-def _largest(at: Ledger) -> list[tuple[Role, int]]:
-    return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
-
-
-def _toggle(case: _Case, fqn: str) -> str:
-    """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
-    known = case.graph.repeats if case.graph else ()
-    parts = fqn.split(".")
-    entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
-    return next((block for block in known if is_within(fqn, block)), ".".join(parts[: entry + 1]))
-
-
-def _unit(fqns: tuple[str, ...]) -> str:
-    return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
-
-
-def _names(fqns: list[str]) -> str:
-    if len(fqns) <= 3:
-        return ", ".join(fqns[:-1]) + (" and " if len(fqns) > 1 else "") + fqns[-1]
-    return f"{fqns[0]}, {fqns[1]} and {len(fqns) - 2} more blocks"
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / 1024**3:,.2f} GiB" if n_bytes >= 1024**3 else f"{n_bytes / 1024**2:,.1f} MiB"
-
-
-def _signed(change: float) -> str:
-    return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")
+RULES_OF_ONE: tuple[Callable[[PeakCase], str], ...] = (
+    _stands,
+    _largest_part,
+    _ran_again,
+    _without_effect,
+    _optimizer_peak,
+    _fixed_peak,
+    _own_recompute,
+    _kept_activations,
+    _wasted,
+    _next_best,
+)
+"""The first two hold for a step that was cut short as well."""

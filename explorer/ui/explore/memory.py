@@ -9,7 +9,7 @@ import streamlit as st
 
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import beside_peak
-from explorer.plan.why.peak import explain
+from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -53,7 +53,7 @@ def memory_panel(
         )
         stacked = _by_block() if view != TWO else False
     axis: Axis = "time" if timed else "tick"
-    reasons = explain(comparison, graph) if comparison and graph else ()
+    reasons = _reasons(state, baseline, comparison, graph)
     _answer(state, baseline, candidate, at)
     if view == TWO and candidate:
         chart = timeline(baseline, candidate, axis=axis, cursor=at, why=reasons[0] if reasons else "")
@@ -77,6 +77,20 @@ def memory_panel(
     draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=height, act=pick)
     _why(reasons[1:] if view == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
+
+
+def _reasons(
+    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None
+) -> tuple[str, ...]:
+    if comparison is not None:
+        return explain(comparison, graph) if graph else ()
+    described = graph.fingerprint if graph else ""
+    key = f"why {shown(state).baseline_key} {described}"  # a toggle does not change what was measured
+    reasons: tuple[str, ...] | None = backend.records().get(key)
+    if reasons is None:
+        reasons = explain_one(baseline, graph)
+        backend.records().keep(key, reasons)
+    return reasons
 
 
 def _foretell(state: ExploreState, chart: Chart, baseline: Measurement, over: Measurement | None, axis: Axis) -> None:

@@ -36,8 +36,11 @@ class Headline:
 
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
-    if isinstance(run, Measurement):
-        return _of_one(run)
+    figures = _of_one(run) if isinstance(run, Measurement) else _of_two(run)
+    return tuple(replace(one, origin=()) if one.value == NOT_MEASURED else one for one in figures)
+
+
+def _of_two(run: Comparison) -> tuple[Headline, ...]:
     if not run.comparable:
         return _of_a_failed_pair(run)
     base, cand = run.baseline, run.candidate
@@ -90,7 +93,7 @@ def _of_one(run: Measurement) -> tuple[Headline, ...]:
     figures = [
         Headline(
             key=key, label=label, value=value, delta="", tone="neutral", tooltip=tooltip,
-            origin=("counted",) if key == "total_flops" else ("measured",),
+            origin=("counted",) if key == "total_flops" and run.origin != "predicted" else (run.origin,),
         )
         for key, label, value, tooltip in plain
     ]  # fmt: skip

@@ -9,7 +9,8 @@ from html import escape
 
 from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.peak import explain
+from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.peak import explain, explain_one
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
@@ -133,14 +134,16 @@ def _memory(of: ReportOf) -> Iterator[str]:
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
         yield drawn(timeline(run.baseline, run.candidate), zooms=True)
-    elif shown.allocations is not None:
-        yield drawn(timeline(shown), zooms=True)
+    else:
+        yield from map(paragraph, explain_one(shown, of.known_graph))
+        yield drawn(timeline(shown), zooms=True) if shown.allocations is not None else ""
     if shown.allocations is None:
         return
     yield drawn(roles(shown), zooms=True)
     yield drawn(by_block(shown), zooms=True)
     alive = ledger(shown)
     yield paragraph(f"Alive at the peak: {mib(alive.total_bytes)}.")
+    yield from (paragraph(caveat, "quiet") for caveat in beside_peak(shown))
     yield drawn(ledger_chart(alive, [cost.fqn for cost in shown.blocks]))
 
 
@@ -206,6 +209,7 @@ def _environment(of: ReportOf) -> Iterator[str]:
     }
     yield table([{"what": name, "value": str(value)} for name, value in rows.items() if value != ""])
     yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
-    yield paragraph(
-        "Every figure says where it comes from: measured by a clock or an allocator, counted, or predicted."
-    )
+    said = "measured by a clock or an allocator"
+    if run.origin == "recorded":
+        said = "recorded by the same instruments in one step of a script"
+    yield paragraph(f"Every figure says where it comes from: {said}, counted, or predicted.")

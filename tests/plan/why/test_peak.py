@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer.plan.why.peak import explain
-from explorer.record import Block, Comparison, ModelGraph, ModelRef
-from tests.view.builders import MIB, Chain, chains, compared
+from explorer.plan.why.peak import explain, explain_one
+from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy
+from tests.view.builders import MIB, Chain, chains, compared, measured
 
 
 def graph(n_blocks: int = 6) -> ModelGraph:
@@ -153,3 +153,33 @@ def test_without_a_timeline_nothing_is_explained(blind: str) -> None:
 
 def test_without_a_graph_it_still_speaks() -> None:
     assert explain(compared())[0].startswith("The policy lowered the peak")
+
+
+def test_one_run_says_where_its_peak_lies_what_it_is_made_of_and_what_would_lower_it() -> None:
+    plain = explain_one(measured(), graph())
+    assert plain[0] == (
+        "The peak of 149.0 MiB lies at the end of forward in layers.5; it is made of saved activations (90.0 MiB), "
+        "optimizer state (36.0 MiB), parameters (18.0 MiB), temporaries (4.0 MiB)."
+    )
+    assert "First, layers.0 recomputed would lower the peak to 135.0 MiB (predicted)" in plain[-1]
+    assert any("saved activations of 6 kept blocks, most in layers.0 (15.0 MiB)" in line for line in plain)
+    with_policy = "\n".join(explain_one(measured(recompute=[0, 2, 4]), graph()))
+    assert "Next, layers.1 recomputed would lower the peak" in with_policy
+
+
+def test_one_run_names_what_a_single_block_takes_and_what_its_model_runs_again_by_itself() -> None:
+    head = explain_one(measured(Chain(scratch=400 * MIB, saved=MIB)))
+    assert "400.0 MiB of it are temporaries of layers.5, the largest made by aten::softmax." in head
+    own = measured(recompute=[0, 1])
+    own = msgspec.structs.replace(own, spec=msgspec.structs.replace(own.spec, policy=Policy()))
+    again = "layers ran again ×1, by the model itself: what these blocks keep was gone without any policy."
+    assert again in explain_one(own)
+
+
+def test_one_run_that_was_cut_short_has_no_peak() -> None:
+    refused = Failure(kind="out of memory", sentence="Refused.")
+    first, *rest = explain_one(msgspec.structs.replace(measured(), failure=refused), graph())
+    assert first.startswith("The step held at least 149.0 MiB, at the end of forward in layers.5;") and not rest
+    unseen = explain_one(msgspec.structs.replace(measured(), failure=refused, phases=()))
+    assert unseen[0].startswith("149.0 MiB were known to be held when the step failed;")
+    assert explain_one(msgspec.structs.replace(measured(), allocations=None)) == ()

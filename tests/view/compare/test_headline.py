@@ -88,3 +88,11 @@ def test_state_that_moved_is_no_good_news() -> None:
     moved = msgspec.structs.replace(compared(), rng=(RngDiff(generator="python", equal=False),))
     card = {head.key: head for head in headlines(moved)}["verdict"]
     assert (card.value, card.delta, card.tone) == ("state moved", "6 of 6 tensors equal", "bad")
+
+
+def test_figures_of_a_recorded_step_are_recorded_and_what_is_unknown_has_no_origin() -> None:
+    run = msgspec.structs.replace(measured(), origin="recorded", recorded_in="train.py:42", times=None)
+    strip = {head.key: head for head in headlines(run)}
+    assert strip["step_peak_bytes"].origin == strip["saved_after_forward_bytes"].origin == ("recorded",)
+    assert strip["total_flops"].origin == ("counted",)
+    assert strip["step_ms"].value == "not measured" and strip["step_ms"].origin == ()

@@ -96,3 +96,12 @@ def test_a_lesson_and_the_first_page_of_the_gallery() -> None:
     assert lesson.title in text and "All is well." in text and "A real run of 1.0 s on cpu." in text
     index = index_text([Exhibit(file="a b.html", title="A <b>", line="what", shelf="Traps")])
     assert 'href="a b.html"' in index and "A &lt;b&gt;" in index and "<h2>Traps</h2>" in index
+
+
+def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -> None:
+    run = replace(pair.candidate, origin="recorded", recorded_in="train.py:42", times=None)
+    text = report_text(of(run))
+    cards = re.search(r'<div class="cards">.*?</div></div>', text, re.S)
+    assert cards is not None and ">recorded<" in cards[0] and ">measured<" not in cards[0]
+    assert "recorded by the same instruments in one step of a script" in text
+    assert "The peak of 2.5 MiB lies at the start of backward; it is made of" in text
