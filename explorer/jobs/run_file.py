@@ -19,6 +19,7 @@ from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
+from explorer.record.ranks import RecordedRanks
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
 
@@ -28,6 +29,7 @@ KINDS: dict[str, type[Record]] = {
     "derivative matrix": DerivativeMatrix,
     "arena": Arena,
     "pipeline run": PipelineRun,
+    "recorded ranks": RecordedRanks,
 }
 """What the store keeps, under the names it is listed by."""
 

@@ -24,6 +24,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from explorer.engine.device.limits import is_out_of_memory
+from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
 from explorer.errors import BadInput, ExplorerError
@@ -232,18 +233,13 @@ class Watch:
 
 def of_rank(path: Path) -> Path:
     """`oom.explorer`, under torchrun `oom.rank3.explorer`."""
-    rank = rank_here()
-    return path if rank is None else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
-
-
-def rank_here() -> int | None:
-    """This process's rank as torchrun says it; None where it runs alone."""
-    return int(os.environ.get("RANK", "0")) if int(os.environ.get("WORLD_SIZE", "1")) > 1 else None
+    here = rank_here()
+    return path if here is None else path.with_name(f"{path.stem}.rank{here[0]}{path.suffix}")
 
 
 def _rank_in_words() -> str:
-    rank = rank_here()
-    return "" if rank is None else f", rank {rank}"
+    here = rank_here()
+    return "" if here is None else f", rank {here[0]}"
 
 
 def _peak(run: Measurement) -> int:

@@ -113,6 +113,9 @@ class Measurement(Record):
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
     recorded_in: str = ""
     """Where the step of origin `recorded` stands: `train.py:42`."""
+    rank: int | None = None
+    """Of the process that recorded it, and how many there were; None: it ran alone."""
+    n_ranks: int | None = None
     graph: ModelGraph | None = None
     """Of a recorded step: nobody can describe its model again."""
     dtype: str = ""

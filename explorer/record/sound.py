@@ -7,12 +7,17 @@ from collections.abc import Iterator
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
 from explorer.record.measurement import Measurement
+from explorer.record.ranks import RecordedRanks
 
 
 def unsound(record: Record) -> str:
-    """The first fault of a measurement, or of those inside a comparison; the empty string where there is none."""
-    for name in ("", "baseline", "candidate"):
-        run = getattr(record, name, None) if name else record
+    """The first fault of a measurement, or of those inside a comparison or of its ranks; empty: none."""
+    runs = {name: getattr(record, name, None) if name else record for name in ("", "baseline", "candidate")}
+    if isinstance(record, RecordedRanks):
+        runs = {f"rank {run.rank}": run for run in record.ranks}
+        if not runs:
+            return "no rank"
+    for name, run in runs.items():
         if isinstance(run, Measurement) and run.allocations is not None:
             for fault in _faults(run):
                 return f"{name}: {fault}" if name else fault

@@ -13,12 +13,14 @@ from explorer.cli.options import describe
 from explorer.cli.worker import check_writable, worker, write_file
 from explorer.errors import BadInput, ExplorerError, NotSaved
 from explorer.jobs import run_file
+from explorer.jobs.rank_files import files_of_ranks, opened
 from explorer.jobs.store import Store
 from explorer.record.base import from_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.view.report.report import ReportOf, charts_of, report_text
+from explorer.record.pipeline_run import PipelineRun
+from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
 from explorer.view.report.svg import svg
 
 Which = Annotated[
@@ -47,31 +49,34 @@ def report(output: Output, run: Which = None, out: ReportPath = None, svg: SvgFo
 
 
 def found_run(which: str) -> ReportOf:
-    """The run in a file, or the stored one of that id. Raises BadInput, UnreadableFile."""
+    """The run in a file, in the files that ranks wrote under this name, or the stored one of that id.
+
+    Raises BadInput, UnreadableFile.
+    """
     path = Path(which)
-    stored = run_file.read(path.read_bytes() if path.is_file() else Store().export_file(which))
+    files = [path] if path.is_file() else files_of_ranks(path)
+    if len(files) > 1:
+        say(f"{which}: {len(files)} ranks side by side.")
+    stored = opened([file.read_bytes() for file in files] or [Store().export_file(which)])
     record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
-    if not isinstance(record, (Comparison, Measurement)):
-        raise BadInput(
-            f"{which} holds a {stored.kind}; reports are made of measurements and comparisons.",
-            hint="`python -m explorer report` lists the runs.",
-        )
+    assert isinstance(record, Reported), "every kind of run has a report"
     return ReportOf(run=record, name=stored.name, created=stored.created)
 
 
 def _graph(reported: ReportOf) -> ModelGraph | None:
     """Of a model that can be loaded here; what stands in its way is said, and the report goes without hazards."""
-    if reported.known_graph is not None or reported.shown.spec.model.is_recorded:
+    has_hazards = isinstance(reported.run, (Comparison, Measurement, PipelineRun))
+    if reported.known_graph is not None or reported.spec.model.is_recorded or not has_hazards:
         return reported.known_graph
     try:
         with worker() as engine:
-            return describe(engine, reported.shown.spec.model, reported.shown.spec.seed)
+            return describe(engine, reported.spec.model, reported.spec.seed)
     except ExplorerError as error:
         say(f"[yellow]Without hazards:[/] {error.sentence}")
         return None
 
 
-def _write_charts(run: Comparison | Measurement, folder: Path) -> None:
+def _write_charts(run: Reported, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -82,7 +87,7 @@ def _write_charts(run: Comparison | Measurement, folder: Path) -> None:
 
 
 def _list(output: Output) -> None:
-    runs = [run for run in Store().list() if run.kind in ("measurement", "comparison")]
+    runs = Store().list()
     if output.json:
         print_json(runs)
         return

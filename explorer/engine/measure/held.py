@@ -7,6 +7,7 @@ from torch import nn
 
 from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_of
+from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.before_step import tensors_before_step
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
 from explorer.record.allocations import ROLES, Allocations
@@ -38,7 +39,7 @@ def held_at_refusal(
     if device.torch.type == "cuda":
         rest = torch.cuda.memory_allocated(device.torch) - sum(row[0] for row in entries)
         entries += [(rest, ROLES.index("unattributed"), 0)] if rest > 0 else []
-    n = len(entries)
+    n, (rank, n_ranks) = len(entries), rank_here() or (None, None)
     return Measurement(
         spec=RunSpec(
             model=ModelRef(target=f"{RECORDED}{where}"),
@@ -49,6 +50,8 @@ def held_at_refusal(
         environment=device.environment(torch.get_num_threads()),
         origin="recorded",
         recorded_in=where,
+        rank=rank,
+        n_ranks=n_ranks,
         allocations=Allocations(
             n_ticks=0,
             n_bytes=column(row[0] for row in entries),

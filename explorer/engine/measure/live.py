@@ -24,6 +24,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, device_of, place_of
 from explorer.engine.device.limits import failure_of
+from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
@@ -95,12 +96,15 @@ class LiveStep:
         attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
         spec = self._spec(attributed)
         costs = block_costs(self._tracker, attributed.allocations, attributed.phases, spec.policy, {})
+        rank, n_ranks = rank_here() or (None, None)
         told = [*self._said, *doubts(log, max(attributed.allocations.held_bytes))]
         self.measurement = Measurement(
             spec=spec,
             environment=self.device.environment(torch.get_num_threads()),
             origin="recorded",
             recorded_in=self._where,
+            rank=rank,
+            n_ranks=n_ranks,
             allocations=attributed.allocations,
             phases=attributed.phases,
             peaks=AllocatorPeaks(

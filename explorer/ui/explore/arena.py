@@ -10,6 +10,7 @@ from explorer.record.arena import Arena
 from explorer.record.run import RunSpec
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.reports import report_button
 from explorer.view.compare.arena import arena_chart, beaten_sentence, outcome_in_words, title_of
 from explorer.view.words import explore as glossary
 
@@ -17,8 +18,8 @@ SHARES = (0.3, 0.5, 0.7, 0.9)
 USUAL = (0.5, 0.7)
 
 
-def arena_panel(spec: RunSpec, arena: Arena | None, *, busy: bool) -> RunArena | None:
-    """The last arena, and what to ask of the next one. Returns the request where the button was pressed."""
+def arena_panel(spec: RunSpec, arena: Arena | None, key: str | None, *, busy: bool) -> RunArena | None:
+    """The last arena, stored under `key`, and what to ask of the next one. Returns the request of the button."""
     st.caption(glossary.ARENA)
     known = rivals()
     names = st.multiselect(
@@ -47,6 +48,8 @@ def arena_panel(spec: RunSpec, arena: Arena | None, *, busy: bool) -> RunArena |
         )
     if arena is not None:
         _results(arena, spec)
+        if key is not None:
+            report_button(key, stem="arena", widget="arena_report")
     return RunArena(spec=spec, shares=tuple(shares), only=tuple(names)) if pressed else None
 
 

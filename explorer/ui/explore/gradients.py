@@ -9,6 +9,7 @@ import streamlit as st
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.matrix import DerivativeMatrix
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.reports import report_button
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.compare.gradients import (
     buffer_table,
@@ -72,8 +73,11 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
     return [entry for entry in checked if entry[2]]
 
 
-def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
-    """Which kinds of derivative survive which kind of checkpointing; returns whether a person asked for it."""
+def matrix_panel(matrix: DerivativeMatrix | None, key: str | None, *, busy: bool) -> bool:
+    """Which kinds of derivative survive which kind of checkpointing; returns whether a person asked for it.
+
+    `key`: of the stored matrix.
+    """
     with st.expander("Other derivatives", icon=":material/grid_on:", key="derivatives"):
         st.caption(
             "Second backward, autograd.grad, Hessian-vector products and gradient penalties, each kept, recomputed, "
@@ -82,4 +86,6 @@ def matrix_panel(matrix: DerivativeMatrix | None, *, busy: bool) -> bool:
         asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
         if matrix is not None:
             draw(matrix_chart(matrix), key="matrix")
+            if key is not None:
+                report_button(key, stem="derivatives", widget="matrix_report")
     return asked

@@ -79,7 +79,7 @@ def _arena(state: ExploreState, *, recorded: bool) -> None:
     if recorded:
         st.caption(glossary.NO_MODEL)
         return
-    request = arena_panel(state.draft.spec, work.result(state, "arena"), busy=state.job.id is not None)
+    request = arena_panel(state.draft.spec, work.result(state, "arena"), state.arena, busy=state.job.id is not None)
     if request is not None:
         page_job.start(state.job, request)
         st.rerun()
@@ -130,6 +130,6 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
-    if matrix_panel(work.result(state, "matrix"), busy=state.job.id is not None):
+    if matrix_panel(work.result(state, "matrix"), state.matrix, busy=state.job.id is not None):
         page_job.start(state.job, DeriveMatrix(spec=spec))
         st.rerun()

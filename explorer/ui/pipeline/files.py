@@ -17,13 +17,16 @@ from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.download import Offer, download
+from explorer.ui.shared.reports import report_button
 from explorer.view.compare.safety import danger
 
 FOLDER = "pipeline-run"
 
 
-def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...]) -> None:
-    """Downloads; `spec` holds the plan."""
+def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...], run_key: str | None) -> None:
+    """Downloads; `spec` holds the plan. `run_key`: of its run, where it has run."""
+    if run_key is not None:
+        report_button(run_key, stem=FOLDER, widget="pipeline_report")
     if warning := danger(hazards, "Hazards"):
         st.error(f"This plan is not safe. {plain(warning)}", icon=":material/gpp_bad:")
     graph = backend.graph_of(spec)

@@ -65,7 +65,7 @@ def result_tabs(known: Results, split: PipelineState) -> None:
         lambda: _truth(known),
         lambda: _calls(known),
         lambda: hazards_panel(known.hazards),
-        lambda: files_panel(known.spec, known.plan, known.hazards),
+        lambda: files_panel(known.spec, known.plan, known.hazards, split.shown if known.fresh else None),
     )
     for tab, body in zip(tabs, bodies):
         if tab.open:

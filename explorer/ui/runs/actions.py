@@ -11,13 +11,15 @@ from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui.runs.listed import PINNABLE, reorder
+from explorer.record.ranks import RecordedRanks
+from explorer.ui.runs.listed import PINNABLE, RANKS, reorder
+from explorer.ui.runs.ranks import ranks_panel
 from explorer.ui.session import backend, known, opened, pins
 from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.readable import on_primary
-from explorer.ui.shared.reports import report_bytes
+from explorer.ui.shared.reports import report_button
 from explorer.view.drawing.units import count
 from explorer.view.memory.timeline import timeline
 from explorer.view.words.runs import figures_of
@@ -31,7 +33,7 @@ def one(run: StoredRun) -> None:
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):
             do(lambda: backend.store().rename(run.run_id, name.strip()), "Renamed.", reorders=False)
-        if st.button(
+        if run.kind != RANKS and st.button(
             on_primary("Open", disabled=run.kind not in PAGES),
             icon=":material/open_in_new:",
             key="open",
@@ -48,15 +50,12 @@ def one(run: StoredRun) -> None:
             "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
             mime="application/octet-stream", key="export", icon=":material/download:", on_click="ignore",
         )  # fmt: skip
-        if run.kind in PINNABLE:
-            st.download_button(
-                "Report", data=lambda: report_bytes(run.run_id), file_name=f"{run.run_id}.html", mime="text/html",
-                key="report", icon=":material/article:", on_click="ignore",
-                help="One HTML file for somebody else: no server, no network.",
-            )  # fmt: skip
+        report_button(run.run_id, stem=run.run_id, widget="report", label="Report")
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm([run])
     _note(run)
+    if run.kind == RANKS and (rank := ranks_panel(run)) is not None:
+        _open(rank)
 
 
 def _note(run: StoredRun) -> None:
@@ -81,7 +80,7 @@ def several(runs: Sequence[StoredRun]) -> None:
         return
     known_runs = [one for one in measured if one is not None]
     if len(known_runs) < len(runs):
-        st.caption("Only measurements and comparisons can be held side by side.")
+        st.caption("Only measurements, comparisons and recorded ranks can be held side by side.")
         return
     if len(runs) == 2:
         st.text(f"baseline: {runs[0].name}\ncandidate: {runs[1].name}")
@@ -102,6 +101,8 @@ def _unlike(names: Sequence[str]) -> list[str]:
 def _candidate(record: Any) -> Measurement | None:
     if isinstance(record, Comparison):
         return record.candidate
+    if isinstance(record, RecordedRanks):
+        return record.fullest
     return record if isinstance(record, Measurement) else None
 
 

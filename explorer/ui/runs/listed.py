@@ -16,6 +16,7 @@ from explorer.view.words.runs import stored_flops, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
+RANKS = "recorded ranks"
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 ALL = "all models"
@@ -106,6 +107,8 @@ def _peak(run: StoredRun) -> str:
     headlines = run.headlines
     if ranks := headlines.get("rank_peak_bytes"):
         return f"{mib(max(ranks))} on rank {ranks.index(max(ranks))}"
+    if "fullest_rank" in headlines:
+        return f"{stored_peak(headlines)} on rank {headlines['fullest_rank']}"
     if run.kind not in PINNABLE:
         return ""
     base, peak = headlines.get("baseline"), stored_peak(headlines.get("candidate") or headlines)

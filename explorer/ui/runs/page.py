@@ -5,6 +5,8 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.errors import ExplorerError
+from explorer.jobs import run_file
+from explorer.jobs.rank_files import grouped
 from explorer.jobs.store import StoredRun
 from explorer.ui.runs import actions
 from explorer.ui.runs.listed import chosen_runs, reorder, table
@@ -44,11 +46,23 @@ def page() -> None:
 def _take_file() -> None:
     """Opens a run file; a corrupt or foreign one is one sentence."""
     with st.expander("Open a run file", icon=":material/upload_file:", key="import_run"):
-        given = st.file_uploader("Run file", type=["run", "explorer"], key="upload_run", label_visibility="collapsed")
-    if given is None or st.session_state.get("taken_run") == given.file_id:
+        chosen = st.file_uploader(
+            "Run file", type=["run", "explorer"], key="upload_run", label_visibility="collapsed",
+            accept_multiple_files=True,
+        )  # fmt: skip
+        st.caption("Files of the ranks of one step, chosen together, become one run: ranks side by side.")
+    taken = st.session_state.setdefault("taken_runs", set())
+    new = [file for file in chosen if file.file_id not in taken]
+    if not new:
         return
-    st.session_state["taken_run"] = given.file_id
-    actions.do(lambda: backend.store().import_file(given.getvalue()), f"{given.name} was added.")
+    taken.update(file.file_id for file in new)
+
+    def add() -> None:
+        for stored in grouped([file.getvalue() for file in new]):
+            backend.store().import_file(run_file.write(stored))
+
+    names = ", ".join(file.name for file in new)
+    actions.do(add, f"{names} {'was' if len(new) == 1 else 'were'} added.")
 
 
 def _plane(runs: tuple[StoredRun, ...]) -> None:

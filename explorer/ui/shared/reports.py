@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import io
 import zipfile
+from dataclasses import replace
+from typing import Literal
 
-from explorer.errors import BadInput, ExplorerError
-from explorer.record.comparison import Comparison
-from explorer.record.measurement import Measurement
+from explorer.errors import ExplorerError
+from explorer.jobs.run_file import name_of
 from explorer.ui.session import backend
-from explorer.view.report.report import ReportOf, charts_of, report_text
+from explorer.ui.shared.download import Offer, download
+from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
 from explorer.view.report.svg import svg
 
 
 def report_bytes(key: str) -> bytes:
     """The report of the run under `key`; its hazards where the model was described lately."""
     return report_text(_report_of(key)).encode()
+
+
+def report_button(
+    key: str, *, stem: str, widget: str, label: str = "Report (HTML)", width: Literal["content", "stretch"] = "content"
+) -> None:
+    """Offers the report of the run under `key`; `stem` of the file, `widget`: key of the button."""
+    said = "One HTML file for somebody else: figures, charts, verdict, environment. No server, no network."
+    offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=said)
+    download(offer, key=widget, width=width)
 
 
 def charts_bytes(key: str) -> bytes:
@@ -29,12 +40,11 @@ def charts_bytes(key: str) -> bytes:
 
 def _report_of(key: str) -> ReportOf:
     run = backend.record(key)
-    if not isinstance(run, (Comparison, Measurement)):
-        raise BadInput("Only measurements and comparisons have a report.", hint="Choose one of those runs.")
+    assert isinstance(run, Reported), "every kind of run has a report"
     try:
         stored = next((stored for stored in backend.store().list() if stored.run_id == key), None)
     except ExplorerError:  # a run that the store could not keep has a report all the same
         stored = None
-    shown = run.candidate if isinstance(run, Comparison) else run
-    name, created = (stored.name, stored.created) if stored is not None else (shown.spec.model.target, None)
-    return ReportOf(run=run, name=name, graph=backend.graph_of(shown.spec), created=created)
+    name, created = (stored.name, stored.created) if stored is not None else (name_of(run), None)
+    of = ReportOf(run=run, name=name, created=created)
+    return replace(of, graph=backend.graph_of(of.spec))

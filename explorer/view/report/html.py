@@ -77,7 +77,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>" for row in rows[:MOST_ROWS])
     left = len(rows) - MOST_ROWS
     more = f'<p class="hint">and {left:,} more in the run file</p>' if left > 0 else ""
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>{more}"
+    body = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
+    return f'<div class="wide">{body}</div>{more}'
 
 
 def _cell(value: Any) -> str:

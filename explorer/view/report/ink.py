@@ -22,7 +22,16 @@ _SYMBOLS = {
     "diamond": "M0,-{r}L{r},0L0,{r}L-{r},0Z",
     "square": "M-{s},-{s}H{s}V{s}H-{s}Z",
     "x": "M-{s},-{s}L{s},{s}M-{s},{s}L{s},-{s}",
+    "cross": "M-{r},0H{r}M0,-{r}V{r}",
+    "triangle-up": "M0,-{r}L{r},{s}H-{r}Z",
+    "triangle-down": "M0,{r}L{r},-{s}H-{r}Z",
+    "pentagon": "M0,-{r}L{r},-{q}L{h},{r}H-{h}L-{r},-{q}Z",
+    "hexagon": "M{r},0L{h},{r}H-{h}L-{r},0L-{h},-{r}H{h}Z",
+    "hourglass": "M-{s},-{s}H{s}L-{s},{s}H{s}Z",
+    "bowtie": "M-{s},-{s}V{s}L{s},-{s}V{s}Z",
+    "star": "M0,-{r}L{q},-{q}H{r}L{h},{q}L{s},{r}L0,{h}L-{s},{r}L-{h},{q}L-{r},-{q}H-{q}Z",
 }
+"""Around the origin; r reaches to the tip, s to a corner, h is half of r and q a third."""
 
 
 def plain(text: str) -> str:
@@ -74,10 +83,13 @@ def pattern(shape: str, ground: str, ink: str, size: float) -> tuple[str, str]:
 def symbol(kind: str, size: float, colour: str) -> str:
     """A marker around the origin."""
     name, is_open = kind.removesuffix("-open"), kind.endswith("-open")
-    paint = f'fill="none" stroke="{colour}" stroke-width="1.8"' if is_open or name == "x" else f'fill="{colour}"'
+    hollow = is_open or name in ("x", "cross")
+    paint = f'fill="none" stroke="{colour}" stroke-width="1.8"' if hollow else f'fill="{colour}"'
     if name not in _SYMBOLS:
         return f'<circle r="{size / 2:.1f}" {paint}/>'
-    return f'<path d="{_SYMBOLS[name].format(r=size / 2 * 1.2, s=size / 2 * 0.9)}" {paint}/>'
+    tip = size / 2 * 1.2
+    way = _SYMBOLS[name].format(r=tip, s=size / 2 * 0.9, h=round(tip / 2, 2), q=round(tip / 3, 2))
+    return f'<path d="{way}" {paint}/>'
 
 
 def filled(template: str, custom: Any, place: dict[str, Any]) -> str:

@@ -11,6 +11,8 @@ from typing import Any
 from explorer.view.report import ink
 from explorer.view.report.scales import Scale
 
+ON_COLOUR = "#000000"
+"""Words on a bar: read on the colour of every action, in both themes."""
 MAX_HOVERS = 500
 """Points of a line that answer the pointer."""
 
@@ -127,9 +129,16 @@ def _marks(drawing: Drawing, trace: Any, y: Scale, xs: Sequence[Any], ys: Sequen
     for i, (left, up) in enumerate(zip(xs, ys)):
         if left is None or up is None:
             continue
-        kind = marker.symbol if isinstance(marker.symbol, str) else "circle"
-        colour = marker.color or trace.line.color or "currentColor"
+        kind, colour = (
+            of_one(marker.symbol, i) or "circle",
+            of_one(marker.color, i) or trace.line.color or "currentColor",
+        )
         shape = ink.symbol(kind, marker.size or 6, colour)
+        if trace.error_y.array is not None and trace.error_y.array[i]:
+            ends = [y.pixels(up + sign * trace.error_y.array[i]) - y.pixels(up) for sign in (-1, 1)]
+            shape += f'<path d="M0,{ends[0]:.1f}V{ends[1]:.1f}" class="spread"/>'
+        if "text" in trace.mode and trace.text is not None and of_one(trace.text, i):
+            shape += ink.text(of_one(trace.text, i), 0, -8, class_="ink", text_anchor="middle")
         px, py = drawing.x.pixels(left), y.pixels(up)
         title = ""
         if trace.hovertemplate:
@@ -149,30 +158,68 @@ def _title(words: str) -> str:
 
 
 def draw_bars(drawing: Drawing, trace: Any, *, place: tuple[int, int]) -> None:
-    """Lying bars. `place`: this trace among those side by side, and how many there are; (0, 1): they pile up."""
-    i, n = place
-    step = abs(drawing.y.end - drawing.y.start) / max(len(drawing.y.names), 1)
-    thick = 0.75 * step / n
-    shapes = trace.marker.pattern.shape or ""
+    """Lying bars. `place`: this trace among those side by side, and how many there are; (0, 1): they pile up.
+
+    Bars with a base of their own stand there, as thick as they say: the actions of a schedule.
+    """
     for j, (name, value) in enumerate(zip(trace.y, trace.x)):
         if value is None:
             continue
-        start = drawing.bars[name] if n == 1 else 0.0
-        drawing.bars[name] = start + value
+        piles = place[1] == 1 and trace.base is None
+        start = float(trace.base[j]) if trace.base is not None else drawing.bars[name] if piles else 0.0
+        if piles:
+            drawing.bars[name] = start + value
         left, right = drawing.x.pixels(start), drawing.x.pixels(start + value)
-        top = drawing.y.at(name) - 0.375 * step + i * thick
-        shape = shapes if isinstance(shapes, str) else shapes[j]
-        fill = drawing.paint(trace.marker.color, shape, _plain(trace.marker.pattern))
-        edge = f' stroke="{trace.marker.line.color}"' if trace.marker.line.color else ""
+        top, thick = _row(drawing.y, name, trace.width, place)
+        shape, colour = of_one(trace.marker.pattern.shape or "", j), of_one(trace.marker.color, j)
+        fill = drawing.paint(colour, shape, _plain(trace.marker.pattern))
+        edge = f' stroke="{of_one(trace.marker.line.color, j)}"' if trace.marker.line.color else ""
+        faded = f' opacity="{of_one(trace.marker.opacity, j)}"' if trace.marker.opacity is not None else ""
         custom = trace.customdata[j] if trace.customdata is not None else ()
         title = ink.filled(trace.hovertemplate or "", custom, {"x": value, "y": name})
         box = f'x="{left:.1f}" y="{top:.1f}" width="{max(right - left, 0):.1f}" height="{thick:.1f}"'
-        drawing.inside.append(f'<rect {box} fill="{fill}"{edge}>{_title(title)}</rect>')
+        drawing.inside.append(f'<rect {box} fill="{fill}"{edge}{faded}>{_title(title)}</rect>')
         middle = top + thick / 2
         if trace.error_x.array is not None and trace.error_x.array[j] is not None:
             drawing.inside.append(_spread(drawing.x, start + value, trace.error_x.array[j], middle))
-        if trace.text is not None:
-            drawing.above.append(ink.text(str(trace.text[j]), right + 5, middle + 4, class_="ink"))
+        if trace.text is not None and trace.text[j]:
+            words, within = str(trace.text[j]), trace.textposition == "inside"
+            at = ((left + right) / 2, {"fill": ON_COLOUR, "text_anchor": "middle"}) if within else (
+                right + 5, {"class_": "ink"}
+            )  # fmt: skip
+            drawing.above.append(ink.text(words, at[0], middle + 4, **at[1]))
+
+
+def of_one(given: Any, j: int) -> Any:
+    """One for all, or one for each."""
+    return given if given is None or isinstance(given, (str, int, float)) else given[j]
+
+
+def _row(y: Scale, name: Any, width: float | None, place: tuple[int, int]) -> tuple[float, float]:
+    """Top and height of a bar."""
+    i, n = place
+    if width is not None:
+        ends = (y.pixels(float(name) - width / 2), y.pixels(float(name) + width / 2))
+        return min(ends), abs(ends[1] - ends[0])
+    step = abs(y.end - y.start) / max(len(y.names), 1)
+    thick = 0.75 * step / n
+    return y.at(name) - 0.375 * step + i * thick, thick
+
+
+def draw_grid(drawing: Drawing, trace: Any) -> None:
+    """Tiles with words on them: a heatmap whose numbers count the colours of its scale."""
+    wide, tall = drawing.x.pixels(1) - drawing.x.pixels(0), abs(drawing.y.pixels(1) - drawing.y.pixels(0))
+    colours = [colour for _, colour in trace.colorscale][::2]
+    for i, row in enumerate(trace.z):
+        for k, number in enumerate(row):
+            if number is None:
+                continue
+            px, py = drawing.x.pixels(k), drawing.y.pixels(i)
+            corner = f'x="{px - wide / 2 + 2:.1f}" y="{py - tall / 2 + 2:.1f}"'
+            box = f'{corner} width="{wide - 4:.1f}" height="{tall - 4:.1f}"'
+            said = ink.filled(trace.hovertemplate, trace.customdata[i][k], {"x": trace.x[k], "y": trace.y[i]})
+            drawing.inside.append(f'<rect {box} fill="{colours[int(number)]}">{_title(said)}</rect>')
+            drawing.above.append(ink.text(trace.text[i][k], px, py + 4, class_="ink", text_anchor="middle"))
 
 
 def _spread(x: Scale, value: float, spread: float, y: float) -> str:

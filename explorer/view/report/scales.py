@@ -22,6 +22,8 @@ class Scale:
     names: tuple[str, ...] = ()
     tick_values: tuple[float, ...] = ()
     tick_texts: tuple[str, ...] = ()
+    suffix: str = ""
+    """Behind each number."""
 
     def value(self, held: Any) -> float | None:
         """What was drawn, as a number on this axis; None where nothing was."""
@@ -51,7 +53,7 @@ class Scale:
             return [(float(i), name) for i, name in enumerate(self.names)]
         if self.tick_values:
             return list(zip(self.tick_values, self.tick_texts))
-        return [(value, _number(value)) for value in rounds(self.low, self.high)]
+        return [(value, f"{_number(value)}{self.suffix}") for value in rounds(self.low, self.high)]
 
 
 def scale_of(axis: Any, held: Iterable[Any], *, bars: bool = False) -> Scale:
@@ -69,8 +71,9 @@ def scale_of(axis: Any, held: Iterable[Any], *, bars: bool = False) -> Scale:
     if axis.range is not None:
         low, high = map(float, axis.range)
     given = [float(value) for value in axis.tickvals] if axis.tickvals is not None else []
+    suffix = axis.ticksuffix or ""
     texts = list(axis.ticktext) if axis.ticktext is not None else [_number(value) for value in given]
-    return Scale(low=low, high=high or 1.0, tick_values=tuple(given), tick_texts=tuple(map(str, texts)))
+    return Scale(low=low, high=high or 1.0, tick_values=tuple(given), tick_texts=tuple(map(str, texts)), suffix=suffix)
 
 
 def rounds(low: float, high: float) -> Sequence[float]:

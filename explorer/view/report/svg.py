@@ -16,7 +16,7 @@ from typing import Any
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import QUIET_TEXT
 from explorer.view.report import ink
-from explorer.view.report.marks import Drawing, draw_bars, draw_scatter, placed
+from explorer.view.report.marks import Drawing, draw_bars, draw_grid, draw_scatter, of_one, placed
 from explorer.view.report.scales import Scale, scale_of
 
 WIDTH = 860
@@ -72,6 +72,8 @@ class _Sheet:
             elif trace.type == "bar":
                 among = (self._bars.index(trace), len(self._bars)) if self._side_by_side else (0, 1)
                 draw_bars(self.drawing, trace, place=among)
+            elif trace.type == "heatmap":
+                draw_grid(self.drawing, trace)
 
     @property
     def _shown(self) -> bool:
@@ -80,19 +82,15 @@ class _Sheet:
     def _scales(self, traces: list[Any]) -> tuple[Scale, Scale]:
         own = [trace for trace in traces if trace.yaxis != "y2"]
         along = [value for trace in own if trace.x is not None for value in trace.x]
+        along += [shape.x0 for shape in self._layout.shapes if along and not str(shape.xref).endswith("domain")]
         if self._bars and not self._side_by_side:
-            piles: dict[str, float] = {}
-            for trace in self._bars:
-                for name, value in zip(trace.y, trace.x):
-                    piles[name] = piles.get(name, 0.0) + (value or 0.0)
-            along = list(piles.values())
+            along = _ends(self._bars)
         x = scale_of(self._layout.xaxis, along, bars=bool(self._bars))
         y = scale_of(self._layout.yaxis, [value for trace in own if trace.y is not None for value in trace.y])
-        marks_only = not self._bars and all(trace.mode == "markers" for trace in own)
+        marks_only = all(trace.type == "scatter" and (trace.mode or "").startswith("markers") for trace in own)
         if marks_only and self._layout.xaxis.range is None and not x.names:
-            room = 0.03 * (x.high - x.low)
-            x = replace(x, low=x.low - room, high=x.high + room)
-        return x, y
+            x = _roomy(x, 0.03)
+        return x, _roomy(y, 0.08) if any(trace.error_y.array is not None for trace in own if marks_only) else y
 
     def drawn(self, *, alone: bool) -> str:
         """The element."""
@@ -126,7 +124,8 @@ class _Sheet:
         for value, words in drawing.x.ticks():
             if drawing.x.low <= value <= drawing.x.high:
                 px = self._left + drawing.x.pixels(value)
-                line = f'<path d="M{px:.1f},{self._top:.1f}V{self._bottom:.1f}" class="grid"/>'
+                way = f"M{px:.1f},{self._top:.1f}V{self._bottom:.1f}"
+                line = f'<path d="{way}" class="grid"/>' if self._layout.xaxis.showgrid is not False else ""
                 label = ink.text(words, px, self._bottom + 16, class_="quiet", text_anchor="middle")
                 parts.append(f'<g class="tick" data-x="{px - self._left:.1f}">{line}{label}</g>')
         for value, words in drawing.y.ticks():
@@ -209,15 +208,35 @@ def _sample(drawing: Drawing, trace: Any, x: float, y: float) -> str:
     if trace.type == "bar":
         shapes = trace.marker.pattern.shape or ""
         shape = shapes if isinstance(shapes, str) else ""
-        return f'<rect {box} fill="{drawing.paint(trace.marker.color, shape, trace.marker.pattern.to_plotly_json())}"/>'
+        fill = drawing.paint(of_one(trace.marker.color, 0), shape, trace.marker.pattern.to_plotly_json())
+        return f'<rect {box} fill="{fill}"/>'
     if trace.fillcolor:
         fill = drawing.paint(trace.fillcolor, trace.fillpattern.shape or "", trace.fillpattern.to_plotly_json())
         return f'<rect {box} fill="{fill}"/>'
-    if trace.mode == "markers":
-        kind = trace.marker.symbol if isinstance(trace.marker.symbol, str) else "circle"
-        return f'<g transform="translate({x + 6:.1f},{y - 4:.1f})">{ink.symbol(kind, 9, trace.marker.color)}</g>'
+    if (trace.mode or "").startswith("markers"):
+        mark = ink.symbol(of_one(trace.marker.symbol, 0) or "circle", 9, of_one(trace.marker.color, 0))
+        return f'<g transform="translate({x + 6:.1f},{y - 4:.1f})">{mark}</g>'
     stroke = f'stroke="{trace.line.color}" stroke-width="2"{ink.dash(trace.line.dash)}'
     return f'<path d="M{x:.1f},{y - 4:.1f}h14" {stroke}/>'
+
+
+def _roomy(scale: Scale, share: float) -> Scale:
+    """With room for what sticks out at both ends."""
+    room = share * (scale.high - scale.low)
+    return replace(scale, low=scale.low - room, high=scale.high + room)
+
+
+def _ends(bars: list[Any]) -> list[float]:
+    """How far each pile of bars reaches, and each bar with a base of its own."""
+    piles: dict[str, float] = {}
+    ends = []
+    for trace in bars:
+        for j, (name, value) in enumerate(zip(trace.y, trace.x)):
+            if trace.base is not None:
+                ends.append(float(trace.base[j]) + (value or 0.0))
+            else:
+                piles[name] = piles.get(name, 0.0) + (value or 0.0)
+    return [*piles.values(), *ends]
 
 
 def _downward(axis: Any, y: Scale) -> bool:

@@ -14,7 +14,8 @@ from explorer.jobs import run_file
 from explorer.jobs.store import Store
 from explorer.record import Comparison, Measurement, RunSpec
 from explorer.record.base import from_msgpack
-from tests import graphs, pipelines
+from explorer.record.matrix import DerivativeMatrix
+from tests import graphs
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 
@@ -66,6 +67,38 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measu
     assert "A report needs a place." in run(run_id, code=2).stderr
     assert "There is no run nonsense" in run("nonsense", "--out", str(tmp_path / "r.html"), code=2).stderr
     assert "cannot be written" in run(run_id, "--out", str(tmp_path), code=2).stderr
+
+
+def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
     graph = graphs.gpt(4)
-    other = Store().save(pipelines.ran(graph, RunSpec(model=graph.model, plan=pipelines.planned(graph))))
-    assert "holds a pipeline run" in run(other, "--out", str(tmp_path / "r.html"), code=2).stderr
+    matrix = DerivativeMatrix(spec=RunSpec(model=graph.model), blocks=("blocks.0",), cells=())
+    kept = {"<h2>Outcomes</h2>": Store().save(matrix), "<h2>Memory</h2>": Store().save(measured, "my run")}
+    listed = run().stdout
+    for section, run_id in kept.items():
+        assert run_id in listed
+        run(run_id, "--out", str(tmp_path / "r.html"), "--svg", str(tmp_path / run_id))
+        assert section in (tmp_path / "r.html").read_text() and list((tmp_path / run_id).glob("*.svg"))
+
+
+def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:
+    recorded = replace(
+        run, origin="recorded", rank=rank, n_ranks=n_ranks, recorded_in=f"train.py, step {step}, rank {rank}"
+    )
+    return run_file.write(run_file.stored_record(recorded))
+
+
+def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path: Path, measured: Measurement) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"step2.rank{rank}.explorer").write_bytes(of_rank(measured, rank))
+    run(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"))
+    text = (tmp_path / "r.html").read_text()
+    assert "<h1>train.py, step 2, 2 of 2 ranks</h1>" in text and "<h2>Ranks</h2>" in text
+    run(str(tmp_path / "step2.rank1.explorer"), "--out", str(tmp_path / "r.html"))
+    assert "<h2>Ranks</h2>" not in (tmp_path / "r.html").read_text()
+    (tmp_path / "step2.rank1.explorer").write_bytes(of_rank(measured, 1, n_ranks=4, step=3))
+    refused = run(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"), code=2).stderr
+    said = " ".join(refused.split())
+    assert (
+        "they are of trainings with 2 and 4 ranks; they were recorded in train.py, step 2 and in train.py, step 3"
+        in said
+    )

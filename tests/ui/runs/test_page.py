@@ -12,6 +12,7 @@ import pytest
 import streamlit
 from streamlit.testing.v1 import AppTest
 
+from explorer.jobs import run_file
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
@@ -28,6 +29,7 @@ from explorer.ui.shared.reports import charts_bytes, report_bytes
 from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, say, settle, texts
+from tests.view.report import kinds
 
 ALL = tuple(f"blocks.{i}" for i in range(6))
 SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), policy=Policy.recompute(ALL))
@@ -208,6 +210,43 @@ def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Stor
     (run,) = store.list()
     assert store.load(run.run_id) == graphs.compared(graphs.gpt(6), SPEC)
     assert "was added" in at.success[0].value
+
+
+def test_files_of_ranks_that_are_chosen_together_become_one_run(
+    runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    files = [run_file.write(run_file.stored_record(run)) for run in kinds.ranks().ranks]
+    at = runs_page()
+    for i, data in enumerate([*files, saved_file(store)]):
+        at.file_uploader(key="upload_run").upload(f"{i}.run", data)
+    at.run()
+    assert not at.exception and not at.error
+    kept = {run.kind: run for run in store.list()}
+    assert set(kept) == {"recorded ranks", "comparison"} and len(store.list()) == 2
+    assert kept["recorded ranks"].name == "train.py, step 2, 2 of 3 ranks"
+    row = next(row for row in at.dataframe[0].value.to_dict("records") if row["kind"] == "recorded ranks")
+    assert row["step peak"] == "at least 245.0 MiB, then failed on rank 1"
+
+
+def test_ranks_stand_side_by_side_and_each_opens_as_a_run_of_its_own(
+    runs_page: Callable[..., AppTest], store: Store
+) -> None:
+    store.save(kinds.ranks(), "both")
+    at = runs_page(0)
+    assert [row["rank"] for row in at.dataframe[-1].value.to_dict("records")] == [0, 1]
+    assert len(at.get("plotly_chart")) == 2
+    for _ in range(2):  # the second time it is listed already
+        at = at.button(key="open_rank").click().run()
+        assert not at.exception and at.session_state["switched"] == "explore"
+    (alone,) = (run for run in store.list() if run.kind == "measurement")
+    assert alone.name == "both, rank 1" and at.session_state[opened.KEY] == ["explore", alone.run_id]
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_every_kind_of_run_has_a_report_there(kind: str, runs_page: Callable[..., AppTest], store: Store) -> None:
+    run_id = store.save(kinds.KINDS[kind], "mine")
+    assert "Report" in [button.label for button in runs_page(0).get("download_button")]
+    assert "<h1>mine</h1>" in report_bytes(run_id).decode()
 
 
 def test_a_report_is_there_for_runs_that_have_one(runs_page: Callable[..., AppTest], store: Store) -> None:

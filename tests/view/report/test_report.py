@@ -14,7 +14,7 @@ from explorer.record.base import from_msgpack
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.view.compare.headline import headlines
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
-from explorer.view.report.report import ReportOf, charts_of, report_text
+from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
 from tests.view.builders import Chain, compared
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
@@ -26,7 +26,7 @@ def pair() -> Comparison:
     return from_msgpack(GOLDEN.read_bytes(), Comparison)
 
 
-def of(run: Comparison | Measurement) -> ReportOf:
+def of(run: Reported) -> ReportOf:
     return ReportOf(run=run, name="gpt, every second", created=1e9)
 
 

@@ -1,0 +1,180 @@
+"""A measurement or a comparison as a report: headline, timeline, blocks, cost, verdict, hazards, environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from html import escape
+
+from explorer.plan.hazards.known import hazards
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.peak import explain, explain_one
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
+from explorer.view.compare.gradients import (
+    buffer_table,
+    carried_table,
+    gradient_chart,
+    parameter_table,
+    unjudged_sentence,
+    verdict_sentence,
+)
+from explorer.view.compare.headline import Headline, headlines
+from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.units import count, mib
+from explorer.view.memory.blocks import saved_bytes_chart
+from explorer.view.memory.by_block import by_block
+from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.operators import operators_chart
+from explorer.view.memory.roles import roles
+from explorer.view.memory.timeline import timeline
+from explorer.view.report.html import box, drawn, folded, paragraph, section
+from explorer.view.report.parts import ReportOf, environment, failures_said, model_in_words, page, whereabouts
+from explorer.view.words.cut_short import did_not_fit, what_failed
+from explorer.view.words.policy import in_words
+
+Run = Comparison | Measurement
+
+
+def run_report(of: ReportOf, run: Run) -> str:
+    """The file's text."""
+    shown = _shown(run)
+    parts = {
+        "Memory": section("Memory", _memory(of, run)),
+        "Blocks": section("Blocks", _blocks(run) if shown.blocks else []),
+        "Cost": section("Cost", _cost(run)),
+        "Verdict": section("Verdict", _verdict(run)),
+        "Hazards": section("Hazards", hazards_said(of)),
+        "Environment": section("Environment", _environment(shown)),
+    }
+    return page(of, _head(of, run), parts)
+
+
+def _shown(run: Run) -> Measurement:
+    """The candidate, or the one run."""
+    return run.candidate if isinstance(run, Comparison) else run
+
+
+def run_charts(run: Run) -> dict[str, Chart]:
+    """Every chart of a run by the name of its file, in the order of the report."""
+    if isinstance(run, Measurement):
+        chosen = [timeline(run), roles(run), by_block(run)] if run.allocations is not None else []
+        chosen += [ledger_chart(ledger(run), [cost.fqn for cost in run.blocks])] if run.allocations is not None else []
+        chosen += [saved_bytes_chart(run), operators_chart(run, "")] if run.blocks else []
+        return {chart.name.replace(" ", "-"): chart for chart in chosen}
+    charts = {"memory-timeline": timeline(run.baseline, run.candidate)}
+    for name, one in (("baseline", run.baseline), ("candidate", run.candidate)):
+        if one.allocations is not None:
+            charts[f"{name}-by-role"] = roles(one)
+            charts[f"{name}-by-block"] = by_block(one)
+            charts[f"{name}-at-the-peak"] = ledger_chart(ledger(one), [cost.fqn for cost in one.blocks])
+    chosen = [saved_bytes_chart(run), operators_chart(run, "")]
+    chosen += [recompute_cost(run), recompute_time(run), step_time(run)] if run.comparable else []
+    chosen += [gradient_chart(run)] if run.gradients else []
+    return charts | {chart.name.replace(" ", "-"): chart for chart in chosen}
+
+
+def _head(of: ReportOf, run: Run) -> Iterator[str]:
+    shown = _shown(run)
+    where = shown.recorded_in and f"recorded in {shown.recorded_in}"
+    yield whereabouts(of, where or model_in_words(shown.spec), shown.environment)
+    alone = "Forward alone, without gradients."
+    yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
+    yield f'<div class="cards">{"".join(map(_card, headlines(run)))}</div>'
+    if isinstance(run, Comparison) and not run.comparable:
+        yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
+    holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
+    yield from failures_said(one.failure for one in holders)
+    yield paragraph(did_not_fit(shown, None), "warn")
+
+
+def _card(figure: Headline) -> str:
+    tone = "" if figure.tone == "neutral" else figure.tone
+    delta = f'<span class="{tone}">{escape(figure.delta)}</span>' if figure.delta else ""
+    origin = f'<span class="quiet">{", ".join(figure.origin)}</span>'
+    inside = f"<span>{figure.label}</span><b>{escape(figure.value)}</b>{delta}{origin}"
+    return f'<div class="card" title="{escape(figure.tooltip)}">{inside}</div>'
+
+
+def _memory(of: ReportOf, run: Run) -> Iterator[str]:
+    shown = _shown(run)
+    if isinstance(run, Comparison):
+        yield from map(paragraph, explain(run, of.known_graph))
+        yield drawn(timeline(run.baseline, run.candidate), zooms=True)
+        yield from by_role_and_block(shown)
+    else:
+        yield from memory_of_one(run, of.known_graph)
+
+
+def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
+    """Why the peak is what it is, and every picture of one run's memory."""
+    yield from map(paragraph, explain_one(run, graph))
+    if run.allocations is not None and run.phases:
+        yield drawn(timeline(run), zooms=True)
+    yield from by_role_and_block(run)
+
+
+def by_role_and_block(run: Measurement) -> Iterator[str]:
+    """What the bytes are, over the step and at its peak; of a run without a timeline only the latter, or nothing."""
+    if run.allocations is None:
+        return
+    if run.phases:
+        yield drawn(roles(run), zooms=True)
+        yield drawn(by_block(run), zooms=True)
+    alive = ledger(run)
+    yield paragraph(f"Alive at the peak: {mib(alive.total_bytes)}.")
+    yield from (paragraph(caveat, "quiet") for caveat in beside_peak(run))
+    yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
+
+
+def _blocks(run: Run) -> Iterator[str]:
+    yield drawn(saved_bytes_chart(run))
+    yield drawn(operators_chart(run, ""))
+
+
+def _cost(run: Run) -> Iterator[str]:
+    if isinstance(run, Comparison) and run.comparable:
+        yield drawn(recompute_cost(run))
+        yield drawn(recompute_time(run))
+        yield drawn(step_time(run))
+
+
+def _verdict(run: Run) -> Iterator[str]:
+    if not isinstance(run, Comparison):
+        return
+    tone = {"bitwise equal": "good", "rounding": ""}.get(run.verdict, "bad")
+    yield f'<p><b class="{tone}">{escape(verdict_sentence(run))}</b></p>'
+    yield from map(paragraph, run.causes)
+    yield paragraph(run.not_reproducible_because)
+    yield paragraph(unjudged_sentence(run), "quiet")
+    yield drawn(gradient_chart(run)) if run.gradients else ""
+    if wrong := [row for row in buffer_table(run) if row["verdict"] != "bitwise equal"]:
+        yield folded("buffers that are not equal", wrong)
+    if wrong := [row for row in parameter_table(run) if row["verdict"] != "bitwise equal"]:
+        yield folded(f"parameters that are not equal after {count(run.n_steps, 'step')}", wrong)
+    yield folded("state that is not equal", carried_table(run))
+
+
+def hazards_said(of: ReportOf) -> Iterator[str]:
+    """What is known to go wrong with the policy on this model."""
+    spec = of.spec
+    if of.known_graph is None:
+        yield paragraph("The model was not at hand when this report was written: its hazards were not looked for.")
+        return
+    fired = hazards(of.known_graph, spec.policy, spec.plan, spec)
+    if not fired:
+        yield paragraph("No known hazard in this policy on this model.")
+    for hazard in fired:
+        blocks = f"Blocks: {', '.join(hazard.blocks)}" if hazard.blocks else ""
+        yield box([f"{hazard.severity}: {hazard.sentence}", f"Remedy: {hazard.remedy}", blocks], hazard.severity)
+
+
+def _environment(run: Measurement) -> Iterator[str]:
+    yield from environment(run.environment, run.spec, run.dtype)
+    yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
+    said = "measured by a clock or an allocator"
+    if run.origin == "recorded":
+        said = "recorded by the same instruments in one step of a script"
+    yield paragraph(f"Every figure says where it comes from: {said}, counted, or predicted.")

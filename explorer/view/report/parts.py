@@ -1,0 +1,92 @@
+"""What every report has: its name, where it ran, what failed, the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from html import escape
+
+from explorer.record.arena import Arena
+from explorer.record.comparison import Comparison
+from explorer.record.failure import Failure
+from explorer.record.graph import ModelGraph
+from explorer.record.matrix import DerivativeMatrix
+from explorer.record.measurement import Environment, Measurement
+from explorer.record.pipeline_run import PipelineRun
+from explorer.record.ranks import RecordedRanks
+from explorer.record.run import RunSpec
+from explorer.view.drawing.units import mib
+from explorer.view.report.html import anchor, box, document, paragraph, table
+
+Reported = Comparison | Measurement | RecordedRanks | PipelineRun | DerivativeMatrix | Arena
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportOf:
+    """What is reported. `graph`: of the model, where it is known; hazards are read from it."""
+
+    run: Reported
+    name: str
+    graph: ModelGraph | None = None
+    created: float | None = None
+    """Seconds since 1970, UTC."""
+
+    @property
+    def spec(self) -> RunSpec:
+        """Of the candidate, or of the one run."""
+        return self.run.candidate.spec if isinstance(self.run, Comparison) else self.run.spec
+
+    @property
+    def known_graph(self) -> ModelGraph | None:
+        """A recorded run brings its own."""
+        run = self.run.candidate if isinstance(self.run, Comparison) else self.run
+        run = run.fullest if isinstance(run, RecordedRanks) else run
+        return self.graph or (run.graph if isinstance(run, Measurement) else None)
+
+
+def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
+    """The file: name, head, links to the sections that have something to say, the sections."""
+    links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name, part in parts.items() if part)
+    return document(of.name, [f"<h1>{escape(of.name)}</h1>", *head, f"<nav>{links}</nav>", *parts.values()])
+
+
+def whereabouts(of: ReportOf, place: str, host: Environment | None) -> str:
+    """One quiet line: what ran, on what, and when."""
+    when = f", {datetime.fromtimestamp(of.created, UTC):%Y-%m-%d %H:%M} UTC" if of.created is not None else ""
+    machine = f"; {host.device_name}, torch {host.torch_version}" if host is not None else ""
+    return paragraph(f"{place}{machine}{when}", "quiet")
+
+
+def model_in_words(spec: RunSpec) -> str:
+    """`sample_models/gpt.py small`"""
+    return " ".join(filter(None, (spec.model.target, spec.model.size)))
+
+
+def failures_said(failures: Iterable[Failure | None]) -> Iterator[str]:
+    """Each failure once, in a frame."""
+    for failure in {one.sentence: one for one in failures if one is not None}.values():
+        yield box([failure.sentence, failure.hint], "error")
+
+
+def environment(host: Environment | None, spec: RunSpec, types: str = "") -> Iterator[str]:
+    """Where it ran and under which options."""
+    rows = {} if host is None else {
+        "device": f"{host.device}, {host.device_name}",
+        "memory of the device": "" if host.total_memory_bytes is None else mib(host.total_memory_bytes),
+        "threads": host.n_threads,
+        "torch": host.torch_version,
+        "Python": host.python_version,
+        "platform": host.platform,
+        "CUDA, cuDNN, driver": ", ".join(filter(None, (host.cuda_version, host.cudnn_version, host.driver_version))),
+    }  # fmt: skip
+    rows |= {
+        "types": types or spec.dtype,
+        "autocast": spec.autocast,
+        "optimizer": spec.optimizer,
+        "mode": spec.mode,
+        "seed": spec.seed,
+        "microbatches": spec.plan.n_microbatches if spec.plan is not None else spec.n_accumulation,
+        "timed steps": spec.n_repeats,
+    }
+    yield table([{"what": name, "value": str(value)} for name, value in rows.items() if value != ""])
