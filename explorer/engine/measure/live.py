@@ -28,6 +28,7 @@ from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
+from explorer.engine.measure.buckets import tag_buckets
 from explorer.engine.measure.live_graph import recorded_graph
 from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
@@ -86,6 +87,7 @@ class LiveStep:
             self._probe()
             opened.enter_context(self._tracker)
             opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self.optimizer)))
+            opened.callback(lambda: tag_buckets(self._model, self._tracker))
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
             self._open = opened.pop_all()

@@ -1,0 +1,29 @@
+"""DistributedDataParallel builds its buckets anew in its second forward; gradients lie in them, and they stay.
+
+By their lifetime alone they would be saved activations, as large as the model.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from explorer.engine.watch.storages import NONE
+from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
+from explorer.record.measurement import ROLES
+
+EMPTY = "aten.empty.memory_format"
+GRADIENT = ROLES.index("gradient")
+
+
+def tag_buckets(model: nn.Module, tracker: Tracker) -> None:
+    """Gives their role to what DDP's own forward allocated and still holds. Asked before the tracker forgets."""
+    wrappers = {fqn for fqn, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
+    blocks = {number for number, fqn in enumerate(tracker.fqns) if fqn in wrappers}
+    seen = tracker.storages
+    for index, op in enumerate(seen.made_by):
+        if op == NONE or seen.role[index] != NONE or seen.died_ns[index] != NONE or not blocks:
+            continue
+        name, block, phase, *_ = tracker.ops[op * len(OP_COLUMNS) : (op + 1) * len(OP_COLUMNS)]
+        if block in blocks and phase == FORWARD and tracker.op_names[name] == EMPTY:
+            seen.role[index], seen.owner[index] = GRADIENT, block
