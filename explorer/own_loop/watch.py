@@ -87,6 +87,7 @@ class Watch:
         self._own = {id(parameter) for parameter in model.parameters()}
         self._live: LiveStep | None = None
         self._hooks: list[Any] = []
+        self._leaving: Any = None
         self._reserve: mmap.mmap | None = None
         self._before: Any = None
         self._plain: Any = None
@@ -97,7 +98,7 @@ class Watch:
             self._reserve = mmap.mmap(-1, RESERVE_BYTES)
             self._before, sys.excepthook = sys.excepthook, self._uncaught
             # Most loops die in one of these; an error that leaves them is met while the frames still hold the memory.
-            self._hooks.append(self._model.register_forward_hook(self._left, always_call=True))
+            self._listen()
             self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
         if self._optimizer is not None:
             self._count(self._optimizer)
@@ -114,6 +115,9 @@ class Watch:
         """Nothing of the watcher stays behind. A step under way is dropped."""
         while self._hooks:
             self._hooks.pop().remove()
+        if self._leaving is not None:
+            self._leaving.remove()
+            self._leaving = None
         self._end(None)
         if self._before is not None:
             if sys.excepthook == self._uncaught:
@@ -148,13 +152,19 @@ class Watch:
             run = self._end(error) or self._held(error)
             assert run.failure is not None
             whole = max((one.measurement for one in self.runs.values()), key=_peak, default=None)
-            told = replace(run.failure, hint=" ".join(refusal(run, whole)) or run.failure.hint)
+            told = replace(run.failure, hint=" ".join(_refusal(run, whole)) or run.failure.hint)
             path = RecordedRun(replace(run, failure=told)).save(self.on_oom)
         except Exception as trouble:  # memory is short: the error that ends the loop must be the loop's own
             error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {trouble}")
             return None
         error.add_note(f"Checkpoint Explorer wrote {path}. {told.sentence} {told.hint}")
         return path
+
+    def _listen(self) -> None:
+        """As the model's last hook: what it does takes those of a recorded step off while torch goes through them."""
+        if self._leaving is not None:
+            self._leaving.remove()
+        self._leaving = self._model.register_forward_hook(self._left, always_call=True)
 
     def _left(self, model: nn.Module, args: Any, output: Any) -> None:
         error = sys.exc_info()[1]
@@ -216,6 +226,8 @@ class Watch:
             warnings.warn(f"Step {step} is not recorded. {error}", stacklevel=2)
             return
         self._live = live
+        if self._leaving is not None:
+            self._listen()
 
     def _end(self, error: Exception | None) -> Measurement | None:
         """The step under way, where it is recorded."""
@@ -240,6 +252,14 @@ def of_rank(path: Path) -> Path:
 def _rank_in_words() -> str:
     here = rank_here()
     return "" if here is None else f", rank {here[0]}"
+
+
+def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
+    """What was held comes first: a plan may need more memory, or a library, than there is."""
+    try:
+        return refusal(run, whole)
+    except Exception as trouble:
+        return (*refusal(run), f"No plan was made: {trouble}")
 
 
 def _peak(run: Measurement) -> int:

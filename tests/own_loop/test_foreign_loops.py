@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import explorer
-from explorer.engine.device.limits import limited_process
+from explorer.engine.device.limits import is_out_of_memory, limited_process
 from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch
 from tests.own_loop.test_record_step import torchs_own_warning
@@ -211,8 +211,9 @@ def test_the_weights_are_bitwise_those_of_the_loop_alone(loop: Loop, tmp_path: P
 @pytest.mark.filterwarnings("ignore")
 def test_a_refusal_leaves_a_readable_file(loop: Loop, tmp_path: Path) -> None:
     path = tmp_path / "oom.explorer"
-    with pytest.raises((RuntimeError, OutOfMemory)), limited_process(400 * MIB):
+    with pytest.raises((RuntimeError, OutOfMemory)) as caught, limited_process(400 * MIB):
         trained(loop, Line(tmp_path, on_oom=path), refuse_in=1)
+    assert is_out_of_memory(caught.value)
     run = opened(path)
     assert run.failure is not None and run.failure.asked_bytes == 800 * MIB
     assert run.failed_in == "forward" and "Held then" in run.failure.hint

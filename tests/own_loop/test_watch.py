@@ -92,6 +92,43 @@ def test_a_recorded_step_that_is_refused_is_written_with_its_timeline(tmp_path: 
     assert not list(tmp_path.glob("*.part"))
 
 
+def test_without_a_library_to_plan_with_it_is_written_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("scipy", "scipy.optimize", "scipy.sparse"):
+        monkeypatch.setitem(sys.modules, name, None)
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    died(loop, explorer.watch(loop.model, loop.optimizer, at=(1, 2), on_oom=path), 1)
+    run = opened(path)
+    assert run.failure is not None and "Held then" in run.failure.hint
+    assert "No plan was made: Planning needs scipy" in run.failure.hint
+
+
+class Greedy(nn.Linear):
+    """Asks for too much inside its own forward, where torch is going through its hooks."""
+
+    wants = False
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.wants:
+            torch.empty(800 * MIB, dtype=torch.uint8)
+        return super().forward(x)
+
+
+def test_the_error_that_ends_a_recorded_step_inside_the_model_is_the_loops_own(tmp_path: Path) -> None:
+    model, path = Greedy(4, 4), tmp_path / "oom.explorer"
+    optimizer = torch.optim.SGD(model.parameters())
+    with limited_process(400 * MIB), explorer.watch(model, optimizer, at=(1, 2), on_oom=path):
+        model(torch.ones(4, 4)).sum().backward()
+        optimizer.step()
+        model.wants = True
+        with pytest.raises(RuntimeError, match="allocate memory"):
+            model(torch.ones(4, 4))
+        model.wants = False
+        model(torch.ones(4, 4)).sum().backward()  # a loop that catches it goes on without instruments
+    assert opened(path).failure is not None and not model._forward_hooks
+
+
 def test_the_first_step_needs_no_asking(tmp_path: Path) -> None:
     loop, path = Loop(), tmp_path / "oom.explorer"
     died(loop, explorer.watch(loop.model, on_oom=path), 0)

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
-from explorer.record.measurement import ROLES
+from explorer.record.allocations import ROLES
 
 EMPTY = "aten.empty.memory_format"
 GRADIENT = ROLES.index("gradient")
