@@ -58,5 +58,9 @@ _WHERE = {
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name]), name)
+        try:
+            return getattr(import_module(_WHERE[name]), name)
+        except ModuleNotFoundError as missing:
+            missing.add_note(f"explorer.{name} needs {missing.name}: pip install '.[loop]' brings what it needs.")
+            raise
     raise AttributeError(f"module 'explorer' has no attribute {name!r}")
