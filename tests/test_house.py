@@ -60,6 +60,7 @@ ROOMS: dict[str, list[str]] = {
         "hazards forecast",
         "pipeline",
         "memory",
+        "challenges peak_question",
         "catalogue names sizes lessons",
         "factory_arguments",
     ],

@@ -35,6 +35,7 @@ from explorer.ui.shared.model import model_row
 from explorer.ui.shared.readable import small
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
+from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_panel
 from explorer.view.compare.safety import danger
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
@@ -71,6 +72,7 @@ def page() -> None:
         plans.look(shown(state), graph, start=state.job.id is None)
         draft.redraw = False
     drafts.to_address(draft)
+    page_begins(len(draft.spec.policy.units))
 
     slot = st.empty()
     with st.bottom:
@@ -87,11 +89,26 @@ def page() -> None:
         model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, places)
     with charts:
+        _tour(state, graph)
         _trouble(state)
         if window.is_known() or graph is None:
             results(state)
         else:
             st.skeleton(height=320)
+
+
+def _tour(state: ExploreState, graph: ModelGraph | None) -> None:
+    """The guided path, as far as this page knows."""
+    known = shown(state)
+    policy = state.draft.spec.policy
+    everything = presets_foreseen(known, graph, policy)["all"][1] if graph is not None and known.kept else None
+    seen = OnPage(
+        baseline=known.baseline,
+        comparison=known.comparison if known.candidate is not None else None,
+        foreseen_bytes=everything.step_peak_bytes if everything is not None else None,
+        n_units=len(policy.units),
+    )
+    tour_panel(seen, partial(drafts.choose_model, state.draft))
 
 
 def _trouble(state: ExploreState) -> None:
@@ -150,7 +167,7 @@ def _desk(state: ExploreState, places: Places) -> None:
         tools(state, graph, {name: expected(one, peak) for name, (chosen, one) in foretold.items() if chosen.units})
         budget_row(state, known, graph, foreseen)
         graph_panel(state, drawn)
-        if state.charted not in (None, policy):  # a chart that follows the graph is open
+        if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
             st.rerun()
         if graph.note:
             st.caption(graph.note)

@@ -23,12 +23,14 @@ from explorer.ui.session import address, backend, page_job
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.view.drawing.chart import Chart
 from explorer.view.lab import lab_chart, lab_origins
 from explorer.view.words.lab import GLOSSARY
+from explorer.view.words.tour import OFFER
 
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",
@@ -59,6 +61,9 @@ def page() -> None:
     page_job.settle(state.job, partial(_take, state))
     left, right = st.columns([5, 7], gap="large")
     with left:
+        if st.button("Guided path", key="tour_again", type="tertiary", icon=":material/school:", help=OFFER):
+            tour.begin()
+            st.switch_page(st.session_state["pages"]["explore"])
         lesson = _choice(state)
         request = _switches(state, lesson)
         _first_visit(state, request)

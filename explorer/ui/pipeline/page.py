@@ -34,6 +34,7 @@ from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
+from explorer.ui.shared.tour import OnPage, tour_panel
 from explorer.view.compare.safety import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.headline import Figure, figures
@@ -69,6 +70,7 @@ def page() -> None:
     with slot:
         strip(tuple(cell(figure) for figure in _figures(known)))
     with right, st.container(height=height or "content", border=False, key="pipeline_results"):
+        tour_panel(OnPage(has_split=known is not None and known.own_run is not None), partial(_choose_model, split))
         _trouble(split, known)
         if known is not None and not window.is_known():
             st.skeleton(height=320)

@@ -1,0 +1,61 @@
+"""`python -m explorer grade [CHALLENGE]`: lists the challenges, or marks a policy by a real run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.markup import escape
+
+from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, verb
+from explorer.cli.options import PolicyName, describe, policy_on
+from explorer.cli.worker import ask, worker
+from explorer.errors import BadInput, nearest
+from explorer.jobs.protocol import Compare
+from explorer.plan.challenges import CHALLENGES, Challenge, Marked, marks
+
+Name = Annotated[str | None, typer.Argument(metavar="[CHALLENGE]", help="Without it they are listed.")]
+_SIGNS = {True: "[green]met[/]     ", False: "[bold red]not met[/] ", None: "[yellow]unknown[/] "}
+
+
+@verb
+def grade(output: Output, name: Name = None, policy: PolicyName = "keep-all") -> None:
+    """Challenges: a model, a peak and a price. Marks a policy by a real run. Exit 0: solved; 1: not solved."""
+    if name is None:
+        _list(output)
+        return
+    if name not in CHALLENGES:
+        known = f"There are {', '.join(CHALLENGES)}."
+        raise BadInput(f"There is no challenge {name}.", hint=nearest(name, CHALLENGES) or known)
+    challenge = CHALLENGES[name]
+    with worker() as engine:
+        graph = describe(engine, challenge.model, 0)
+        candidate = msgspec.structs.replace(challenge.baseline, policy=policy_on(policy, graph))
+        run = ask(engine, Compare(baseline=challenge.baseline, candidate=candidate), keep=True)
+    if run.failure is not None:
+        raise RunFailed(run.failure)
+    found = marks(challenge, run)
+    solved = all(mark.met for mark in found)
+    if output.json:
+        print_json({"challenge": challenge, "solved": solved, "marks": found})
+    else:
+        _print(challenge, found, solved=solved)
+    if not solved:
+        raise typer.Exit(DIFFERENT)
+
+
+def _list(output: Output) -> None:
+    if output.json:
+        print_json(tuple(CHALLENGES.values()))
+        return
+    for challenge in CHALLENGES.values():
+        answer_console().print(f"  [bold]{challenge.name:<8}[/] {escape(challenge.task)}")
+
+
+def _print(challenge: Challenge, found: tuple[Marked, ...], *, solved: bool) -> None:
+    console = answer_console()
+    console.print(f"\n{escape(challenge.task)}\n")
+    for mark in found:
+        console.print(f"  {_SIGNS[mark.met]} {escape(mark.asked)}: {escape(mark.found)}")
+    console.print("\n  [bold green]Solved.[/]\n" if solved else f"\n  Not solved yet. {escape(challenge.hint)}\n")

@@ -1,0 +1,90 @@
+"""Challenges: a model, a peak to stay below, a price to pay at most. A real run says whether a policy solves one."""
+
+from __future__ import annotations
+
+from explorer.plan.sizes import mib
+from explorer.record.base import Record
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.run import RunSpec
+
+
+class Challenge(Record):
+    """What is asked. The limits were reached by a policy before they were set."""
+
+    name: str
+    task: str
+    model: ModelRef
+    peak_bytes: int
+    flop_ratio: float
+    """The price is counted, not timed: every machine marks alike."""
+    hint: str
+
+    @property
+    def baseline(self) -> RunSpec:
+        return RunSpec(model=self.model)
+
+
+class Marked(Record):
+    """One thing that was asked, and whether the run has it; None: the run does not say."""
+
+    asked: str
+    found: str
+    met: bool | None
+
+
+_GPT = ModelRef(target="sample_models/gpt.py", size="small")
+_ROWS = (
+    Challenge(
+        name="attention",
+        task="Fit this GPT into 120 MiB at no more than +15 % arithmetic.",
+        model=_GPT,
+        peak_bytes=120 * 1024**2,
+        flop_ratio=1.15,
+        hint="A block need not be recomputed whole: which part of it holds much and is quickly made again?",
+    ),
+    Challenge(
+        name="gpt",
+        task="Fit this GPT into 60 MiB at no more than +30 % arithmetic.",
+        model=_GPT,
+        peak_bytes=60 * 1024**2,
+        flop_ratio=1.30,
+        hint="Recomputing everything is a little too dear. Which block does backward need first?",
+    ),
+    Challenge(
+        name="resnet",
+        task="Fit this ResNet into 40 MiB at no more than +20 % arithmetic, without moving its statistics twice.",
+        model=ModelRef(target="sample_models/resnet.py", size="small"),
+        peak_bytes=40 * 1024**2,
+        flop_ratio=1.20,
+        hint="Early blocks hold large pictures. A budget typed above the graph finds the cheapest policy.",
+    ),
+)
+CHALLENGES = {row.name: row for row in _ROWS}
+
+
+def is_about(challenge: Challenge, run: Comparison) -> bool:
+    """Whether `run` compares a policy on the model of the challenge with keeping everything."""
+    return run.candidate.spec.model == challenge.model and run.baseline.spec.model == challenge.model
+
+
+def marks(challenge: Challenge, run: Comparison) -> tuple[Marked, ...]:
+    """Peak and verdict as `run` measured them, and the arithmetic that it counted."""
+    peak, ratio = run.candidate.step_peak_bytes, run.headlines()["flop_ratio"]
+    return (
+        Marked(
+            asked=f"step peak at most {mib(challenge.peak_bytes)}",
+            found="not measured" if peak is None else mib(peak),
+            met=None if peak is None else peak <= challenge.peak_bytes,
+        ),
+        Marked(
+            asked=f"arithmetic at most ×{challenge.flop_ratio:.2f}",
+            found="not counted" if ratio is None else f"×{ratio:.3f}",
+            met=None if ratio is None else ratio <= challenge.flop_ratio,
+        ),
+        Marked(
+            asked="the same gradients and state",
+            found=run.verdict,
+            met=run.verdict in ("bitwise equal", "rounding"),
+        ),
+    )

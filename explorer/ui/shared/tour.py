@@ -1,0 +1,199 @@
+"""The guided path: offered on a first visit, one step at a time, to be skipped, left and begun again at any moment."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import streamlit as st
+
+from explorer.errors import ExplorerError
+from explorer.plan.challenges import CHALLENGES, is_about, marks
+from explorer.plan.peak_question import peak_guesses
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import Measurement
+from explorer.ui.session import backend
+from explorer.ui.session.kept import kept
+from explorer.ui.session.plain import plain
+from explorer.ui.shared.readable import small
+from explorer.view.drawing.units import mib
+from explorer.view.words.tour import OFFER, STEPS
+
+RESNET = ModelRef(target="sample_models/resnet.py", size="small")
+
+
+@dataclass(slots=True, kw_only=True)
+class Tour:
+    """How far one visitor has come. Changed in place."""
+
+    at: int | None = None
+    """Number of the step; None: not on the path."""
+    offered: bool = field(default_factory=lambda: _nobody_ran_anything())
+    guess: int | None = None
+    """Bytes that were guessed."""
+    n_units: int = 0
+    """Units of the policy when the whole page was drawn last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnPage:
+    """What a page knows that steps ask for."""
+
+    baseline: Measurement | None = None
+    comparison: Comparison | None = None
+    """Of the policy that is drawn."""
+    foreseen_bytes: int | None = None
+    """The peak if every block is recomputed."""
+    n_units: int = 0
+    has_split: bool = False
+
+
+def current() -> Tour:
+    return kept("tour", Tour, Tour)
+
+
+def begin() -> None:
+    """From the first step, on the Explore page."""
+    st.session_state["tour"] = Tour(at=0, offered=False)
+
+
+def outdated(n_units: int) -> bool:
+    """Whether a click in the graph has done, or undone, what the step that is shown asks for."""
+    tour = current()
+    asks = tour.at is not None and STEPS[tour.at].key == "toggle"
+    return asks and (tour.n_units > 0) != (n_units > 0)
+
+
+def page_begins(n_units: int) -> None:
+    """The whole page is drawn, with this policy."""
+    current().n_units = n_units
+
+
+def tour_panel(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
+    """The step that is next, or the offer; nothing for who has left it."""
+    tour = current()
+    if tour.at is None:
+        if tour.offered and seen.baseline is not None:
+            _offer(tour)
+        return
+    step = STEPS[tour.at]
+    with st.container(border=True, key="tour"):
+        small(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
+        st.markdown(_filled(step.text, seen))
+        if step.key == "guess":
+            _question(tour, seen)
+        elif step.key == "batchnorm":
+            _go("Open the ResNet", partial(choose_model, RESNET))
+        elif step.key == "challenge":
+            _challenges(seen, choose_model)
+        _steps(tour, is_done=_is_done(step.key, tour, seen))
+
+
+def _nobody_ran_anything() -> bool:
+    try:
+        return all(run.kind == "measurement" for run in backend.store().list())
+    except ExplorerError:  # the Runs page says why the store cannot be read
+        return False
+
+
+def _offer(tour: Tour) -> None:
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="tour_offer"):
+        small(OFFER)
+        st.button("Show me", key="tour_begin", type="tertiary", icon=":material/school:", on_click=begin)
+        st.button("Not now", key="tour_decline", type="tertiary", on_click=_leave, args=(tour,))
+
+
+def _leave(tour: Tour) -> None:
+    tour.at, tour.offered = None, False
+
+
+def _move(tour: Tour, by: int) -> None:
+    if tour.at is not None:
+        tour.at = max(tour.at + by, 0)
+
+
+def _steps(tour: Tour, *, is_done: bool) -> None:
+    with st.container(horizontal=True, gap="small", key="tour_steps"):
+        if tour.at:
+            st.button("Back", key="tour_back", on_click=_move, args=(tour, -1))
+        if tour.at is not None and tour.at + 1 < len(STEPS):
+            name, kind = ("Next", "primary") if is_done else ("Skip this step", "secondary")
+            st.button(name, key="tour_next", type=kind, on_click=_move, args=(tour, 1))  # type: ignore[arg-type]
+        st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour,))
+
+
+_AGAIN = "The Lab page begins it again."
+
+
+def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
+    ran = seen.comparison is not None
+    done = {
+        "guess": tour.guess is not None,
+        "toggle": seen.n_units > 0,
+        "run": ran,
+        "understand": ran,
+        "batchnorm": seen.comparison is not None and seen.comparison.verdict == "state moved",
+        "split": seen.has_split,
+    }
+    return done.get(key, True)
+
+
+def _filled(text: str, seen: OnPage) -> str:
+    """The text with this page's own figures; what is not measured is said so."""
+    figures = seen.comparison.headlines() if seen.comparison else {}
+    ratio = figures.get("time_ratio")
+    run = seen.comparison
+    return text.format(
+        peak=mib(seen.baseline.step_peak_bytes if seen.baseline else None),
+        saved=mib(seen.baseline.saved_after_forward_bytes if seen.baseline else None),
+        before=mib(run.baseline.step_peak_bytes if run else None),
+        after=mib(run.candidate.step_peak_bytes if run else None),
+        cost=f"×{ratio:.2f} of the time" if ratio else "time that was not measured",
+        verdict=run.verdict if run else "not compared",
+    )
+
+
+def _question(tour: Tour, seen: OnPage) -> None:
+    """Four answers; the forecast is the key."""
+    run, foreseen = seen.baseline, seen.foreseen_bytes
+    if run is None or run.step_peak_bytes is None or run.saved_after_forward_bytes is None or foreseen is None:
+        small("The peak of this model is not foretold; run it and see.")
+        return
+    guesses = peak_guesses(run.step_peak_bytes, run.saved_after_forward_bytes, foreseen)
+    with st.container(horizontal=True, gap="small", key="tour_guesses"):
+        for guess in guesses:
+            st.button(
+                f"{mib(guess.peak_bytes)}",
+                key=f"tour_guess_{guess.peak_bytes}",
+                on_click=_guess,
+                args=(tour, guess.peak_bytes),
+            )
+    chosen = next((guess for guess in guesses if guess.peak_bytes == tour.guess), None)
+    if chosen is not None:
+        said = "Right" if chosen.right else f"Not {mib(chosen.peak_bytes)}"
+        more = "" if chosen.right else f" It is foretold to be {mib(foreseen)}."
+        (st.success if chosen.right else st.info)(f"{said}. {chosen.because}{more} A run will say whether it is true.")
+
+
+def _guess(tour: Tour, n_bytes: int) -> None:
+    tour.guess = n_bytes
+
+
+def _challenges(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
+    for challenge in CHALLENGES.values():
+        st.markdown(f"**{challenge.task}**")
+        if seen.comparison is not None and is_about(challenge, seen.comparison):
+            for mark in marks(challenge, seen.comparison):
+                sign = {True: ":green-badge[met]", False: ":red-badge[not met]", None: ":gray-badge[unknown]"}[mark.met]
+                small(f"{sign} {mark.asked}: {plain(mark.found)}")
+            small(challenge.hint)
+        else:
+            _go("Open its model", partial(choose_model, challenge.model), key=f"challenge_{challenge.name}")
+
+
+def _go(label: str, act: Callable[[], None], *, key: str = "tour_open") -> None:
+    if st.button(label, key=key, icon=":material/open_in_new:"):
+        act()
+        st.switch_page(st.session_state["pages"]["explore"])

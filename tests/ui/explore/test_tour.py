@@ -1,0 +1,62 @@
+"""The guided path: offered once, walked by doing, skipped at any moment, begun again in the lab."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from streamlit.testing.v1 import AppTest
+
+from explorer.view.words.tour import STEPS
+from tests.ui.page_driver import say, settle, texts
+
+App = Callable[..., AppTest]
+ALL = [f"blocks.{i}" for i in range(6)]
+
+
+def press(at: AppTest, key: str) -> AppTest:
+    return settle(at.button(key=key).click().run())
+
+
+def where(at: AppTest) -> str:
+    return next((step.key for step in STEPS if f"of {len(STEPS)}] **{step.title}**" in texts(at)), "")
+
+
+def next_says(at: AppTest) -> str:
+    return at.button(key="tour_next").label
+
+
+def test_the_path_from_the_offer_to_the_marks(app: App) -> None:
+    at = press(app(), "tour_begin")
+    assert where(at) == "see" and "104.5 MiB" in texts(at)
+    at = press(at, "tour_next")
+    assert where(at) == "guess" and next_says(at) == "Skip this step"
+    guesses = [button for button in at.button if (button.key or "").startswith("tour_guess_")]
+    sizes = [int(button.key.rpartition("_")[2]) for button in guesses]
+    assert len(guesses) >= 3 and sizes == sorted(sizes, reverse=True)
+    at = settle(guesses[0].click().run())
+    assert "It is foretold to be 34.5 MiB" in at.info[0].value and next_says(at) == "Next"
+    right = next(button for button in at.button if button.label == "34.5 MiB")
+    at = settle(right.click().run())
+    assert at.success[0].value.startswith("Right.")
+    at = press(at, "tour_next")
+    assert where(at) == "toggle" and next_says(at) == "Skip this step"
+    at = say(at, on=ALL)
+    assert next_says(at) == "Next"
+    at = press(press(at, "tour_next"), "run")
+    assert where(at) == "run" and next_says(at) == "Next"
+    at = press(at, "tour_next")
+    assert "104.5 MiB became 34.5 MiB" in texts(at) and "*bitwise equal*" in texts(at)
+    for key in ("take", "batchnorm", "split", "challenge"):
+        at = press(at, "tour_next")
+        assert where(at) == key
+    assert "step peak at most 60.0 MiB: 34.5 MiB" in texts(at).replace("\\", "")
+    assert "tour_next" not in [button.key for button in at.button]
+    at = press(press(at, "tour_back"), "tour_leave")
+    assert where(at) == "" and "tour_begin" not in [button.key for button in at.button]
+
+
+def test_who_declines_is_left_alone_and_who_ran_something_is_not_asked(app: App) -> None:
+    at = press(app(), "tour_decline")
+    assert "tour_begin" not in [button.key for button in at.button] and where(at) == ""
+    press(say(at, on=ALL), "run")
+    assert "tour_begin" not in [button.key for button in app().button]
