@@ -30,6 +30,14 @@ Model = Annotated[
 ]
 PolicyPath = Annotated[str, typer.Argument(metavar="policy.yaml", help="A policy file.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to a file instead of stdout.")]
+Predict = Annotated[
+    bool,
+    typer.Option(
+        "--predict",
+        help="Allocate and run nothing: every figure is predicted. For models that do not fit here.",
+        rich_help_panel="Step",
+    ),
+]
 PolicyName = Annotated[
     str,
     typer.Option(
@@ -137,9 +145,11 @@ class KeepOptions:
     ] = False
 
 
-def describe(worker: Worker, model: ModelRef, seed: int, device: Device = "cpu") -> ModelGraph:
+def describe(
+    worker: Worker, model: ModelRef, seed: int, device: Device = "cpu", *, without_data: bool = False
+) -> ModelGraph:
     """The model's graph. Raises RunFailed."""
-    graph = ask(worker, Describe(model=model, seed=seed, device=device))
+    graph = ask(worker, Describe(model=model, seed=seed, device=device, without_data=without_data))
     assert isinstance(graph, ModelGraph)
     return graph
 
@@ -186,11 +196,11 @@ def needs_graph(name: str) -> bool:
     return name != "keep-all"
 
 
-def chosen_policy(worker: Worker, name: str, spec: RunSpec) -> Policy:
+def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, without_data: bool = False) -> Policy:
     """The policy by name, describing the model only where the policy depends on it."""
     if not needs_graph(name):
         return KEEP_ALL
-    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device))
+    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device, without_data=without_data))
 
 
 def _value(text: str) -> int | float | str | bool:

@@ -57,7 +57,8 @@ def print_measurement(run: Measurement) -> None:
     _figures(console, run)
     if run.failure is None:
         phase = f", in {run.peak_phase}" if run.peak_phase else ""
-        console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.[/]\n")
+        origin = " Predicted: nothing was allocated or run." if run.origin == "predicted" else ""
+        console.print(f"  [dim]The peak is {mib(run.step_peak_bytes)}{phase}.{origin}[/]\n")
         console.print(_block_table(run))
     else:
         where = f" in {escape(run.failed_in)}" if run.failed_in else ""

@@ -64,9 +64,13 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     and every generator are set, see `world.as_found`.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
+    return trainee_of(spec, twin(loaded, seed=spec.seed) if loaded else load_for(spec))
+
+
+def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:
+    """As `prepare`, of a model that nobody else has."""
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
-    own = twin(loaded, seed=spec.seed) if loaded else load_for(spec)
     own = place(own, device, torch_dtype(spec))
     model = own.model
     set_mode(model, spec.mode)
@@ -85,7 +89,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """One whole step; returns the loss (mean over the batch). What the model raises passes through as it is."""
-    losses = _gradients(trainee, on_phase)
+    losses = gradients(trainee, on_phase)
     if trainee.optimizer is not None:
         on_phase("optimizer")
         trainee.optimizer.step()
@@ -94,11 +98,11 @@ def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
     """The step without its optimizer; gradients start as None and are added up over the microbatches."""
-    return sum(loss.item() for loss in _gradients(trainee, on_phase))
+    return sum(loss.item() for loss in gradients(trainee, on_phase))
 
 
-def _gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
-    """The losses, still on the device: reading one would make the host wait in the middle of the step."""
+def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
+    """Forward and backward. The losses are still on the device: reading one would make the host wait in the step."""
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []

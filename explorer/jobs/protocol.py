@@ -35,6 +35,8 @@ class Describe(Record, tag=True):
     model: ModelRef
     seed: int = 0
     device: Device = "cpu"
+    without_data: bool = False
+    """No memory for its parameters: a model of any size can be described."""
 
 
 class Measure(Record, tag=True):
@@ -43,6 +45,8 @@ class Measure(Record, tag=True):
     spec: RunSpec
     until_it_fits: bool = False
     """Where memory is refused, the same step under policies that need ever less."""
+    without_data: bool = False
+    """Foreseen instead of measured: nothing of the model is allocated, no kernel runs."""
 
 
 class SaveSnapshot(Record, tag=True):

@@ -9,6 +9,7 @@ import argparse
 import faulthandler
 import os
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 
 from explorer.child_process.forks import WARM, Forks
@@ -45,17 +46,30 @@ def answer(request: Request, report: Report) -> Record:
         return _answer(request, report)
 
 
+def _described(request: Describe, report: Report) -> Record:
+    from explorer.engine.model.describe import describe
+    from explorer.engine.world.without_data import without_data
+
+    with without_data() if request.without_data else nullcontext():
+        return describe(request.model, seed=request.seed, device=request.device, report=report)
+
+
+def _measured(request: Measure, report: Report) -> Record:
+    from explorer.engine.measure.fits import measure_what_fits
+    from explorer.engine.measure.foreseen import foresee
+    from explorer.engine.measure.measure import measure
+
+    if request.without_data:
+        return foresee(request.spec, report)
+    return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
+
+
 def _answer(request: Request, report: Report) -> Record:
     match request:
         case Describe():
-            from explorer.engine.model.describe import describe
-
-            return describe(request.model, seed=request.seed, device=request.device, report=report)
+            return _described(request, report)
         case Measure():
-            from explorer.engine.measure.fits import measure_what_fits
-            from explorer.engine.measure.measure import measure
-
-            return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
+            return _measured(request, report)
         case SaveSnapshot():
             from explorer.engine.measure.snapshot import save_snapshot
 

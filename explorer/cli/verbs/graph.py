@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, verb
-from explorer.cli.options import Model, ModelOptions, Out, describe
+from explorer.cli.options import Model, ModelOptions, Out, Predict, describe
 from explorer.cli.worker import print_or_write, worker
 from explorer.record.base import to_plain
 from explorer.record.graph import Block, ModelGraph
@@ -28,10 +28,11 @@ def graph(
     output: Output,
     format: Annotated[Literal["tree", "json", "dot", "svg"], typer.Option("--format")] = "tree",
     out: Out = None,
+    predict: Predict = False,
 ) -> None:
     """The block graph of one observed run."""
     with worker() as engine:
-        model_graph = describe(engine, options.ref(model), options.seed)
+        model_graph = describe(engine, options.ref(model), options.seed, without_data=predict)
     if output.json or format == "json":
         text = msgspec.json.encode({**to_plain(model_graph), "fingerprint": model_graph.fingerprint}).decode() + "\n"
     elif format == "tree":

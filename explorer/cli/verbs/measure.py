@@ -16,12 +16,14 @@ from explorer.cli.options import (
     Model,
     ModelOptions,
     PolicyName,
+    Predict,
     StepOptions,
     chosen_policy,
     describe,
 )
 from explorer.cli.report import document, print_measurement
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
+from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, SaveSnapshot
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.record.graph import ModelGraph
@@ -53,6 +55,7 @@ class MeasureOptions:
         bool,
         typer.Option("--fit", help="Out of memory: recompute ever more until it fits.", rich_help_panel="Limits"),
     ] = False
+    predict: Predict = False
 
 
 @verb
@@ -68,15 +71,17 @@ def measure(
     """One training step under a policy: memory, FLOPs and time."""
     ref = options.ref(model)
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
+    if extra.predict and (extra.fit or extra.snapshot is not None):
+        raise BadInput("--predict runs nothing, so there is nothing to fit and no snapshot.", hint="Leave --fit out.")
     check_writable(keep.save, extra.snapshot)
     with worker() as engine:
-        chosen = chosen_policy(engine, policy, spec)
+        chosen = chosen_policy(engine, policy, spec, without_data=extra.predict)
         spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
             say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
-        asked = Measure(spec=spec, until_it_fits=extra.fit)
-        measured: Measurement = ask(engine, asked, keep=not keep.no_store)
+        asked = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
+        measured: Measurement = ask(engine, asked, keep=not (keep.no_store or extra.predict))
         graph = describe(engine, ref, options.seed) if measured.refused else None
     if output.json:
         print_json(document(measured))

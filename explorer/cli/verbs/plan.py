@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
-from explorer.cli.options import Model, ModelOptions, StepOptions, describe
+from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe
 from explorer.cli.report import figures
 from explorer.cli.worker import ask, check_writable, worker, write_file
 from explorer.errors import BadInput
@@ -52,6 +52,7 @@ class BudgetOptions:
             "--out", metavar="FILE", help="Write the policy file with its evidence.", rich_help_panel="Output"
         ),
     ] = None
+    predict: Predict = False
 
 
 @verb
@@ -65,8 +66,8 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     check_writable(asked.out)
     with worker() as engine:
-        graph = describe(engine, ref, options.seed)
-        first = _first_run(engine, spec, graph)
+        graph = describe(engine, ref, options.seed, without_data=asked.predict)
+        first = _first_run(engine, spec, graph, predict=asked.predict)
         planner = Planner(first, graph)
         tries = _tried(engine, spec, first, planner, asked)
     chosen, run = tries[-1]
@@ -86,15 +87,18 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         raise typer.Exit(DIFFERENT)
 
 
-def _measured(engine: Worker, spec: RunSpec, policy: Policy) -> Measurement:
-    run = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=policy)))
+def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool) -> Measurement:
+    asked = Measure(spec=msgspec.structs.replace(spec, policy=policy), without_data=predict)
+    run = ask(engine, asked, keep=not predict)
     assert isinstance(run, Measurement)
     return run
 
 
-def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph) -> Measurement:
+def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
     """Everything kept, or, where that does not fit, the first run that does. Raises RunFailed where none does."""
-    run: Measurement = ask(engine, Measure(spec=msgspec.structs.replace(spec, policy=KEEP_ALL), until_it_fits=True))
+    kept_all = msgspec.structs.replace(spec, policy=KEEP_ALL)
+    asked = Measure(spec=kept_all, until_it_fits=not predict, without_data=predict)
+    run: Measurement = ask(engine, asked, keep=not predict)
     if run.refused:
         say(f"[yellow]{escape(did_not_fit(run, keep_all_from(run, graph)))}[/]")
     if run.failure is not None:
@@ -114,7 +118,7 @@ def _tried(
     def run(policy: Policy) -> Measurement:
         if policy != first.policy:
             say(f"The run was over the budget of {mib(first.budget_bytes)}: planned once more with as much less.")
-        chosen = _measured(engine, spec, policy)
+        chosen = _measured(engine, spec, policy, predict=asked.predict)
         if chosen.failure is not None and chosen.failure.kind != "out of memory":
             raise RunFailed(chosen.failure)
         return chosen
@@ -142,13 +146,19 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
         colour, word = ("green", "kept") if met else ("bold red", "missed")
         console.print(f"  Budget       {mib(chosen.budget_bytes)}, [{colour}]{word}[/]")
     baseline_bytes = chosen.baseline_step_peak_bytes
-    console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} measured")
-    console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else 'measured'}")
+    console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
+    console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
     if chosen.cost_ratio is not None:
         spread = "" if chosen.cost_ratio_spread is None else f" ± {chosen.cost_ratio_spread:.1%}"
         foreseen = f"{chosen.cost_ratio - 1:+.1%}{spread} predicted"
         console.print(f"  Time         {foreseen}, in {chosen.cost_unit}{_ran(first, run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
+    for warning in first.warnings if first.origin == "predicted" else ():
+        console.print(f"  [yellow]{escape(warning)}[/]")
+
+
+def _origin(run: Measurement) -> str:
+    return "measured" if run.origin == "measured" else "played without data"
 
 
 def _ran(first: Measurement, run: Measurement) -> str:
@@ -159,6 +169,8 @@ def _ran(first: Measurement, run: Measurement) -> str:
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
+    if run.origin == "predicted":  # no evidence: nothing was measured
+        return policy_file.dumps(chosen.policy, model=graph.model, fingerprint=graph.fingerprint)
     evidence = Evidence(
         device=run.environment.device_name,
         torch_version=run.environment.torch_version,

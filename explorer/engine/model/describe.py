@@ -32,6 +32,7 @@ from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.rng import RngState
+from explorer.engine.world.without_data import is_without_data
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
@@ -136,7 +137,8 @@ def _described(own: Loaded, another: Callable[[], Loaded], device: Device) -> Mo
 def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
     """Nothing is kept for backward, so that a model whose step does not fit can be described; of one that takes
     gradients in its forward `another` is watched again, which keeps everything."""
-    for lets_go in (True, False):
+    # What has no data takes no memory either.
+    for lets_go in (False,) if is_without_data() else (True, False):
         rng = RngState.capture(own.model)
         if device != "cpu":
             own = place(own, device, None)

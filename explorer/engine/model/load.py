@@ -37,6 +37,7 @@ from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.model.returned import unpacked
 from explorer.engine.model.weights import load_weights
 from explorer.engine.world.rng import seed_everything
+from explorer.engine.world.without_data import blaming_decisions
 from explorer.errors import ExplorerError, ModelNotLoaded, nearest
 from explorer.plan.names import listed
 from explorer.record.graph import ModelRef
@@ -64,7 +65,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     shape, arguments = _batch_shape(factory, arguments)
     seed_everything(seed)
     try:
-        with limited_process(limit_bytes):
+        with limited_process(limit_bytes), blaming_decisions(ref.target):
             built = factory(**arguments)
     except ExplorerError:
         raise

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.device.limits import is_out_of_memory
+from explorer.engine.world.without_data import blaming_decisions
 from explorer.errors import ExplorerError, ModelFailed
 from explorer.record.graph import ModelRef
 
@@ -98,8 +99,11 @@ def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None)
             return leaf
         return cast(leaf.detach()).requires_grad_(leaf.requires_grad)
 
-    model = loaded.model.to(device)
-    if dtype is not None:
+    model = loaded.model
+    held = [*model.parameters(), *model.buffers()]
+    if any(tensor.device != torch.device(device) for tensor in held):
+        model = model.to(device)
+    if any(tensor.dtype != cast_type(tensor.dtype, dtype) for tensor in held):
         model._apply(cast)  # .to(dtype) would cut complex parameters down to their real part
     return replace(loaded, model=model, inputs=tree_map(moved, loaded.inputs), targets=tree_map(moved, loaded.targets))
 
@@ -126,7 +130,8 @@ def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
     """Turns what the model raises while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
-        yield
+        with blaming_decisions(ref.target):
+            yield
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:

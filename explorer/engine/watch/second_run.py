@@ -27,6 +27,7 @@ from explorer.engine.watch.handed import Handed
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.statistics_use import StatisticsUse
 from explorer.engine.world.generators import generators_in_reach, get_position, identity, image, imported_numpy
+from explorer.engine.world.without_data import is_without_data
 from explorer.plan.names import lineage
 from explorer.record.graph import Trait
 
@@ -111,6 +112,8 @@ class SecondRun(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func.namespace == "prim":  # a tensor of another class is asked where it lies
+            return func(*args, **kwargs)
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
         for call in self._calls:
             if call.handed.read is not None:
@@ -141,7 +144,8 @@ class SecondRun(TorchDispatchMode):
         return address, self._born.get(address, -1)
 
     def _drew(self, func: Any, generator: torch.Generator, before: bytes) -> None:
-        if get_position(generator) == before:  # dropout in eval mode, or of nothing
+        # Dropout in eval mode, or of nothing; without data no generator moves.
+        if get_position(generator) == before and not is_without_data():
             return
         default = identity(generator) in map(identity, _defaults())
         for call in self._calls:

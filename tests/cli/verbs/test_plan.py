@@ -35,6 +35,17 @@ def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_plan_of_what_is_only_predicted_says_so_and_has_no_evidence(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    result = run("--budget", "70%", "--predict", "--out", str(path))
+    assert result.exit_code == 0, result.stderr
+    assert "played without data" in result.stdout and "measured" not in result.stdout
+    assert "What kernels take for themselves is not in it" in " ".join(result.stdout.split())
+    file = policy_file.load(str(path))
+    assert file.evidence is None and file.policy.units
+
+
+@pytest.mark.slow
 def test_a_budget_out_of_reach_is_one_sentence() -> None:
     result = run("--budget", "1MiB")
     assert result.exit_code == 2

@@ -1,0 +1,97 @@
+"""Models of any size on any machine: their parameters have shapes and types, and no memory.
+
+Each parameter becomes a fake tensor when it is registered, so that never more than one of them is there for a moment,
+and what is computed from one is fake too. All else (masks, positions, the batch) is real: a model may look at those.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    is_fake,
+)
+
+from explorer.errors import ModelFailed
+
+Cast = Callable[[torch.dtype], torch.dtype]
+_active = 0
+
+
+def as_built(dtype: torch.dtype) -> torch.dtype:
+    """A Cast that casts nothing."""
+    return dtype
+
+
+def is_without_data() -> bool:
+    """Whether models are built without memory just now."""
+    return _active > 0
+
+
+@contextmanager
+def without_data(cast: Cast = as_built) -> Iterator[None]:
+    """Modules that are built inside have no memory for their parameters, whose types are what `cast` makes of them."""
+    global _active
+    registered, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def register(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        registered(module, name, parameter)
+        if parameter is not None and parameter.device.type == "cpu" and not is_fake(parameter):
+            module._parameters[name] = _fake(parameter, mode, cast)
+
+    def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # draws again until it likes the values
+        return tensor if is_fake(tensor) else truncated(tensor, *args, **kwargs)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
+    nn.init._no_grad_trunc_normal_ = trunc_normal
+    _active += 1
+    quiet = logging.getLogger("torch._subclasses.fake_tensor")  # what it logs is said by the error
+    level = quiet.level
+    quiet.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            # Whoever watches asks where a storage lies; it is told "nowhere", and that this is deprecated.
+            warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+            yield
+    finally:
+        nn.Module.register_parameter = registered  # type: ignore[method-assign]
+        nn.init._no_grad_trunc_normal_ = truncated
+        _active -= 1
+        quiet.setLevel(level)
+
+
+@contextmanager
+def blaming_decisions(target: str) -> Iterator[None]:
+    """A model that decides by what its parameters make of the batch cannot be run without them. Raises ModelFailed."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise ModelFailed(
+            f"{target} cannot be foreseen without its data: it decides by values that it computes ({error.func}).",
+            hint="Measure a smaller build of it instead, by --set.",
+        ) from error
+
+
+def cast_buffers(model: nn.Module, cast: Cast) -> None:
+    """Buffers are real: they take their type here, as nothing casts parameters that have it already."""
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = buffer.to(cast(buffer.dtype))
+
+
+def _fake(parameter: nn.Parameter, mode: FakeTensorMode, cast: Cast) -> Any:
+    own = cast(parameter.dtype)
+    with mode:
+        empty = torch.empty_strided(parameter.shape, parameter.stride(), dtype=own, device=parameter.device.type)
+    return nn.Parameter(empty, requires_grad=parameter.requires_grad)
