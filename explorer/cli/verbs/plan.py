@@ -170,7 +170,7 @@ def _ran(first: Measurement, run: Measurement) -> str:
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:
     if run.origin == "predicted":  # no evidence: nothing was measured
-        return policy_file.dumps(chosen.policy, model=graph.model, fingerprint=graph.fingerprint)
+        return policy_file.dumps(policy_file.file_of(chosen.policy, graph))
     evidence = Evidence(
         device=run.environment.device_name,
         torch_version=run.environment.torch_version,
