@@ -127,5 +127,5 @@ def _cut(
 
 
 def plan_in(policy: str, graph: ModelGraph) -> PipelinePlan | None:
-    """Of a file, if `policy` names one."""
+    """The plan of a file, if `policy` names one."""
     return door.load(policy, graph).file.pipeline if Path(policy).is_file() else None

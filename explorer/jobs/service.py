@@ -69,7 +69,7 @@ class Service:
                 submitted = self._waiting.pop(0)
                 begun = self._begin(submitted)
             if begun is not None:
-                self._finish(submitted, begun)
+                self._finish(begun)
 
     def _follow(self) -> None:
         try:
@@ -107,7 +107,7 @@ class Service:
         self._working = submitted.job, process
         return process
 
-    def _finish(self, submitted: Submit, process: JobProcess) -> None:
+    def _finish(self, process: JobProcess) -> None:
         answer = process.answer(self._send)
         with self._changed:
             self._working = None

@@ -34,7 +34,7 @@ class FactoryArguments(Record):
 
 
 def factory_arguments(target: str) -> FactoryArguments:
-    """Of a model reference; none where its text is not found or cannot be read: opening the model says why."""
+    """Arguments that a model takes; none where its text is not found or cannot be read: opening the model says why."""
     if target.startswith("hf:"):
         own = _of_configuration(target.removeprefix("hf:"))
         usual = {name: value for name, value in own.usual.items() if _is_offered(name)}

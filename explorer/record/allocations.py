@@ -96,7 +96,3 @@ class Allocations(Record):
         """First tick at which most is held."""
         held = self.held_bytes
         return held.index(max(held))
-
-    def alive_at(self, tick: int) -> list[int]:
-        """Indices of the entries alive at `tick`."""
-        return [i for i, (born, died) in enumerate(zip(self.born, self.died)) if born <= tick < died]

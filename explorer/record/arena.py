@@ -30,7 +30,7 @@ class Bout(Record):
     step_peak_bytes: int | None = None
     step: Samples = Samples()
     baseline_step: Samples = Samples()
-    """Of the step with everything kept, taken in turns with those of `step`."""
+    """The step with everything kept, taken in turns with those of `step`."""
     time_ratio: float | None = None
     """Median of the paired ratios."""
     time_ratio_spread: float | None = None

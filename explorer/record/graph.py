@@ -75,9 +75,9 @@ class Block(Record):
     rerun_flops: int
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
     op_flops: dict[str, int] = {}
-    """Of `forward_flops`, by operator; empty where there are FLOPs: nobody saw the operators."""
+    """`forward_flops` by operator; empty where there are FLOPs: nobody saw the operators."""
     late_op_flops: dict[str, int] = {}
-    """Of `op_flops`, what lies behind the last tensor that is saved."""
+    """The part of `op_flops` that lies behind the last tensor that is saved."""
     last_saved_in: str = ""
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()
@@ -186,7 +186,7 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
 
     @cached_property
     def next_in_turn(self) -> dict[str, str]:
-        """Of each block the sibling behind it that it can be recomputed together with, as one segment."""
+        """For each block the sibling behind it that it can be recomputed together with, as one segment."""
         followers = {
             block.follows: block.fqn for block in self.blocks if block.follows and not self._is_chain(block.parent)
         }

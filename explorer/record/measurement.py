@@ -117,7 +117,7 @@ class Measurement(Record):
     """Of the process that recorded it, and how many there were; None: it ran alone."""
     n_ranks: int | None = None
     graph: ModelGraph | None = None
-    """Of a recorded step: nobody can describe its model again."""
+    """The model of a recorded step: nobody can describe its model again."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None

@@ -37,7 +37,7 @@ class Plan(Record):
     extra_cost: float
     """What recomputing takes, in `cost_unit`."""
     step_cost: float
-    """Of the step without recompute."""
+    """The cost of the step without recompute."""
     cost_unit: CostUnit
     certificate: Certificate
     cost_ratio_spread: float | None = None

@@ -64,7 +64,7 @@ def found_run(which: str) -> ReportOf:
 
 
 def _graph(reported: ReportOf) -> ModelGraph | None:
-    """Of a model that can be loaded here; what stands in its way is said, and the report goes without hazards."""
+    """The graph where the model can be loaded; what stands in its way is said, and the report goes without hazards."""
     has_hazards = isinstance(reported.run, (Comparison, Measurement, PipelineRun))
     if reported.known_graph is not None or reported.spec.model.is_recorded or not has_hazards:
         return reported.known_graph

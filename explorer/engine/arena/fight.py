@@ -171,12 +171,12 @@ class _Ring:
             with self._limited():
                 rerun = take(prepare(self._spec, self._loaded), full=self._full, like=base)
                 exact, _ = reference(self._spec, self._loaded, base)
-        sticks = Yardsticks(coarsest_epsilon(self._spec, base.gradients), rerun, exact)
+        yardsticks = Yardsticks(coarsest_epsilon(self._spec, base.gradients), rerun, exact)
         environment = self._device.environment(self._spec.n_threads)
         run = Measurement(spec=self._spec, environment=environment)
-        fields = side_by_side(base, outcome, sticks)
+        fields = side_by_side(base, outcome, yardsticks)
         if self._full:
-            fields["carried"] = carried(base, outcome, sticks, ())
+            fields["carried"] = carried(base, outcome, yardsticks, ())
         else:
             fields |= {"parameters": (), "rng": (), "eval_output": None}
         return Comparison(baseline=run, candidate=run, **fields)

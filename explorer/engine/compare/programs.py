@@ -55,14 +55,14 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
             cand = take_steps(candidate, lead=base)
         except Exception as error:  # whatever a stranger's program raises
             return {**fields, "failure": failure_of(error)}
-    sticks = Yardsticks(epsilon, rerun if because else base, exact)
+    yardsticks = Yardsticks(epsilon, rerun if because else base, exact)
     apart = _of_one_alone(*starts)
     for outcome in (base, cand):
         outcome.buffers = {key: value for key, value in outcome.buffers.items() if key not in names(apart)}
     moved = {key for key in apart if any(_moves(outcome, start, key) for outcome, start in zip((base, cand), starts))}
     fields |= {"unjudged": names(own | moved), "n_carried": n_looked_at(base) - len(own | apart)}
-    fields["carried"] = carried(base, cand, sticks, own | apart)
-    fields |= side_by_side(base, cand, sticks)
+    fields["carried"] = carried(base, cand, yardsticks, own | apart)
+    fields |= side_by_side(base, cand, yardsticks)
     return fields | {"parameters": _by_themselves(fields, base), "loss_equal": _equal_losses(base, cand)}
 
 

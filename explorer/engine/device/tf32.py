@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-_EXACT = "ieee"
-
 
 def tf32_kinds() -> tuple[str, ...]:
     """The kinds of operators that may use it: `convolutions`, `recurrent layers`, `matrix products`."""

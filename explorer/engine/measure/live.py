@@ -79,7 +79,7 @@ class LiveStep:
         self._recorder = self.device.recorder()
         self._policy = policy_of(self._model)
         segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
-        self._tracker = _LoopTracker(self._model, self.device.torch, self._existing(), segments=segments)
+        self._tracker = _LoopTracker(self._model, self.device.torch, self._tensors_before(), segments=segments)
         with ExitStack() as opened:
             self._said = opened.enter_context(_heard())
             opened.enter_context(self._recorder)
@@ -134,7 +134,7 @@ class LiveStep:
         error.add_note(told)
         return msgspec.structs.replace(failure, sentence=told)
 
-    def _existing(self) -> list[Any]:
+    def _tensors_before(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
         here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
         return tensors_before_step(self._model, self.optimizer, here)

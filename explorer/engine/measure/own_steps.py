@@ -87,10 +87,10 @@ class OwnSteps:
         if not self._fits(steps):
             return run
         samples, nothing = timed.block_samples(), BlockSamples()
-        bills = tuple(
-            msgspec.structs.replace(bill, forward=samples.get(bill.fqn, nothing).forward) for bill in run.blocks
+        blocks = tuple(
+            msgspec.structs.replace(cost, forward=samples.get(cost.fqn, nothing).forward) for cost in run.blocks
         )
-        return msgspec.structs.replace(run, times=timed.times(clock.name), blocks=bills)
+        return msgspec.structs.replace(run, times=timed.times(clock.name), blocks=blocks)
 
     def in_turns(self, policies: Sequence[Policy]) -> list[Times]:
         """What whole steps take under each, in turns: a slow minute hits all alike. Empty where they do not fit."""

@@ -91,7 +91,7 @@ def block_ms(trainee: Trainee, policy: Policy, clock: Clock) -> dict[tuple[str, 
 
 
 def live_step_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> dict[str, float]:
-    """Of one step of somebody's own the whole as `step`, the calls of the model as `forward`, and `backward`."""
+    """Times of one step of somebody's own: the whole as `step`, the calls of the model as `forward`, and `backward`."""
     spans: list[tuple[str, Any, Any]] = []
     begun: list[Any] = []
 

@@ -41,7 +41,7 @@ class Loaded:
     targets: Any
     loss_function: LossFunction | None
     left_behind: str = ""
-    """Of a copy: what of the model that was given it lacks, as a sentence."""
+    """What a copy lacks of the model that was given, as a sentence."""
 
     def output(self, model: nn.Module | None = None) -> Any:
         """The output for the whole batch, of `model` where one is given."""
@@ -181,7 +181,7 @@ def default_loss(output: Any) -> Tensor:
 
 
 def _losses(output: Any) -> list[Tensor]:
-    """Of a dict that names nothing but losses with one number each, as detection models return while they train."""
+    """Those of a dict that names nothing but losses with one number each, as detection models return in training."""
     if not isinstance(output, dict) or not output or not all("loss" in str(name) for name in output):
         return []
     losses = [loss for loss in output.values() if isinstance(loss, Tensor) and loss.numel() == 1]

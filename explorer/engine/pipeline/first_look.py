@@ -160,5 +160,5 @@ def place(tensor: Tensor) -> int:
 
 
 def n_bytes(tensor: Tensor) -> int:
-    """Of its elements."""
+    """The bytes of its elements."""
     return tensor.numel() * tensor.element_size()

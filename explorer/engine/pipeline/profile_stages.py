@@ -27,7 +27,7 @@ class StageBench:
     """Some stages of a pipeline, warm, and the same with their backward split; one rank a stage, all that they read."""
 
     def __init__(self, pipeline: Pipeline, look: FirstLook, stages: Collection[int], tick: Callable[[], None]) -> None:
-        """Of `stages` those of one kind are read as one; `tick` is called before every pass."""
+        """Stages of one kind among `stages` are read as one; `tick` is called before every pass."""
         self._tick, self._look = tick, look
         self._alone = stages, look.mail
         self.pipeline = dataclasses.replace(pipeline, rows=in_turn("FB", len(pipeline.parts)))

@@ -48,7 +48,7 @@ class Seen:
     op_flops: Counter[str] = field(default_factory=Counter)
     """By operator."""
     late_op_flops: Counter[str] = field(default_factory=Counter)
-    """Of these, what each call did behind its last saved tensor."""
+    """The part of these that each call did behind its last saved tensor."""
     last_saved_in: str = ""
     """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)

@@ -32,7 +32,7 @@ class OwnCheckpoints:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._stack: list[tuple[str, int, list[bool]]] = []
-        """Of each block that runs: fqn, doors on the interpreter's stack, and which of its calls went through one."""
+        """Each block that runs: fqn, doors on the interpreter's stack, and which of its calls went through one."""
         self._found: dict[str, None] = {}
         self._open = ExitStack()
 

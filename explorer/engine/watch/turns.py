@@ -38,10 +38,10 @@ class Turns:
         self._last: dict[str, _Ended] = {}
         self._given: list[Arguments] = []
         self._before: dict[str, list[str]] = defaultdict(list)
-        """Of each call of a block, the sibling whose call it follows, or the empty string."""
+        """For each call of a block the sibling whose call it follows, or the empty string."""
         self._owner: dict[Hashable, str] = {}
         self._readers: dict[str, set[str]] = defaultdict(set)
-        """Of what each block returned, the siblings that read it, and the empty string for all others."""
+        """The siblings that read what a block returned, and the empty string for all other readers."""
 
     def begins(self, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = arguments_of(args, kwargs)

@@ -143,7 +143,7 @@ class _Bits:
 
     bytes_: NDArray[np.uint8] | None
     like: Tensor
-    """Of the same form, without memory; a copy where there are no bytes."""
+    """A tensor of the same form without memory; a copy where there are no bytes."""
 
     def __init__(self, tensor: Tensor) -> None:
         detached = tensor.detach()

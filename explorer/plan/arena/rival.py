@@ -42,9 +42,9 @@ class Situation:
 
     def forward_ms(self, unit: Fqns) -> float:
         """Measured; where nothing was timed, FLOPs, in a unit that no milliseconds are mixed with."""
-        bills = [self.forecaster.baseline.by_fqn[fqn] for fqn in unit] if self.forecaster.baseline is not None else []
-        timed = [bill.forward.median_ms for bill in bills]
-        return sum(ms for ms in timed if ms is not None) or float(sum(bill.forward_flops for bill in bills))
+        costs = [self.forecaster.baseline.by_fqn[fqn] for fqn in unit] if self.forecaster.baseline is not None else []
+        timed = [cost.forward.median_ms for cost in costs]
+        return sum(ms for ms in timed if ms is not None) or float(sum(cost.forward_flops for cost in costs))
 
     def saved_bytes(self, unit: Fqns) -> int:
         return sum(self.graph.by_fqn[fqn].saved_bytes for fqn in unit)
@@ -87,4 +87,4 @@ class Rival:
     no policy says, by the function of its name in engine/arena."""
     takes_budget: bool = True
     module: str = ""
-    """Of engine/arena, where `choose` is None."""
+    """The file of engine/arena, where `choose` is None."""

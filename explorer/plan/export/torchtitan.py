@@ -50,7 +50,7 @@ class RecomputeBlocks(ActivationCheckpointing):
         pass
 
     def apply(self, model):
-        """Of a model part the blocks that it holds: under a pipeline each rank has some of them."""
+        """The blocks that a model part holds: under a pipeline each rank has some of them."""
         held = dict(model.named_modules())
         names = [name for name in BLOCKS if name in held]
         if not names and BLOCKS and not any(name.partition(".")[0] in held for name in BLOCKS):

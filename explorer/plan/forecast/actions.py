@@ -130,7 +130,7 @@ def _again_without(replay: Replay, call: SavedByCall, of_these: Mask) -> int:
 
 
 def _reentrant(replay: Replay, call: SavedByCall, *, alone: bool) -> SavedByCall:
-    """Of several calls the gradients that came in are told from sums for shared parameters by their size."""
+    """The gradients that came into several calls are told from sums for shared parameters by their size."""
     own = set(call.entries.tolist())
     outputs = [entry for entry in dict.fromkeys(call.returned) if entry not in call.inputs]
     arrived = np.flatnonzero((replay.born < call.begins) & (call.begins <= replay.died) & (replay.died < call.ends))

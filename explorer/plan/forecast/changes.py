@@ -119,9 +119,9 @@ class _Own:
     leave: Bytes
     back: Bytes
     owner: Bytes
-    """Of every entry, the innermost call that makes it again, or -1."""
+    """The innermost call that makes an entry again, or -1."""
     first_leave: Bytes
-    """Of every entry, when the first call lets it go."""
+    """When the first call lets an entry go."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ def line_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -
 
 
 def reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Iterator[tuple[int, int]]:
-    """Of each call that comes back the event before, and the most that is held meanwhile."""
+    """For each call that comes back the event before, and the most that is held meanwhile."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1

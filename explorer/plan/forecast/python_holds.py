@@ -38,7 +38,7 @@ def handing_on(graph: ModelGraph | None) -> frozenset[str]:
 def let_go(
     calls: Mapping[str, Sequence[Call]], used_until: Mapping[int, int], born: Bytes, chained: Collection[str]
 ) -> Bytes:
-    """Of every entry the first tick at which forward's code holds it no more; NEVER: it was made outside of blocks."""
+    """For every entry the first tick at which forward's code holds it no more; NEVER: it was made outside of blocks."""
     named = [(call, fqn) for fqn, own in calls.items() for call in own]
     named.sort(key=lambda one: (one[0].first, -one[0].end, one[1].count("."), one[1]))  # outer ones first
     order = np.argsort(born, kind="stable")

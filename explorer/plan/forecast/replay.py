@@ -47,7 +47,7 @@ class Replay:
     used_until: dict[int, int]
     """By entry that went into a block, the tick at which the last such call ended."""
     let_go: Bytes
-    """Of every entry, the tick by which the code that made it has let go of it; see python_holds.py."""
+    """For every entry the tick by which the code that made it has let go of it; see python_holds.py."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_outside: dict[str, tuple[bool, ...]]

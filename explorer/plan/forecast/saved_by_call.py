@@ -51,7 +51,7 @@ class SavedByCall:
     returned: tuple[int, ...]
     """All outputs."""
     late_bytes: int
-    """Of `entries` that are gone and back at the same moment."""
+    """Bytes of `entries` that are gone and back at the same moment."""
     again_bytes: int
     """Most that running forward again holds at once."""
     held: tuple[tuple[int, int, int], ...] = ()
@@ -120,7 +120,7 @@ def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
 
 
 def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
-    """Of each call the ticks at which backward allocates inside the unit.
+    """For each call the ticks at which backward allocates inside the unit.
 
     None where it allocates nothing, and where several calls go by before it: nobody knows then which are whose.
     """

@@ -35,7 +35,7 @@ class Candidate:
     unit: Unit
     calls: tuple[SavedByCall, ...]
     cost: float
-    """Of running it again, in `Candidates.cost_unit`."""
+    """The cost of running it again, in `Candidates.cost_unit`."""
     kin: tuple[str, ...]
     """The same for equal units of equal blocks."""
 
@@ -46,12 +46,12 @@ class Candidates:
 
     units: tuple[Candidate, ...]
     around: tuple[tuple[int, ...], ...]
-    """Of each candidate those that it lies in, innermost first."""
+    """For each candidate those that it lies in, innermost first."""
     stops_in: tuple[tuple[int, ...], ...]
-    """Of each candidate those inside at whose entry its recompute ends early."""
+    """For each candidate those inside at whose entry its recompute ends early."""
     cost_unit: CostUnit
     step_cost: float
-    """Of the whole step without recompute, in the same unit."""
+    """The cost of the whole step without recompute, in the same unit."""
 
 
 def candidates_of(

@@ -89,7 +89,7 @@ class Shape:
         return tuple(np.flatnonzero(x[: self.n_units] > 0.5).tolist())
 
     def cost(self, chosen: tuple[int, ...]) -> float:
-        """Of recomputing these, in the candidates' unit."""
+        """The cost of recomputing these, in the candidates' unit."""
         named = set(chosen)
         spared = sum(self._candidates.units[i].cost for j, i in self._stops if {i, j} <= named)
         return sum(self._candidates.units[i].cost for i in chosen) - spared
@@ -192,7 +192,7 @@ class Shape:
         return integrality
 
     def bounds(self, like: Minimum | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each column; `like` fixes how many of each kind."""
+        """The bounds of each column; `like` fixes how many of each kind."""
         least, most = np.zeros(self.n_columns), np.ones(self.n_columns)
         kinds = slice(self._first_kind, self.peak_column)
         most[kinds] = [len(members) for members in self._kinds]

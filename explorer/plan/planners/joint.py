@@ -121,7 +121,7 @@ class _Search:
         self.best: PlayedPlan | None = None
         self.cuts_first_ms: float | None = None
         self.bound_ms = float("inf")
-        """Of all numbers of microbatches so far."""
+        """The least for all numbers of microbatches so far."""
 
     def over_cuts(self, n_microbatches: int) -> None:
         """Judges the even cuts, and others as long as there is time."""

@@ -32,7 +32,7 @@ class RankChoice(NamedTuple):
     recomputed: frozenset[int]
     costs: tuple[StageCost, ...]
     rank_bytes: tuple[int, ...]
-    """Of every rank, the optimizer's state included."""
+    """Bytes of every rank, the optimizer's state included."""
 
 
 IDLE = RankChoice(frozenset(), (), (0,))

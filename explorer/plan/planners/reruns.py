@@ -32,9 +32,9 @@ class Rerun:
     alive: Bytes
     """Bytes of the rerun alone at each of its moments, nothing inside recomputed, less what is there already."""
     inside: tuple[tuple[int, Bytes, Bytes], ...]
-    """Of each candidate inside: bytes that it lets go, and that it keeps, at each moment."""
+    """Each candidate inside: bytes that it lets go, and that it keeps, at each moment."""
     back: tuple[tuple[int, int, dict[int, int]], ...]
-    """Of each candidate around that begins at the same tick: what it brings back, less what others inside it do."""
+    """Each candidate around that begins at the same tick: what it brings back, less what others inside it do."""
 
     def worst(self, x: NDArray[np.float64]) -> list[tuple[float, dict[int, float], float]]:
         """The moment that holds most under `x`, once a candidate around: excess bytes, coefficients, constant."""

@@ -46,7 +46,7 @@ class Solution:
 
     chosen: tuple[int, ...]
     value: float
-    """Of the objective: cost, or bytes of the peak."""
+    """What the objective comes to: cost, or bytes of the peak."""
     bound: float
     n_rows: int
     n_solves: int

@@ -241,11 +241,6 @@ def _short(unit: Unit) -> Any:
     return unit.blocks[0] if len(unit.blocks) == 1 else list(unit.blocks)
 
 
-def _target(graph: ModelGraph) -> str:
-    size = f", size {graph.model.size}" if graph.model.size else ""
-    return f"{graph.model.target}{size}"
-
-
 class _Plain(yaml.SafeDumper):
     """No anchors: the same list written twice is written out twice. Short lists of scalars stand on one line."""
 

@@ -57,7 +57,7 @@ def _was_cut_off(job: Job) -> bool:
 
 
 def _key(kept: Measurement, graph: ModelGraph) -> str:
-    """Of one step: measured again it has the same timeline."""
+    """The key of one step: measured again it has the same timeline."""
     return f"{graph.fingerprint} {kept.step_peak_bytes} {to_json(kept.spec).decode()}"
 
 

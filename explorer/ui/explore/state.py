@@ -40,7 +40,7 @@ class Budget:
 
 @dataclass(slots=True, kw_only=True)
 class ExploreState:
-    """Of one visitor. Records are held by their key, which is their run's id where the store has it."""
+    """The state of one visitor. Records are held by their key, which is their run's id where the store has it."""
 
     draft: Draft
     """What is drawn: the one that every page shares."""

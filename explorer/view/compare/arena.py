@@ -33,7 +33,7 @@ def arena_chart(arena: Arena) -> Chart:
 
 
 def title_of(name: str) -> str:
-    """Of a rival; its name where this version knows none of that name."""
+    """The title of a rival; its name where this version knows none of that name."""
     return rivals()[name].title if name in rivals() else name
 
 

@@ -50,7 +50,7 @@ class Mark:
     """Step time over that with everything kept; of a step that nobody timed its FLOPs, see `counts`."""
     name: str = ""
     spread: float | None = None
-    """Of a measured time half the distance between the quartiles, of a predicted one half its interval."""
+    """Half the distance between the quartiles of a measured time; half the interval of a predicted one."""
     measured: bool = False
     counts: CostWord = "time"
 

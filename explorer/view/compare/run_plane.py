@@ -43,7 +43,7 @@ class RunPoint:
     step_ms: float
     spread_ms: float | None
     verdict: str = ""
-    """Of the comparison it was the candidate of; empty: it was not compared."""
+    """The verdict of the comparison it was the candidate of; empty: it was not compared."""
     keeps_all: bool = False
 
 

@@ -36,7 +36,7 @@ class Plane(Record):
         return _along(mark[0], xs, self.width), _along(mark[1], ys, self.height)
 
     def ranges(self) -> tuple[list[float], list[float]]:
-        """Of the two axes: what `pixels` supposes."""
+        """The ranges of the two axes, as `pixels` supposes them."""
         xs, ys = zip(*self.marks)
         return _range(xs), _range(ys)
 

@@ -79,13 +79,13 @@ def _picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
 def _layers(run: Measurement, log: Allocations) -> list[Layer]:
     """Bottom first: what stays, each block, what runs again. Each allocation is in one of them."""
     role, block = array_of(log.role), array_of(log.block)
-    stays = np.isin(role, [ROLES.index(name) for name in FIXED_ROLES])
+    fixed = np.isin(role, [ROLES.index(name) for name in FIXED_ROLES])
     again = role == ROLES.index("recomputed")
     names = block_names(run) or [fqn for fqn in log.blocks if fqn]
     rows = rows_of(names, MOST_BANDS)
     row_of = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)[block]
-    own = ~stays & ~again
-    layers = [Layer(name=REST, line=held(log, stays), colour=ROLE_COLOURS["parameter"], pattern="")]
+    own = ~fixed & ~again
+    layers = [Layer(name=REST, line=held(log, fixed), colour=ROLE_COLOURS["parameter"], pattern="")]
     layers += [Layer(name=ROOT_LABEL, line=held(log, own & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
                       pattern=".")]  # fmt: skip
     layers += [

@@ -7,10 +7,6 @@ STEP_PEAK = (
     "between, in bytes that tensors asked for. On a GPU the caching allocator rounds them up and keeps what is freed: "
     "what has to be free there are the reserved bytes of a step with a warm cache, which stand beside it."
 )
-SAVED = (
-    "Saved activations: results of the forward that autograd keeps until backward needs them. Recomputing a block "
-    "keeps only its input and makes the rest again."
-)
 COST = (
     "What recomputing costs. Floating-point operations of matrix products, convolutions, attention and recurrent "
     "layers are counted exactly, element-wise work is not in them. Time is measured by alternating runs: the ± is half "

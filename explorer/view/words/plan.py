@@ -72,5 +72,5 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
 
 
 def better(peak: str, cost: float, own: float, counts: str) -> str:
-    """Of a policy that a plan beats; `counts`: time, or FLOPs where nobody timed the step."""
+    """The sentence on a policy that a plan beats; `counts`: time, or FLOPs where nobody timed the step."""
     return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{own:.2f}."

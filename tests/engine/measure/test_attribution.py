@@ -21,6 +21,7 @@ from explorer.engine.watch.storages import NONE
 from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
+from tests.timelines import alive_at
 
 BLOCKS = [f"blocks.{i}" for i in range(4)]
 MODES = {
@@ -54,7 +55,7 @@ def log_of(run: Recorded) -> Allocations:
 
 def bytes_by_role(log: Allocations, tick: int) -> Counter[str]:
     total: Counter[str] = Counter()
-    for i in log.alive_at(tick):
+    for i in alive_at(log, tick):
         total[ROLES[log.role[i]]] += log.n_bytes[i]
     return total
 
@@ -216,7 +217,7 @@ def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen() -> Non
     parameters = bytes_by_role(log, 0)["parameter"]
     assert bytes_by_role(log, 0)["gradient"] == parameters
     assert bytes_by_role(log_of(clean), 0)["gradient"] == 0
-    n_stale = sum(ROLES[log.role[i]] == "gradient" for i in log.alive_at(0))
+    n_stale = sum(ROLES[log.role[i]] == "gradient" for i in alive_at(log, 0))
     assert max(log.held_bytes[n_stale:]) == pytest.approx(max(log_of(clean).held_bytes), rel=0.01)
     assert log.held_bytes[-1] == pytest.approx(log_of(clean).held_bytes[-1], rel=0.01)
 

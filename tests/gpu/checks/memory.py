@@ -11,6 +11,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import ROLES
 from tests.gpu.kit import SAMPLES, Bench
+from tests.timelines import alive_at
 
 VARIANTS: tuple[dict[str, str], ...] = ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 POLICIES = ("keep-all", "all", "every-2")
@@ -69,7 +70,7 @@ def check_attribution(bench: Bench) -> None:
         run = bench.measured(bench.spec(sample))
         log = run.allocations
         assert log is not None
-        nobody = sum(log.n_bytes[i] for i in log.alive_at(log.peak_tick) if ROLES[log.role[i]] == "unattributed")
+        nobody = sum(log.n_bytes[i] for i in alive_at(log, log.peak_tick) if ROLES[log.role[i]] == "unattributed")
         bench.figure(f"{sample} unattributed", 100 * nobody / max(1, run.step_peak_bytes or 1), "% of the peak")
         alone = run.peaks.alone_peak_bytes or 0
         bench.expect(abs(alone - (run.step_peak_bytes or 0)) <= 0.005 * alone, f"{sample}: alone it peaks at {alone}")

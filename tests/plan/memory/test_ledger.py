@@ -13,6 +13,7 @@ from explorer.plan.names import is_within
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.ledger import Ledger
+from tests.timelines import alive_at
 from tests.view.builders import Chain, logs, measured, runs
 
 
@@ -23,7 +24,7 @@ def test_series_agree_with_the_record(log: Allocations) -> None:
     assert peak_tick(log) == log.peak_tick
     assert held_by_role(log).sum(axis=0).tolist() == log.held_bytes.tolist()
     for tick in range(log.n_ticks + 1):
-        assert alive(log, tick).tolist() == log.alive_at(tick)
+        assert alive(log, tick).tolist() == alive_at(log, tick)
 
 
 @settings(max_examples=40, deadline=None)
@@ -33,7 +34,7 @@ def test_the_ledger_adds_up_at_every_tick(log: Allocations) -> None:
     for tick in range(log.n_ticks + 1):
         at = ledger(run, tick)
         assert at.total_bytes == log.held_bytes[tick] == sum(at.by_role.values()) == sum(at.by_block.values())
-        assert sum(cell.n_allocations for cell in at.cells) == len(log.alive_at(tick))
+        assert sum(cell.n_allocations for cell in at.cells) == len(alive_at(log, tick))
 
 
 @settings(max_examples=30, deadline=None)

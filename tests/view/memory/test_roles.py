@@ -12,6 +12,7 @@ from explorer.view.drawing.colours import ROLE_COLOURS
 from explorer.view.drawing.thin import MAX_POINTS
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import NO_TIMELINE
+from tests.timelines import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs
 from tests.view.memory.stacks import assert_adds_up, stack_of
 
@@ -60,7 +61,7 @@ def test_a_block_lies_at_the_bottom_in_full_colour() -> None:
     ticks = [point[1] for point in fig.data[-1].customdata]
     log = run.allocations
     for tick, size in zip(ticks, mine):
-        alive = [i for i in log.alive_at(tick) if log.blocks[log.block[i]].startswith("layers.3")]
+        alive = [i for i in alive_at(log, tick) if log.blocks[log.block[i]].startswith("layers.3")]
         assert size == pytest.approx(sum(log.n_bytes[i] for i in alive), rel=1e-12)
 
 
