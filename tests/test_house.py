@@ -261,6 +261,12 @@ def is_command(path: str) -> bool:
     return path.startswith(("explorer/cli/verbs/", "sample_models/"))
 
 
+def test_files_leave_the_app_by_one_button() -> None:
+    helper = "explorer/ui/shared/download.py"
+    own = [name_of(path) for path in sources() if "download_button" in path.read_text() and name_of(path) != helper]
+    assert not own, f"{helper} has `download` for: {own}"
+
+
 def test_every_file_says_why_it_exists() -> None:
     silent = [name_of(path) for path in sources() if not ast.get_docstring(tree(path))]
     assert not silent

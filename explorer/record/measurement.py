@@ -114,7 +114,7 @@ class Measurement(Record):
     recorded_in: str = ""
     """Where the step of origin `recorded` stands: `train.py:42`."""
     rank: int | None = None
-    """Of the process that recorded it, and how many there were; None: it ran alone."""
+    """Number of the process that recorded it, and how many there were; None: it ran alone."""
     n_ranks: int | None = None
     graph: ModelGraph | None = None
     """The model of a recorded step: nobody can describe its model again."""

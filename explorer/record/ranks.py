@@ -38,7 +38,7 @@ class RecordedRanks(Record):
 
     @property
     def spec(self) -> RunSpec:
-        """Of the fullest rank, under the name that all share."""
+        """The spec of the fullest rank, under the name that all share."""
         return replace(self.fullest.spec, model=ModelRef(target=f"{RECORDED}{self.recorded_in}"))
 
     def headlines(self) -> dict[str, Any]:

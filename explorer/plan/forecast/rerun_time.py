@@ -67,7 +67,7 @@ def scale(baseline: Measurement) -> float | None:
 
 
 def checkpoint_ms(baseline: Measurement) -> float:
-    """Of one call beside its second forward."""
+    """What one call of a checkpoint takes beside its second forward."""
     measured = baseline.times.checkpoint_ms if baseline.times else None
     return CHECKPOINT_MS if measured is None else measured
 

@@ -18,6 +18,7 @@ from explorer.ui.session import backend, known, opened, pins
 from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.readable import on_primary
 from explorer.ui.shared.reports import report_button
 from explorer.view.drawing.units import count
@@ -46,10 +47,7 @@ def one(run: StoredRun) -> None:
         pin_help = "New runs of this model are compared with this policy instead of with everything kept."
         if st.button(word, icon=":material/push_pin:", key="pin", disabled=run.kind not in PINNABLE, help=pin_help):
             _pin(run)
-        st.download_button(
-            "Export", data=lambda: backend.store().export_file(run.run_id), file_name=f"{run.run_id}.run",
-            mime="application/octet-stream", key="export", icon=":material/download:", on_click="ignore",
-        )  # fmt: skip
+        download(Offer("Export", f"{run.run_id}.run", lambda: backend.store().export_file(run.run_id)), key="export")
         report_button(run.run_id, stem=run.run_id, widget="report", label="Report")
         if st.button("Delete", icon=":material/delete:", key="delete"):
             _confirm([run])

@@ -43,7 +43,7 @@ class OnPage:
 
     baseline: Measurement | None = None
     comparison: Comparison | None = None
-    """Of the policy that is drawn."""
+    """The last one of the policy that is drawn."""
     foreseen_bytes: int | None = None
     """The peak if every block is recomputed."""
     n_units: int = 0

@@ -34,7 +34,7 @@ class ReportOf:
 
     @property
     def spec(self) -> RunSpec:
-        """Of the candidate, or of the one run."""
+        """The spec of the candidate, or of the one run."""
         return self.run.candidate.spec if isinstance(self.run, Comparison) else self.run.spec
 
     @property
