@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 
 from explorer.cli.command import answer_console
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import mib
 
@@ -33,7 +33,7 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         console.print(_rank_table(run))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
     if joint is not None and run.memory:
-        held = max(one.device_bytes or 0 for one in run.memory)
+        held = fullest_bytes(run.memory)
         colour, word = ("green", "kept") if held <= joint.cap_bytes else ("bold red", "missed")
         console.print(f"  cap {mib(joint.cap_bytes)} [{colour}]{word}[/]: the fullest rank holds {mib(held)}\n")
     if run.gradients:

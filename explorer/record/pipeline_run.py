@@ -78,6 +78,11 @@ class RankMemory(Record):
         return self.actions[index] if index >= 0 else ""
 
 
+def fullest_bytes(memory: Sequence[RankMemory]) -> int:
+    """Bytes of the rank that holds most, the optimizer's state included; 0 where nothing was measured."""
+    return max((one.device_bytes or 0 for one in memory), default=0)
+
+
 class RankUse(Record):
     """How busy one rank is, and how many microbatches wait there for their backward at most."""
 

@@ -32,13 +32,14 @@ from explorer.plan.pipeline.schedules import (
     USUAL_MICROBATCHES,
     USUAL_SCHEDULE,
 )
+from explorer.plan.planners.joint import once_more
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine, PipelinePlan
-from explorer.record.pipeline_run import PipelineRun
+from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
@@ -95,7 +96,8 @@ def pipeline(
         if cap is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL_MICROBATCHES
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
-        joint = None if cap is None else _planned(engine, split, graph, profile, cap)
+        wish = None if cap is None else _wish(split, cap)
+        joint = None if wish is None else _planned(engine, graph, profile, wish)
         plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=plan_in(policy, graph))
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
         spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
@@ -105,31 +107,27 @@ def pipeline(
             return
         request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
-        if joint is not None and (held := _fullest(pipeline_run)) > joint.cap_bytes:
-            say(f"A rank held {mib(held)} of {mib(joint.cap_bytes)}: planning once more with as much less.")
-            joint = _planned(engine, split, graph, profile, 2 * joint.cap_bytes - held)
-            joint = msgspec.structs.replace(joint, cap_bytes=cap)
+        if wish is not None and (held := fullest_bytes(pipeline_run.memory)) > wish.cap_bytes:
+            say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning once more with as much less.")
+            joint = _planned(engine, graph, profile, once_more(wish, held))
+            joint = msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
     _answer(pipeline_run, keep, output, joint)
 
 
-def _planned(
-    engine: Worker, split: PlanOptions, graph: ModelGraph, profile: PipelineProfile | None, cap_bytes: int
-) -> JointPlan:
-    assert profile is not None, "a plan is made from measured stretches"
+def _wish(split: PlanOptions, cap_bytes: int) -> CapWish:
     shape = PipelinePlan(stages=((),) * (split.stages or 2), n_microbatches=USUAL_MICROBATCHES, schedule=USUAL_SCHEDULE)
     asked = msgspec.structs.replace(shape, **split.changes())
-    wish = CapWish(asked=asked, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
+    return CapWish(asked=asked, cap_bytes=cap_bytes, n_microbatches=split.microbatches)
+
+
+def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish) -> JointPlan:
+    assert profile is not None, "a plan is made from measured stretches"
     joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=wish))
     say(planned(joint))
     return joint
-
-
-def _fullest(run: PipelineRun) -> int:
-    """Bytes of the rank that holds most, the optimizer's state included."""
-    return max((one.device_bytes or 0 for one in run.memory), default=0)
 
 
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:
@@ -189,7 +187,7 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
-    over = joint is not None and _fullest(run) > joint.cap_bytes
+    over = joint is not None and fullest_bytes(run.memory) > joint.cap_bytes
     if output.json:
         planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": not over}
         print_json({**run.headlines(), **to_plain(run), **planned})

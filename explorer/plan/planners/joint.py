@@ -89,6 +89,11 @@ def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, repor
     )
 
 
+def once_more(wish: CapWish, held_bytes: int) -> CapWish:
+    """After a run whose fullest rank held more than the cap: planned with as much less."""
+    return msgspec.structs.replace(wish, cap_bytes=2 * wish.cap_bytes - held_bytes)
+
+
 def microbatch_counts(profile: PipelineProfile, asked: PipelinePlan) -> tuple[int, ...]:
     """All numbers of microbatches that divide the batch and suit the schedule. Raises InvalidPlan where none does."""
     if asked.actions:

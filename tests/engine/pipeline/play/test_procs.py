@@ -18,10 +18,13 @@ from explorer.errors import Cancelled, InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.plan.pipeline.transfers import links
+from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
+from explorer.view.pipeline.headline import figures
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
 from tests.forked import forked, server_of
@@ -219,6 +222,49 @@ def test_one_clock_reads_actions_and_what_they_recompute() -> None:
     for time in run.actions:
         if (time.stage, time.kind) == (1, "B"):
             assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
+
+
+NAP_MS = 150.0
+FAR = f"""
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import schedules
+
+send = schedules._batch_p2p
+
+
+def slowly(ops, desc=None):
+    if any(op.op is dist.isend for op in ops):
+        time.sleep({NAP_MS} / 1e3)
+    return send(ops, desc)
+
+
+def far():
+    if dist.is_initialized():  # in a rank
+        schedules._batch_p2p = slowly
+    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(4, 4), torch.randn(4, 4)), nn.MSELoss()
+"""
+
+
+@pytest.mark.slow
+def test_what_a_slow_link_costs_is_in_the_step(tmp_path: Path) -> None:
+    """One microbatch there and back over a link that takes its time: nothing else happens meanwhile."""
+    (tmp_path / "net.py").write_text(FAR)
+    plan = spec("far", ("0", "1"), 2, n_microbatches=1)
+    plan = msgspec.structs.replace(plan, model=ModelRef(target=f"{tmp_path / 'net.py'}:far"))
+    run = run_pipeline(plan, "procs")
+    assert_same(run)
+    assert run.timing is run.wall is not None
+    assert run.composed is not None
+    assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * NAP_MS
+    assert {(link.source, link.target) for link in links(run.wall) if link.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
+    step = figures(run, None, plan.plan, before=None)[0]
+    assert step.value == f"{run.wall.makespan_ms:,.1f} ms"
+    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms
+    assert f"The step took {run.wall.makespan_ms:.1f} ms by the ranks' own clocks" in " ".join(run.notes)
 
 
 def test_the_world_has_as_many_ranks_as_the_plan() -> None:
