@@ -156,6 +156,8 @@ class RankReport(Record):
     """Losses by microbatch, on the rank with the last stage."""
     device_name: str = ""
     failure: Failure | None = None
+    failed_action: str = ""
+    """`1B0`, where the failure came inside one."""
     run_key: str = ""
     """Key of the spec that it ran (plan.export.torchrun.run_key)."""
 

@@ -108,7 +108,7 @@ def multiplied_recompute(case: Case) -> Iterator[Hazard]:
         yield Hazard(
             rule="multiplied-recompute", severity="warning", blocks=case.policy.blocks,
             sentence=f"{plan.schedule_name} splits backward, and each part runs the block again: several recomputes a "
-            "microbatch, with no memory saved.",
+            "microbatch, and some ranks may hold more than with everything kept.",
             remedy="Use 1F1B or Interleaved1F1B with recompute, or keep the blocks.",
         )  # fmt: skip
 

@@ -21,6 +21,8 @@ from explorer.record.policy import Policy
 
 CutRule = Literal["by-parameters", "by-time", "by-memory"]
 Stages = tuple[tuple[str, ...], ...]
+N_REASONS = 3
+"""Said of a model with too few places to cut."""
 
 
 def atoms(graph: ModelGraph) -> Stages:
@@ -80,6 +82,8 @@ def stages_by(
     policy; `pressure` is policy and rows (without: one whole batch in flight, all kept). Raises InvalidPlan.
     """
     groups = atoms(graph)
+    if n_stages > len(groups):
+        raise _too_many(graph, n_stages, len(groups))
     if rule == "by-memory":
         starts = balance(len(groups), n_stages, _memory_weight(groups, graph, profile, pressure))
     else:
@@ -87,6 +91,16 @@ def stages_by(
         starts = balance(len(groups), n_stages, lambda stage, first, end: sums[end] - sums[first])
     ends = (*starts[1:], len(groups))
     return tuple(tuple(fqn for group in groups[a:b] for fqn in group) for a, b in zip(starts, ends, strict=True))
+
+
+def _too_many(graph: ModelGraph, n_stages: int, most: int) -> InvalidPlan:
+    """Why there are no more places, where the graph knows."""
+    why = list(dict.fromkeys(f"{cut.refusal} (behind {cut.after})" for cut in graph.cuts if cut.refusal is not None))
+    because = f": {'; '.join(why[:N_REASONS])}" if why else ""
+    return InvalidPlan(
+        f"{n_stages} stages are asked, and {graph.model.target} can be cut into {most} at most{because}.",
+        hint=f"Use {'1 stage' if most == 1 else f'1 to {most} stages'}.",
+    )
 
 
 def usual_rule(profile: PipelineProfile | None) -> CutRule:

@@ -25,6 +25,9 @@ from explorer.view.pipeline.headline import Figure
 from explorer.view.words import explore as glossary
 from explorer.view.words import pipeline as words
 
+STAGES_WIDTH, MICROBATCHES_WIDTH = 120, 130
+"""The names of schedules need the rest of the row."""
+
 
 def cell(figure: Figure) -> Cell:
     """A figure of the headline as it stands on the page."""
@@ -45,7 +48,16 @@ def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
         wanted = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, graph, profile, n))
         most = max(len(atoms(graph)), len(stages), 1)
-        st.number_input("Stages", 1, most, wanted.value, key=wanted.key, on_change=wanted.on_change, help=words.STAGE)
+        st.number_input(
+            "Stages",
+            1,
+            most,
+            wanted.value,
+            key=wanted.key,
+            on_change=wanted.on_change,
+            help=words.STAGE,
+            width=STAGES_WIDTH,
+        )
         number = _bound(split, "n_microbatches", "pipeline_microbatches")
         st.number_input(
             "Microbatches",
@@ -55,6 +67,7 @@ def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
             key=number.key,
             on_change=number.on_change,
             help=words.MICROBATCH,
+            width=MICROBATCHES_WIDTH,
         )
         schedule_picker(split, len(stages))
     _tools(split, graph, profile)

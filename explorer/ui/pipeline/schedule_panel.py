@@ -18,6 +18,7 @@ from explorer.ui.session import page_job
 from explorer.ui.session.bound import bound
 from explorer.view.words import pipeline as words
 
+RANKS_WIDTH = 85
 UPLOAD = "upload_schedule"
 OWN = PipelinePlan(stages=(), n_microbatches=1, actions=(("0F0", "0B0"),)).schedule_name
 """As it is called where a name stands."""
@@ -51,6 +52,7 @@ def schedule_picker(split: PipelineState, n_stages: int) -> None:
         on_change=number.on_change,
         disabled=len(offered) < 2,
         help=words.RANKS,
+        width=RANKS_WIDTH,
     )
 
 

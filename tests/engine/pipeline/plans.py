@@ -28,5 +28,5 @@ def spec(
         policy=policy,
         plan=PipelinePlan(**{"stages": stages, "n_microbatches": 4, **plan}),  # type: ignore[arg-type]
         optimizer="none",
-        time_limit_s=60.0,
+        time_limit_s=300.0,
     )

@@ -87,7 +87,7 @@ def test_in_flight_by_stage() -> None:
 
 
 def test_too_many_stages_are_refused_with_the_number_that_fits() -> None:
-    with pytest.raises(InvalidPlan, match="5 stages are asked; the model has 3 places"):
+    with pytest.raises(InvalidPlan, match="5 stages are asked, and m.py can be cut into 3 at most"):
         stages_by("by-parameters", graph([1, 1, 1]), 5)
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
@@ -24,7 +25,7 @@ from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape,
 from explorer.engine.pipeline.cut.tape import Tape, record
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, autocast, prepare, split
-from explorer.errors import BadInput, InvalidPlan
+from explorer.errors import BadInput, ExplorerError, InvalidPlan
 from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
 from explorer.plan.pipeline.schedules import rows_of
@@ -153,7 +154,7 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
     batches = microbatches(trainee, plan.n_microbatches)
     chain = chain or tuple(fqn for blocks in plan.stages for fqn in blocks)
     _check_blocks(trainee.model, plan)
-    tape = record(copy.deepcopy(trainee.model), copy.deepcopy(batches[0][0]), chain)
+    tape = _recorded(trainee, batches[0][0], chain, plan.n_microbatches)
     parts = cut_tape(tape, plan.stages)
     policy, segments = divided(trainee.model, policy_of(spec), plan)
     rng = KeyedRng(spec.seed, chain, plan.keyed_rng)
@@ -166,6 +167,22 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
     owners = _untie(trainee.model, modules)
     initial = {name: buffer.detach().clone() for name, buffer in trainee.model.named_buffers()}
     return Pipeline(spec, plan, rows, trainee, tape, parts, modules, leaves, owners, rng, policy, initial)
+
+
+def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_microbatches: int) -> Tape:
+    """The forward of one microbatch, written down. Raises InvalidPlan, also where only the whole batch can pass."""
+    model, inputs = copy.deepcopy(trainee.model), copy.deepcopy(microbatch)
+    try:
+        return record(model, inputs, chain)
+    except (ExplorerError, MemoryError):
+        raise
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        if n_microbatches == 1 or is_out_of_memory(error):
+            raise
+        raise InvalidPlan(
+            f"The model raised {type(error).__name__} on one of {n_microbatches} microbatches: {error}.",
+            hint="Where it takes the whole batch, its size is written into the model: take it from the input instead.",
+        ) from error
 
 
 def policy_of(spec: RunSpec) -> Policy:

@@ -96,9 +96,12 @@ def rank_process(job: RankJob) -> None:
     from explorer.engine.pipeline.play.rank_main import failed, join, run_rank, write_report
 
     spec, pulses = from_json(job.spec_json, RunSpec), _pulses(Path(job.meeting), job.n_ranks)
+    doing = ""
 
     def announce(name: str) -> None:
         """A pulse for the watcher: when the action began, in seconds; WAITING between actions."""
+        nonlocal doing
+        doing = name
         pulses[job.rank] = int(time.monotonic()) if name else WAITING
 
     try:
@@ -107,7 +110,7 @@ def rank_process(job: RankJob) -> None:
         if not job.joined_only:
             run_rank(spec, Path(job.out), announce)
     except BaseException as error:
-        write_report(failed(spec, job.rank, error), Path(job.out))
+        write_report(failed(spec, job.rank, error, doing), Path(job.out))
         # Not sys.exit: a peer's death leaves threads of the transport that would wait for ever.
         os._exit(1)
     dist.destroy_process_group()
@@ -188,8 +191,9 @@ def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
     if not spoken:
         return None
     rank = (own or list(spoken))[0]
-    failure = spoken[rank]
-    return rank, msgspec.structs.replace(failure, sentence=f"Rank {rank} failed: {failure.sentence}")
+    failure, where = spoken[rank], reports[rank].failed_action
+    said = f"Rank {rank} failed{f' in {where}' if where else ''}: {failure.sentence}"
+    return rank, msgspec.structs.replace(failure, sentence=said)
 
 
 def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:

@@ -156,9 +156,9 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     return report
 
 
-def failed(spec: RunSpec, rank: int, error: BaseException) -> RankReport:
-    """The last word of a rank that ends early."""
-    return RankReport(rank=rank, failure=failure_of(cause_of(error)), run_key=run_key(spec))
+def failed(spec: RunSpec, rank: int, error: BaseException, action: str = "") -> RankReport:
+    """The last word of a rank that ends early, inside of `action`."""
+    return RankReport(rank=rank, failure=failure_of(cause_of(error)), failed_action=action, run_key=run_key(spec))
 
 
 def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:

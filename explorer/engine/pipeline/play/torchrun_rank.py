@@ -56,11 +56,13 @@ def main() -> None:
     limit = threading.Timer(spec.time_limit_s, out_of_time, (spec, rank, out))
     limit.daemon = True
     limit.start()
+    doing = [""]
+    """What the rank has announced: its last action, or that it waits."""
     try:
         join(spec, int(os.environ["LOCAL_RANK"]), timeout=timedelta(seconds=spec.time_limit_s))
-        run_rank(spec, out)
+        run_rank(spec, out, doing.append)
     except Exception as error:
-        write_report(failed(spec, rank, error), out)
+        write_report(failed(spec, rank, error, doing[-1]), out)
         raise
     finally:
         limit.cancel()
