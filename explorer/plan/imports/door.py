@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from explorer.errors import BadInput, UnreadableFile
+from explorer.errors import UnreadableFile
 from explorer.plan.imports.hugging_face import HUGGING_FACE
 from explorer.plan.imports.megatron import MEGATRON
 from explorer.plan.imports.own_file import on_model
@@ -13,7 +12,6 @@ from explorer.plan.imports.settings import settings_of
 from explorer.plan.imports.torchtitan import TORCHTITAN
 from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.strict_yaml import LARGEST_BYTES
 from explorer.record.graph import ModelGraph
 from explorer.record.reading import Reading
 
@@ -53,15 +51,4 @@ _ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS])}
 
 def load(path: str | os.PathLike[str], graph: ModelGraph) -> Reading:
     """The same from a file, whose name every error begins with."""
-    try:
-        with Path(path).open("rb") as stream:
-            return read(stream.read(LARGEST_BYTES + 1).decode(), graph)
-    except OSError as error:
-        raise UnreadableFile(
-            f"{path} cannot be read: {error.strerror}.",
-            hint="`python -m explorer compare MODEL --policy PRESET --out FILE` writes a policy file.",
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
-    except BadInput as error:
-        raise type(error)(f"{path}: {error.sentence}", hint=error.hint) from error
+    return policy_file.read_from(path, lambda text: read(text, graph))

@@ -17,14 +17,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
-from explorer.errors import UnreadableFile
+from explorer.errors import BadInput, UnreadableFile
 from explorer.plan.policy.shape import shape_of
 from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.plan.policy.strict_yaml import Path as Where
@@ -34,6 +34,7 @@ from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
 
+T = TypeVar("T")
 VERSION = 1
 _HEADER = """\
 # A policy of Checkpoint Explorer: what is recomputed in backward instead of being kept.
@@ -109,10 +110,15 @@ def loads(text: str) -> PolicyFile:
 
 def load(path: str | os.PathLike[str]) -> PolicyFile:
     """The whole file at `path`. Raises UnreadableFile."""
+    return read_from(path, loads)
+
+
+def read_from(path: str | os.PathLike[str], read: Callable[[str], T]) -> T:
+    """What `read` makes of the text at `path`, whose name every error begins with."""
     try:
         with Path(path).open("rb") as stream:
             data = stream.read(LARGEST_BYTES + 1)
-        return loads(data.decode())
+        return read(data.decode())
     except OSError as error:
         raise UnreadableFile(
             f"{path} cannot be read: {error.strerror}.",
@@ -120,8 +126,8 @@ def load(path: str | os.PathLike[str]) -> PolicyFile:
         ) from error
     except UnicodeDecodeError as error:
         raise UnreadableFile(f"{path} is not text: byte {error.start} is not UTF-8.") from error
-    except UnreadableFile as error:
-        raise UnreadableFile(f"{path}: {error.sentence}", hint=error.hint) from error
+    except BadInput as error:
+        raise type(error)(f"{path}: {error.sentence}", hint=error.hint) from error
 
 
 def load_policy(path: str | os.PathLike[str]) -> Policy:
