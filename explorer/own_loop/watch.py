@@ -259,7 +259,7 @@ def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
     try:
         return refusal(run, whole)
     except Exception as trouble:
-        return (*refusal(run), f"No plan was made: {trouble}")
+        return (*refusal(run)[:1], f"No plan was made: {trouble}")
 
 
 def _peak(run: Measurement) -> int:

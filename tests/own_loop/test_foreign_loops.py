@@ -15,9 +15,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import explorer
 from explorer.engine.device.limits import is_out_of_memory, limited_process
+from explorer.engine.measure.measure import measure
 from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch
-from tests.own_loop.test_record_step import torchs_own_warning
+from explorer.record import ModelRef, RunSpec
+from tests.own_loop.test_record_step import peak_beside_inputs, torchs_own_warning
 from tests.own_loop.test_watch import MIB, opened
 
 __all__ = ["torchs_own_warning"]
@@ -206,6 +208,28 @@ def test_the_weights_are_bitwise_those_of_the_loop_alone(loop: Loop, tmp_path: P
     phases = [span.phase for span in run.measurement.phases if span.phase != "between"]
     n = run.measurement.by_fqn[""].n_forward or run.measurement.by_fqn["net"].n_forward
     assert phases == ["forward", "backward"] * n + ["optimizer"] and run.measurement.complete
+
+
+def alike() -> tuple[Net, tuple[torch.Tensor, torch.Tensor], Any]:
+    """The same model and batch for `measure`."""
+    return Net(), (torch.randn(64, 32), torch.randint(4, (64,))), nn.functional.cross_entropy
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("loop", "n_rows"), [(nanogpt_like, 64), (accelerate_like, 32), (hugging_face, 64)])
+def test_the_peak_is_that_of_a_measured_step(loop: Loop, n_rows: int, tmp_path: Path) -> None:
+    """The batch, of which `n_rows` are there at once, comes during a loop's step and lies there before a measured one.
+
+    The other two loops hold the last step's gradients through forward, which no measured step does.
+    """
+    line = Line(tmp_path, at=(2,))
+    trained(loop, line)
+    (run,) = line.found[0].runs.values()
+    model = ModelRef(target=f"{__file__}:alike")
+    measured = measure(RunSpec(model=model, n_accumulation=2, n_repeats=0))
+    batch_bytes = n_rows * (32 * 4 + 8)
+    assert peak_beside_inputs(run.measurement) - batch_bytes == pytest.approx(peak_beside_inputs(measured), rel=1e-3)
+    assert run.measurement.total_flops == measured.total_flops
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -209,7 +209,7 @@ def minimised(shape: Shape, question: Question, like: Minimum | None = None) -> 
         from scipy.sparse import vstack
     except ImportError as error:
         raise NotOnThisDevice(
-            "Planning needs scipy, which is not installed.", hint="pip install -r requirements.txt"
+            f"Planning needs scipy, which could not be loaded: {error}.", hint="pip install -r requirements.txt"
         ) from error
     extra = list(question.rows)
     scaled = shape.costs / shape.unit_cost * SCALE

@@ -55,7 +55,10 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
 def _stands(case: PeakCase) -> str:
     run, at = case.candidate, case.new
     held = amount(at.total_bytes)
-    parts = [f"{PLURAL[role]} ({amount(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
+    named = (
+        PLURAL if run.phases else {**PLURAL, "unattributed": "bytes that are neither of the model nor its optimizer's"}
+    )
+    parts = [f"{named[role]} ({amount(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
     made_of = f"; it is made of {', '.join(parts)}" if parts else ""
     if run.complete:
         return f"The peak of {held} lies {in_place(at)}{made_of}."
@@ -68,7 +71,7 @@ def _largest_part(case: PeakCase) -> str:
     """One block's temporaries, say: the head of a language model is found by this."""
     loose = [cell for cell in case.new.cells if cell.role not in (*FIXED_ROLES, "saved activation", "recomputed")]
     largest = max(loose, key=lambda cell: cell.n_bytes, default=None)
-    if largest is None or largest.n_bytes < 0.25 * case.new.total_bytes:
+    if largest is None or not case.candidate.phases or largest.n_bytes < 0.25 * case.new.total_bytes:
         return ""
     made = f", the largest made by {largest.largest_op}" if largest.largest_op else ""
     where = largest.block or "the model itself"

@@ -83,4 +83,6 @@ def _columns(cost: MeasuredBlock, name: str) -> dict[str, Any]:
 
 
 def _answer(runs: dict[str, Measurement]) -> str:
+    if not all(run.complete for run in runs.values()):
+        return "as far as the step came"
     return " to ".join(mib(run.saved_after_forward_bytes) for run in runs.values()) + " saved when forward ends"

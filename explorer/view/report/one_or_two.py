@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from html import escape
 
 from explorer.plan.hazards.known import hazards
@@ -112,8 +113,19 @@ def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
     """Why the peak is what it is, and every picture of one run's memory."""
     yield from map(paragraph, explain_one(run, graph))
     if run.allocations is not None and run.phases:
-        yield drawn(timeline(run), zooms=True)
+        yield drawn(_alone(timeline(run)), zooms=True)
     yield from by_role_and_block(run)
+
+
+def _alone(chart: Chart) -> Chart:
+    """Where there is one run, it is nobody's baseline."""
+    for trace in chart.figure.data:
+        if trace.name == "baseline":
+            said = (trace.hovertemplate or "").replace(", %{customdata[0]}", "").replace(", baseline", "")
+            trace.update(name="this run", hovertemplate=said)
+    for note in chart.figure.layout.annotations:
+        note.text = note.text.removesuffix("<br>baseline")
+    return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
 
 
 def by_role_and_block(run: Measurement) -> Iterator[str]:
@@ -124,14 +136,15 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
         yield drawn(roles(run), zooms=True)
         yield drawn(by_block(run), zooms=True)
     alive = ledger(run)
-    yield paragraph(f"Alive at the peak: {mib(alive.total_bytes)}.")
+    when = "Alive at the peak" if run.phases else "Known to be held when it was refused"
+    yield paragraph(f"{when}: {mib(alive.total_bytes)}.")
     yield from (paragraph(caveat, "quiet") for caveat in beside_peak(run))
     yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
 
 
 def _blocks(run: Run) -> Iterator[str]:
-    yield drawn(saved_bytes_chart(run))
-    yield drawn(operators_chart(run, ""))
+    for chart in (saved_bytes_chart(run), operators_chart(run, "")):
+        yield drawn(chart if isinstance(run, Comparison) else _alone(chart))
 
 
 def _cost(run: Run) -> Iterator[str]:
@@ -172,7 +185,7 @@ def hazards_said(of: ReportOf) -> Iterator[str]:
 
 
 def _environment(run: Measurement) -> Iterator[str]:
-    yield from environment(run.environment, run.spec, run.dtype)
+    yield from environment(run.environment, run.spec, run)
     yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
     said = "measured by a clock or an allocator"
     if run.origin == "recorded":

@@ -69,8 +69,9 @@ def failures_said(failures: Iterable[Failure | None]) -> Iterator[str]:
         yield box([failure.sentence, failure.hint], "error")
 
 
-def environment(host: Environment | None, spec: RunSpec, types: str = "") -> Iterator[str]:
-    """Where it ran and under which options."""
+def environment(host: Environment | None, spec: RunSpec, run: Measurement | None = None) -> Iterator[str]:
+    """Where it ran and under which options; of a recorded step those that were seen."""
+    recorded = run is not None and run.origin == "recorded"
     rows = {} if host is None else {
         "device": f"{host.device}, {host.device_name}",
         "memory of the device": "" if host.total_memory_bytes is None else mib(host.total_memory_bytes),
@@ -81,12 +82,17 @@ def environment(host: Environment | None, spec: RunSpec, types: str = "") -> Ite
         "CUDA, cuDNN, driver": ", ".join(filter(None, (host.cuda_version, host.cudnn_version, host.driver_version))),
     }  # fmt: skip
     rows |= {
-        "types": types or spec.dtype,
+        "types": run.dtype if run is not None and run.dtype else spec.dtype,
         "autocast": spec.autocast,
         "optimizer": spec.optimizer,
         "mode": spec.mode,
-        "seed": spec.seed,
         "microbatches": spec.plan.n_microbatches if spec.plan is not None else spec.n_accumulation,
+        "seed": spec.seed,
         "timed steps": spec.n_repeats,
     }
-    yield table([{"what": name, "value": str(value)} for name, value in rows.items() if value != ""])
+    unseen = {"seed", "timed steps"} if recorded else set()
+    unseen |= {"optimizer"} if recorded and spec.optimizer == "none" else set()
+    if recorded and run is not None and not run.phases:
+        unseen |= {"types", "autocast", "mode", "microbatches"}
+    shown = {name: value for name, value in rows.items() if value != "" and name not in unseen}
+    yield table([{"what": name, "value": str(value)} for name, value in shown.items()])

@@ -20,7 +20,7 @@ def ranks_report(of: ReportOf, ranks: RecordedRanks) -> str:
         "Ranks": section("Ranks", _side_by_side(ranks)),
         fullest: section(fullest, memory_of_one(full, of.known_graph)),
         "Hazards": section("Hazards", hazards_said(of)),
-        "Environment": section("Environment", environment(full.environment, full.spec, full.dtype)),
+        "Environment": section("Environment", environment(full.environment, full.spec, full)),
     }
     return page(of, _head(of, ranks), parts)
 

@@ -105,3 +105,5 @@ def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -
     assert cards is not None and ">recorded<" in cards[0] and ">measured<" not in cards[0]
     assert "recorded by the same instruments in one step of a script" in text
     assert "The peak of 2.5 MiB lies at the start of backward; it is made of" in text
+    assert "baseline" not in text and ">this run<" in text
+    assert "<td>seed</td>" not in text and "<td>timed steps</td>" not in text and "<td>mode</td>" in text
