@@ -20,6 +20,7 @@ from explorer.record.base import to_json
 from explorer.record.lab import LabOutcome, Lesson, Switch
 from explorer.record.run import Device
 from explorer.ui.session import address, backend, page_job
+from explorer.ui.session.devices import devices
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.plain import plain
@@ -124,10 +125,11 @@ def _switches(state: LabState, lesson: Lesson) -> RunLab:
     for switch in lesson.switches:
         chosen[switch.name] = _flip(lesson, switch, chosen[switch.name])
     state.switches[lesson.name] = chosen
+    offered = devices(state.device)
     state.device = st.radio(
         "Where does it run?",
-        ["cpu", "cuda"],
-        index=["cpu", "cuda"].index(state.device),
+        offered,
+        index=offered.index(state.device),
         horizontal=True,
         key="lab_device",
         help="cuda needs an NVIDIA GPU; every experiment runs on either.",

@@ -15,6 +15,7 @@ from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.bound import Bound, bound
+from explorer.ui.session.devices import devices
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
@@ -30,7 +31,6 @@ SIZE_WIDTH = 110
 MANY = 8
 """From here on the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
-    "device": ("cpu", "cuda"),
     "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
     "optimizer": ("adamw", "sgd", "none"),
@@ -149,6 +149,7 @@ def _options(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
         run, recompute = st.columns(2, gap="medium")
         with run:
             st.markdown("**The step**")
+            _choice("device", spec.device, devices(spec.device), change)
             for name, offered in CHOICES.items():
                 own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
                 _choice(name, getattr(spec, name), offered, change, own=own)
@@ -166,7 +167,7 @@ def _options(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
 def _changed_options(spec: RunSpec) -> tuple[str, ...]:
     """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
     usual = RunSpec(model=spec.model)
-    names = (*CHOICES, *NUMBERS, "momentum", "frozen")
+    names = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_step = [
         f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)
     ]

@@ -73,7 +73,7 @@ MODEL = "The sample models of this project and those given on the command line a
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
 
 OPTIONS = {
-    "device": "Where the step runs. cuda needs an NVIDIA GPU.",
+    "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",
     "optimizer": "AdamW keeps two more numbers per parameter, SGD none without momentum; none stops after backward.",

@@ -432,7 +432,7 @@ def test_a_refresh_during_a_run_still_shows_the_baseline(app: Callable[..., AppT
 def test_a_baseline_from_before_the_options_changed_says_so(app: Callable[..., AppTest]) -> None:
     at = app()
     assert "for other options" not in texts(at)
-    widget(at, "selectbox", "option_device").set_value("cuda").run()
+    widget(at, "selectbox", "option_dtype").set_value("float64").run()
     assert "for other options" in texts(at)
 
 
