@@ -10,6 +10,7 @@ from explorer.record.arena import Arena
 from explorer.record.run import RunSpec
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.fold import fold
 from explorer.ui.shared.reports import report_button
 from explorer.view.compare.arena import arena_chart, beaten_sentence, outcome_in_words, title_of
 from explorer.view.words import explore as glossary
@@ -64,6 +65,6 @@ def _results(arena: Arena, spec: RunSpec) -> None:
             at = "" if bout.share is None else f" at {bout.share:.0%}"
             remarks[f"{title_of(bout.rival)}{at}: {sentence}"] = None
     if remarks:
-        with st.expander("Who could not run, missed the budget or moved a gradient", key="arena_said", expanded=True):
+        with fold("Who could not run, missed the budget or moved a gradient", key="arena_said", expanded=True):
             for line in remarks:
                 st.text(line)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import streamlit as st
 
 from explorer.record.autograd import AutogradPicture, AutogradPictures
@@ -9,6 +11,8 @@ from explorer.record.graph import ModelGraph
 from explorer.ui.shared.download import Offer, download
 from explorer.view.graph.autograd import caption, difference, themed
 
+WINDOW = 560
+"""Pixels of height through which a picture of full size is seen."""
 LARGE = 150
 """Nodes from which the browser's layout takes seconds."""
 
@@ -33,11 +37,12 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
         )  # fmt: skip
     if pictures is not None:
         st.text(difference(pictures))
-        kept, recomputed = st.columns(2, gap="small")
+        full = st.toggle("Full size", key="autograd_full", help="As large as its words need, to be scrolled.")
+        kept, recomputed = (st.container(), st.container()) if full else st.columns(2, gap="small")
         with kept:
-            _picture(f"{pictures.block} kept", pictures.kept, "kept")
+            _picture(f"{pictures.block} kept", pictures.kept, "kept", full=full)
         with recomputed:
-            _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed")
+            _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed", full=full)
     return chosen if asked else None
 
 
@@ -47,11 +52,13 @@ def _small(graph: ModelGraph) -> str:
     return next((fqn for fqn in graph.repeats if fqn in called), called[0])
 
 
-def _picture(title: str, picture: AutogradPicture, key: str) -> None:
+def _picture(title: str, picture: AutogradPicture, key: str, *, full: bool) -> None:
     st.text(title)
     st.caption(caption(picture))
     download(Offer("DOT file", f"autograd-{key}.dot", picture.dot), key=f"dot_{key}")
     if picture.n_nodes > LARGE and not st.toggle(f"Draw all {picture.n_nodes} nodes", key=f"large_{key}"):
         return
     dark = st.context.theme.type == "dark"
-    st.graphviz_chart(themed(picture.dot, dark=dark), width="stretch", alt=f"Autograd graph of {title}")
+    with st.container(height=WINDOW if full else "content", key=f"autograd_{key}"):
+        width: Literal["content", "stretch"] = "content" if full else "stretch"
+        st.graphviz_chart(themed(picture.dot, dark=dark), width=width, alt=f"Autograd graph of {title}")

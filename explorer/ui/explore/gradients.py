@@ -9,6 +9,7 @@ import streamlit as st
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.matrix import DerivativeMatrix
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.fold import fold
 from explorer.ui.shared.reports import report_button
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.compare.gradients import (
@@ -53,7 +54,7 @@ def gradients_panel(comparison: Comparison) -> None:
     draw(gradient_chart(comparison), key="gradients")
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):
-        with st.expander(f"{title} ({len(rows)})", key=f"rest_{key}"):
+        with fold(f"{title} ({len(rows)})", key=f"rest_{key}"):
             st.dataframe(rows, key=f"table_{key}", hide_index=True, width="stretch", alt=title)
 
 
@@ -78,10 +79,10 @@ def matrix_panel(matrix: DerivativeMatrix | None, key: str | None, *, busy: bool
 
     `key`: of the stored matrix.
     """
-    with st.expander("Other derivatives", icon=":material/grid_on:", key="derivatives"):
+    with fold("Other derivatives", icon=":material/grid_on:", key="derivatives"):
         st.caption(
             "Second backward, autograd.grad, Hessian-vector products and gradient penalties, each kept, recomputed, "
-            "reentrant and selective. Real runs; they take about half a minute."
+            "reentrant and selective. Real runs; progress stands below."
         )
         asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
         if matrix is not None:

@@ -21,6 +21,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
+from explorer.ui.shared.fold import fold
 from explorer.view.drawing.axis import Axis
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
@@ -174,6 +175,6 @@ def _alive(
 def _why(reasons: tuple[str, ...]) -> None:
     """The rest of the reasons: the first one stands under the title of the chart of both runs."""
     if reasons:
-        with st.expander("Why", icon=":material/help:", key="why"):
+        with fold("Why", icon=":material/help:", key="why"):
             for reason in reasons:
                 st.text(reason)

@@ -22,6 +22,7 @@ from explorer.ui.explore.table import table_panel
 from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.fold import fold
 from explorer.ui.shared.hazards import hazards_panel
 from explorer.ui.shared.readable import small
 from explorer.view.compare.safety import errors
@@ -115,10 +116,10 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
     spec = state.draft.spec
     if graph is not None:
         known = hazards(graph, spec.policy, spec.plan, spec)
-        with st.expander(
+        with fold(
             f"Known before any run: {count(len(known), 'hazard')}",
             icon=":material/warning:",
-            key="hazards",
+            key="hazards_with_errors" if errors(known) else "hazards",
             expanded=bool(errors(known)),
         ):
             hazards_panel(known)

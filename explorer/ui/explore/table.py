@@ -6,7 +6,7 @@ import streamlit as st
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
-from explorer.ui.shared.charts import draw
+from explorer.ui.shared.charts import draw, in_groups
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.operators import operators_chart
 
@@ -17,7 +17,11 @@ def table_panel(run: Comparison | Measurement, *, block: str) -> None:
     draw(operators_chart(run, block), key="operators")
     st.markdown("**Every block**")
     both = (run.baseline, run.candidate) if isinstance(run, Comparison) else (run, run)
-    st.dataframe(_costs(*both), key="block_costs", hide_index=True, width="stretch", alt="What every block costs")
+    rows = _costs(*both)
+    st.dataframe(
+        rows, key="block_costs", hide_index=True, width="stretch", column_config=in_groups(rows),
+        alt="What every block costs",
+    )  # fmt: skip
 
 
 def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:

@@ -17,6 +17,7 @@ from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.download import Offer, download
+from explorer.ui.shared.fold import fold
 from explorer.ui.shared.reports import report_button
 from explorer.view.compare.safety import danger
 
@@ -52,7 +53,7 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...], 
         help="Unpack it where torchrun starts. `python -m explorer pipeline --results DIR` opens what its ranks leave.",
     )
     download(scripts, key="pipeline_torchrun")
-    with st.expander("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
+    with fold("Schedule as text, one line a rank", icon=":material/table_rows:", key="pipeline_csv"):
         st.code(files["schedule.csv"], language=None)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.ui.shared.download import Offer, download
+from explorer.ui.shared.fold import fold
 from explorer.view.drawing.chart import Chart, Rows
 from explorer.view.drawing.figure import CONFIG, readable
 
@@ -54,15 +55,27 @@ def _custom(point: Mapping[str, Any]) -> Any:
 def _twin(chart: Chart, key: str) -> None:
     """The chart's numbers as a table and as a CSV file."""
     title = f"{chart.name[0].upper()}{chart.name[1:]} as a table"
-    fold = st.expander(title, icon=":material/table_chart:", key=f"{key}_twin", on_change="rerun")
-    if not fold.open:
+    table = fold(title, icon=":material/table_chart:", key=f"{key}_twin")
+    if not table.open:
         return
-    with fold:
+    with table:
+        rows = list(chart.rows())
         st.dataframe(
-            list(chart.rows()), key=f"{key}_table", width="stretch", hide_index=True, alt=f"Table of {chart.name}"
-        )
+            rows, key=f"{key}_table", width="stretch", hide_index=True, column_config=in_groups(rows),
+            alt=f"Table of {chart.name}",
+        )  # fmt: skip
         name = f"{chart.name.replace(' ', '-')}.csv"
         download(Offer("CSV", name, lambda: as_csv(chart.rows())), key=f"{key}_csv")
+
+
+def in_groups(rows: Rows) -> dict[str, Any]:
+    """Columns of bytes and operations with their digits in groups, as the reader's own language has them."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {
+        name: st.column_config.NumberColumn(format="localized")
+        for name in names
+        if name.endswith(("(bytes)", "(FLOP)", "FLOPs"))
+    }
 
 
 def as_csv(rows: Rows) -> str:
