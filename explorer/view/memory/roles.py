@@ -112,4 +112,4 @@ def _answer(run: Measurement, block: str | None, line: Bytes | None) -> str:
     assert run.allocations is not None
     at_peak = int(line[int(held(run.allocations).argmax())])
     share = at_peak / (run.held_peak_bytes or 1)
-    return f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({share:.0%}) of the peak"
+    return f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({100 * share:.0f} %) of the peak"

@@ -87,7 +87,7 @@ def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow:
     fig.update_yaxes(
         range=[n_ranks - 0.45, -0.55],
         tickvals=list(range(n_ranks)),
-        ticktext=[f"rank {use.rank}<br>idle {use.bubble_fraction:.0%}" for use in forecast.ranks],
+        ticktext=[f"rank {use.rank}<br>idle {100 * use.bubble_fraction:.0f} %" for use in forecast.ranks],
         showgrid=False,
     )
     return fig
