@@ -90,7 +90,7 @@ class Forecaster:
         return ledger_at_peak(baseline, replay, played, line, moments)
 
     def _results_unknown(self, replay: Replay, policy: Policy) -> bool:
-        return any(results_unknown(replay, unit.save_ops) for unit in policy.units)
+        return any(unit.save_ops and results_unknown(replay, unit.save_ops) for unit in policy.units)
 
     def _freed(
         self, replay: Replay, units: Mapping[Unit, Sequence[SavedByCall]], played: Played, policy: Policy

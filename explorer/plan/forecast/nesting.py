@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -85,7 +86,8 @@ def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: 
     return Nest(calls=tuple(in_order), parent=tuple(parent), stops_inside=tuple(stops), inside=directly)
 
 
-def enclosing(policy: Policy) -> dict[Unit, Unit]:
+@lru_cache(maxsize=32)
+def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
     """By unit that lies in others, the innermost of those."""
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
     holders = {}
