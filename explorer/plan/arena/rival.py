@@ -38,7 +38,7 @@ class Situation:
         return counted
 
     def peak_of(self, policy: Policy) -> int | None:
-        return self.forecaster.forecast(policy).step_peak_bytes
+        return self.forecaster.peak_bytes(policy)
 
     def forward_ms(self, unit: Fqns) -> float:
         """Measured; where nothing was timed, FLOPs, in a unit that no milliseconds are mixed with."""

@@ -197,23 +197,26 @@ def joined(parts: Sequence[Bytes]) -> Bytes:
 
 def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> int:
     """The peak once `played` has changed the line, and each call comes back by running forward again."""
-    bounds, offsets = offsets_of(played.changes, len(replay.line))
-    peak = int((np.maximum.reduceat(replay.line, bounds) + offsets).max())
-    return max([peak, *(most for _, most in reruns(replay, played, nest, stash_bytes=stash_bytes))])
+    stretches = offsets_of(played.changes, len(replay.line))
+    peak = int((np.maximum.reduceat(replay.line, stretches[0]) + stretches[1]).max())
+    return max([peak, *(most for _, most in reruns(replay, played, nest, stretches, stash_bytes=stash_bytes))])
 
 
 def line_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Bytes:
     """The whole line; what running forward again holds stands at the event before the backward that it serves."""
     bounds, offsets = offsets_of(played.changes, len(replay.line))
     line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
-    for tick, most in reruns(replay, played, nest, stash_bytes=stash_bytes):
+    for tick, most in reruns(replay, played, nest, (bounds, offsets), stash_bytes=stash_bytes):
         line[tick] = max(line[tick], most)
     return line
 
 
-def reruns(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Iterator[tuple[int, int]]:
-    """For each call that comes back the event before, and the most that is held meanwhile."""
-    bounds, offsets = offsets_of(played.changes, len(replay.line))
+def reruns(
+    replay: Replay, played: Played, nest: Nest, stretches: tuple[NDArray[np.intp], Bytes] | None = None, *,
+    stash_bytes: int,
+) -> Iterator[tuple[int, int]]:  # fmt: skip
+    """For each call that comes back the event before, and the most that is held meanwhile; `stretches`: offsets_of."""
+    bounds, offsets = stretches or offsets_of(played.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):

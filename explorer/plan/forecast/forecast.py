@@ -65,10 +65,21 @@ class Forecaster:
             freed_bytes=self._freed(replay, units, played, policy),
         )
 
+    def peak_bytes(self, policy: Policy) -> int | None:
+        """The peak alone of what `forecast` says."""
+        replay, baseline = self._replay, self.baseline
+        if baseline is None or replay is None or trains_nothing(policy, self._graph):
+            return None
+        if self._results_unknown(replay, policy) or unforeseen(policy, self._graph):
+            return None
+        nest, stash = nest_of(policy, self._units(replay, policy), self._graph), stash_bytes(baseline, policy)
+        played = changes_of(replay, nest, baseline.forward_end_tick, stash_bytes=stash)
+        return peak_with(replay, played, nest, stash_bytes=stash)
+
     def line(self, policy: Policy) -> Bytes | None:
         """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
         replay, baseline = self._replay, self.baseline
-        if baseline is None or replay is None or self.forecast(policy).step_peak_bytes is None:
+        if baseline is None or replay is None or self.peak_bytes(policy) is None:
             return None
         units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
@@ -78,7 +89,7 @@ class Forecaster:
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
         replay, baseline = self._replay, self.baseline
-        if baseline is None or replay is None or self.forecast(policy).step_peak_bytes is None:
+        if baseline is None or replay is None or self.peak_bytes(policy) is None:
             return None
         units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(baseline, policy)
@@ -104,22 +115,32 @@ class Forecaster:
             for unit, own in units.items()
             if len(unit.blocks) == 1 and unit.action != "offload"  # a segment is run by the container around it
         }
+        own = self._away(replay, units, played)
         for unit in units:
             top = unit
             while top in outer:
                 top = outer[top]
-            entries = joined([call.entries for call in units[top]])
-            entries = entries[played.away[entries]]
+            entries = own[top]
             alone = top is unit and len(unit.blocks) == 1  # then all of it is its own
             longer = [
                 entry for call in units[unit] for entry, first, end in call.held
                 if first <= border < end and replay.died[entry] <= border
             ]  # fmt: skip
             for fqn in unit.blocks:
-                kept = sum(keeps[one] for one in (keeps if outer else (fqn,)) if one in keeps and is_within(one, fqn))
+                kept = sum(keeps[one] for one in keeps if is_within(one, fqn)) if outer else keeps.get(fqn, 0)
                 kept += replay.born_in(fqn, np.array(longer, dtype=np.int64)) if longer else 0
                 freed[fqn] = (int(replay.size[entries].sum()) if alone else replay.born_in(fqn, entries)) - kept
         return freed
+
+    @staticmethod
+    def _away(replay: Replay, units: Mapping[Unit, Sequence[SavedByCall]], played: Played) -> dict[Unit, Bytes]:
+        """Of each unit the entries of its calls that have left by the end of forward; all units in one go."""
+        entries = joined([call.entries for calls in units.values() for call in calls])
+        away = played.away[entries]
+        ends = np.cumsum([sum(len(call.entries) for call in calls) for calls in units.values()], dtype=np.int64)
+        borders = np.concatenate(([0], np.cumsum(away)))[np.concatenate(([0], ends))].tolist()
+        left = entries[away]
+        return {unit: left[first:end] for unit, first, end in zip(units, borders, borders[1:])}
 
     def _units(self, replay: Replay, policy: Policy) -> dict[Unit, list[SavedByCall]]:
         assert self.baseline is not None, "it was replayed"

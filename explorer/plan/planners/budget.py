@@ -132,7 +132,7 @@ class Planner:
         return msgspec.structs.replace(plan, time_budget=more_time)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:
-        peak = self._forecaster.forecast(self.policy(chosen)).step_peak_bytes
+        peak = self._forecaster.peak_bytes(self.policy(chosen))
         assert peak is not None, "every candidate can be forecast"
         return peak
 
