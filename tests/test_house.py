@@ -26,7 +26,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
     "child_process": ({"errors"}, set()),
     "record": ({"errors"}, {"msgspec"}),
     "plan": ({"record", "errors"}, {"msgspec", "numpy", "scipy", "yaml"}),
-    "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy", "psutil"}),
+    "engine": ({"plan", "record", "errors", "child_process"}, {"msgspec", "torch", "torchviz", "numpy"}),
     "lab": ({"engine", "plan", "record", "errors", "child_process"}, {"msgspec", "torch", "numpy"}),
     "jobs": ({"record", "errors", "child_process"}, {"msgspec", "platformdirs"}),
     "view": ({"plan", "record", "errors"}, {"msgspec", "plotly", "graphviz", "numpy"}),
