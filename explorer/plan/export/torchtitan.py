@@ -24,7 +24,7 @@ def to_torchtitan(file: PolicyFile) -> Export:
     if plan is not None:
         stages = "".join(f"    {list(stage)!r},\n" for stage in plan.stages)
         body += f"\n\nMODULE_FQNS_PER_MODEL_PART = [\n{stages}]\n"
-        body += f"PIPELINE_PARALLEL_SCHEDULE = {plan.schedule!r}\n"
+        body += _OWN if plan.actions else f"PIPELINE_PARALLEL_SCHEDULE = {plan.schedule!r}\n"
     return TORCHTITAN.exported(file.policy, python_file(_ABOUT, body, blocks, options))
 
 
@@ -34,6 +34,10 @@ Activation checkpointing of single blocks in torchtitan. Save it as recompute_bl
     --override.imports recompute_blocks.recompute_blocks activation_checkpoint:selective
 
 Of a pipeline plan, MODULE_FQNS_PER_MODEL_PART goes to parallelism.module_fqns_per_model_part.
+"""
+_OWN = """\
+# An own schedule: `export --to schedule` writes it, for parallelism.pipeline_parallel_schedule_csv.
+PIPELINE_PARALLEL_SCHEDULE = "PipelineScheduleMulti"
 """
 _BODY = '''\
 from dataclasses import dataclass

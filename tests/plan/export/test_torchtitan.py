@@ -7,6 +7,7 @@ import types
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 
 from explorer.plan.export.formats import exported
@@ -78,6 +79,12 @@ def test_a_model_part_has_some_of_the_blocks() -> None:
         import torch
 
         applied(module, torch.nn.Linear(1, 1))
+
+
+def test_an_own_schedule_is_not_given_out_as_one_by_name() -> None:
+    own = msgspec.structs.replace(PLAN, actions=(("0F0", "0B0"), ("1F0", "1B0")), n_microbatches=1)
+    module = module_of(file_of("layers.1", plan=own), "torchtitan")
+    assert module.PIPELINE_PARALLEL_SCHEDULE == "PipelineScheduleMulti"
 
 
 def test_stages_follow_as_lists() -> None:
