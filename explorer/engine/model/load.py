@@ -54,6 +54,10 @@ def load_for(spec: RunSpec) -> Loaded:
     return load(spec.model, seed=spec.seed, limit_bytes=spec.memory_limit_bytes if spec.device == "cpu" else None)
 
 
+NOTHING = "null"
+"""An argument of this value is None for the factory: `--set weights_backbone=null`."""
+
+
 def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loaded:
     """Builds the model of `ref` with every generator seeded first.
 
@@ -66,7 +70,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     seed_everything(seed)
     try:
         with limited_process(limit_bytes), blaming_decisions(ref.target):
-            built = factory(**arguments)
+            built = factory(**{name: None if value == NOTHING else value for name, value in arguments.items()})
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:

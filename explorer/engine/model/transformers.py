@@ -92,15 +92,46 @@ def _model(transformers: Any, settings: Any) -> Any:
 
 
 def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, torch.Tensor]:
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        side = getattr(settings, "image_size", None) or 64
-        height, width = side if isinstance(side, (tuple, list)) else (side, side)
-        n_channels = getattr(settings, "num_channels", 3)
-        labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
-        inputs = {"pixel_values": torch.randn(batch, n_channels, height, width)}
+    """Made by the name of the model's main input: pictures, sound, a spectrogram, a series of numbers, else words."""
+    main = getattr(model, "main_input_name", "input_ids")
+    taken = inspect.signature(model.forward).parameters
+    labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
+    if main == "pixel_values":
+        inputs = {main: _pictures(settings, batch)}
+    elif main in ("input_values", "input_features"):
+        inputs, labels = {main: _sound(settings, batch, length)}, torch.zeros(0)
+    elif main == "past_values":
+        n_series = getattr(settings, "num_input_channels", 1)
+        inputs, labels = (
+            {main: torch.randn(batch, getattr(settings, "context_length", length), n_series)},
+            torch.zeros(0),
+        )
     else:
-        longest = getattr(settings, "max_position_embeddings", None) or length
-        labels = torch.randint(0, settings.vocab_size, (batch, min(length, longest)))
-        inputs = {"input_ids": labels}
-    takes_labels = "labels" in inspect.signature(model.forward).parameters
-    return {**inputs, "labels": labels.clone()} if takes_labels else inputs
+        inputs = {"input_ids": _words(settings, batch, length)}
+        labels = inputs["input_ids"].clone()
+        if "pixel_values" in taken and hasattr(settings, "vision_config"):
+            inputs["pixel_values"] = _pictures(settings, batch)
+    return {**inputs, "labels": labels} if "labels" in taken and labels.numel() else inputs
+
+
+def _words(settings: Any, batch: int, length: int) -> torch.Tensor:
+    text = settings.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or length
+    return torch.randint(0, text.vocab_size, (batch, min(length, longest) if longest > 0 else length))
+
+
+def _pictures(settings: Any, batch: int) -> torch.Tensor:
+    seen = getattr(settings, "vision_config", settings)
+    side = getattr(seen, "image_size", None) or 64
+    height, width = side if isinstance(side, (tuple, list)) else (side, side)
+    return torch.randn(batch, getattr(seen, "num_channels", 3), height, width)
+
+
+def _sound(settings: Any, batch: int, length: int) -> torch.Tensor:
+    """A spectrogram where the configuration has bands of one, else a wave, long enough for one's strides."""
+    bands = getattr(settings, "num_mel_bins", None)
+    if bands is None:
+        return torch.randn(batch, 100 * length)
+    if (frames := getattr(settings, "max_length", None)) and getattr(settings, "frequency_stride", None):
+        return torch.randn(batch, frames, bands)
+    return torch.randn(batch, bands, 2 * getattr(settings, "max_source_positions", length))

@@ -157,6 +157,34 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_built() -> None:
         load(ModelRef(target="hf:LlamaConfig", arguments=arguments))
 
 
+SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+FED = [
+    ("Wav2Vec2Config", {**SMALL, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2}, "input_values"),
+    ("ASTConfig", {**SMALL, "num_mel_bins": 32, "max_length": 32}, "input_values"),
+    ("XLNetConfig", {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 16, "vocab_size": 32}, "input_ids"),
+    ("PatchTSTConfig", {"d_model": 16, "num_attention_heads": 2, "context_length": 32, "ffn_dim": 16}, "past_values"),
+]
+
+
+@pytest.mark.parametrize(("config", "arguments", "fed"), FED, ids=[config for config, *_ in FED])
+def test_a_transformers_model_is_fed_what_it_takes(config: str, arguments: dict[str, int], fed: str) -> None:
+    pytest.importorskip("transformers")
+    loaded = load(ModelRef(target=f"hf:{config}", arguments=dict(arguments)))
+    assert fed in loaded.inputs
+    loaded.loss(loaded.output()).backward()
+
+
+def test_an_argument_can_be_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "optional.py"
+    path.write_text(
+        "import torch\ndef build(weights='some'):\n    assert weights is None\n"
+        "    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n"
+    )
+    load(ModelRef(target=str(path), arguments={"weights": "null"}))
+    with pytest.raises(ModelNotLoaded, match="AssertionError"):
+        load(ModelRef(target=str(path)))
+
+
 def test_a_batch_that_does_not_fit_is_shown() -> None:
     with (
         pytest.raises(ModelFailed, match=r"forward of x raised RuntimeError: .*float32\[2, 3\]"),
