@@ -23,6 +23,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
+from explorer.view.graph.overlay import QUANTITIES
 from explorer.view.words import explore as glossary
 
 HEIGHT = 400
@@ -136,12 +137,30 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
     drawing = layout(graph, marks.open)
     block_graph.block_graph(drawing, marks, paint, key=state.draft.widget)
     _segment_button(state, facts)
+    _overlay(state, facts)
     unknown = decision.unknown_blocks(policy, graph)
     if unknown:
         st.warning(
             plain(f"The policy names {len(unknown)} blocks that this model lacks: {', '.join(unknown[:5])}."),
             icon=":material/warning:",
         )
+
+
+def _overlay(state: ExploreState, facts: Facts) -> None:
+    """Which quantity the bars on the blocks are, and what a full one is."""
+
+    def take() -> None:
+        state.overlay = st.session_state["overlay"]
+
+    with st.container(horizontal=True, gap="small", vertical_alignment="center", key="overlay_row"):
+        st.selectbox(
+            "Bars on blocks", QUANTITIES, QUANTITIES.index(state.overlay), key="overlay", width=190, on_change=take,
+            help=glossary.OVERLAY, label_visibility="collapsed", format_func=lambda one: f"bars: {one}",
+        )  # fmt: skip
+        if facts.alive is not None:
+            st.caption("Bars: what each block holds at the picked moment.", width="stretch")
+        elif facts.overlay is not None:
+            st.caption(plain(facts.overlay.legend), width="stretch")
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:

@@ -51,14 +51,24 @@ def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
 
 def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
     """What toggling one kept block would do to `measured`, in a few words, by fqn."""
+    return {fqn: _words(price) for fqn, price in _prices(measured, graph, key).items()}
+
+
+def price_figures(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, float]:
+    """The same as MiB of peak for one percent of the step's FLOPs; blocks without a price are left out."""
+    priced = _prices(measured, graph, key)
+    return {fqn: price.mib_per_percent for fqn, price in priced.items() if price.mib_per_percent is not None}
+
+
+def _prices(measured: Measurement | None, graph: ModelGraph, key: str) -> dict[str, Price]:
     if measured is None:
         return {}
-    tags = backend.records().get(f"prices {key}")
-    if tags is None:
-        offered = prices(measured, graph=graph)
-        tags = {price.blocks[0]: _words(price) for price in offered if price.toggle == "recompute"}
-        backend.records().keep(f"prices {key}", tags)
-    return dict(tags)
+    offered: dict[str, Price] | None = backend.records().get(f"prices {key}")
+    if offered is None:
+        every = prices(measured, graph=graph)
+        offered = {price.blocks[0]: price for price in every if price.toggle == "recompute"}
+        backend.records().keep(f"prices {key}", offered)
+    return offered
 
 
 def _words(price: Price) -> str:

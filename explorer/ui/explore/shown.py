@@ -22,13 +22,15 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
-from explorer.ui.explore.forecast import forecast, price_tags
+from explorer.ui.explore.forecast import forecast, price_figures, price_tags
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, pins
 from explorer.ui.session import known as known_runs
 from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import CostWord
+from explorer.view.graph import overlay
 from explorer.view.graph.labels import Facts
+from explorer.view.graph.overlay import Overlay
 from explorer.view.words.cut_short import did_not_fit
 
 Picked = tuple[str, int] | None
@@ -209,16 +211,30 @@ def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forec
     whole = kept if kept is not None and kept.complete else None
     priced = known.candidate or (whole if not spec.policy.units else None)
     drawn = known.comparison.candidate if known.comparison is not None else None
+    key = f"{state.shown if known.candidate else known.kept_key}"
     return Facts(
         graph=graph,
         policy=spec.policy,
         baseline=whole,
         candidate=known.candidate,
         freed_bytes=predicted.freed_bytes,
-        prices=price_tags(priced, graph, key=f"{state.shown if known.candidate else known.kept_key}"),
+        prices=price_tags(priced, graph, key=key),
         hazards=hazards(graph, spec.policy, spec.plan, spec),
         alive=ledger_of(known.baseline, drawn, state.tick),
+        overlay=_overlay(state.overlay, known, price_figures(priced, graph, key=key)),
     )
+
+
+def _overlay(what: str, known: Shown, priced: dict[str, float]) -> Overlay | None:
+    """The quantity that a person chose to see on the blocks; None: nothing."""
+    if what == overlay.NOTHING:
+        return None
+    if what == overlay.PRICE:
+        return overlay.of_prices(priced)
+    if what == overlay.DISTANCE:
+        return overlay.of_gradients(known.comparison if not known.stale else None)
+    run = known.candidate or known.baseline
+    return overlay.of_run(what, run.by_fqn if run is not None and run.complete else {})
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, at: Picked) -> Ledger | None:

@@ -19,6 +19,7 @@ from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
+from explorer.view.graph.overlay import NOTHING
 
 BY_ROLE = "by role"
 """The view of the memory chart that shows a selected block; None: both runs."""
@@ -59,6 +60,8 @@ class ExploreState:
     """Key of the arena."""
     tick: tuple[str, int] | None = None
     """Run and event that were picked in the timeline; None: the peak."""
+    overlay: str = NOTHING
+    """The quantity that is drawn on all blocks."""
     budget: Budget = field(default_factory=Budget)
     slid: Policy | None = None
     """What the slider drew last: a drag is one step of undo."""

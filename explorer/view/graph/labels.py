@@ -12,6 +12,7 @@ from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import mib
 from explorer.view.graph.nesting import Node, nest
+from explorer.view.graph.overlay import Overlay, shares
 
 TRAITS: dict[Trait, tuple[str, str]] = {
     "uses_rng": ("dice", "Draws random numbers (dropout): recomputing puts the generator back first."),
@@ -58,6 +59,8 @@ class Facts(Record):
     hazards: tuple[Hazard, ...] = ()
     alive: Ledger | None = None
     """Drawn as bars: what each block holds at the chosen moment."""
+    overlay: Overlay | None = None
+    """Drawn as bars instead, where no moment is chosen."""
 
 
 def labels(facts: Facts) -> dict[str, Label]:
@@ -181,6 +184,8 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
         f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
     ]
+    if facts.overlay is not None and (figure := facts.overlay.figures.get(node.id)) is not None:
+        lines.append(f"{facts.overlay.what} {facts.overlay.in_words(figure)} ({facts.overlay.origin})")
     if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
         lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
     segment = next((unit.blocks for unit in facts.policy.units if node.id in unit.blocks), ())
@@ -250,7 +255,7 @@ def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
 def _shares(facts: Facts, nodes: dict[str, Node]) -> dict[str, float]:
     """Each node's bytes alive, everything below included, relative to the largest drawn at its level."""
     if facts.alive is None:
-        return {}
+        return shares(facts.overlay, nodes) if facts.overlay is not None else {}
     held: dict[str, int] = {}
     for fqn, n_bytes in facts.alive.by_block.items():
         id: str | None = fqn if fqn in nodes else None

@@ -129,3 +129,8 @@ FRESHNESS = {
         "Press **Run** to measure it."
     ),
 }
+
+OVERLAY = (
+    "Draws one quantity on every block: bytes saved for backward, FLOPs or time of forward, what toggling it buys, or "
+    "how far its gradients are from the baseline's. The figure stands in the block's tooltip."
+)

@@ -1,0 +1,96 @@
+"""One quantity on all blocks at once: a bar on each, as long as its share of the largest at its depth.
+
+Length is read without colour; the figure itself stands in the block's tooltip and in its spoken name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from explorer.record.base import Record
+from explorer.record.comparison import Comparison
+from explorer.record.measurement import MeasuredBlock
+from explorer.view.drawing.units import flops, mib
+from explorer.view.graph.nesting import Node
+
+NOTHING = "nothing"
+
+
+class Overlay(Record):
+    """What is drawn on the blocks."""
+
+    what: str
+    figures: Mapping[str, float]
+    """By fqn, everything below a block included; blocks of which nothing is known are left out."""
+    origin: str
+    unit: str
+
+    def in_words(self, figure: float) -> str:
+        """With its unit."""
+        if self.unit == "bytes":
+            return mib(figure)
+        if self.unit == "FLOP":
+            return flops(round(figure))
+        return f"{figure:.3g} {self.unit}".strip()
+
+    @property
+    def legend(self) -> str:
+        """What a full bar is."""
+        known = {fqn: figure for fqn, figure in self.figures.items() if fqn and figure > 0}
+        if not known:
+            return f"No block has any {self.what} yet: {NEEDS[self.what]}."
+        most = max(known, key=lambda fqn: (known[fqn], -fqn.count(".")))
+        return f"Bars: {self.what}, {self.origin}. Full: the most at that depth; {most}: {self.in_words(known[most])}."
+
+
+OF_RUN: dict[str, tuple[Callable[[MeasuredBlock], float | None], str, str]] = {
+    "saved bytes": (lambda cost: cost.saved_after_forward_bytes, "bytes", "measured"),
+    "forward FLOPs": (lambda cost: cost.forward_flops, "FLOP", "counted"),
+    "forward time": (lambda cost: cost.forward.median_ms, "ms", "measured"),
+}
+PRICE, DISTANCE = "marginal price", "gradient distance"
+QUANTITIES = (NOTHING, *OF_RUN, PRICE, DISTANCE)
+NEEDS = {
+    **dict.fromkeys(OF_RUN, "Run measures it"),
+    PRICE: "a whole run of the baseline foretells it",
+    DISTANCE: "a comparison whose gradients differ has it, bitwise equal ones are at no distance",
+}
+
+
+def of_run(what: str, blocks: Mapping[str, MeasuredBlock]) -> Overlay:
+    """A figure that a run has of each block."""
+    read, unit, origin = OF_RUN[what]
+    figures = {fqn: figure for fqn, cost in blocks.items() if (figure := read(cost)) is not None}
+    return Overlay(what=what, figures=figures, unit=unit, origin=origin)
+
+
+def of_prices(mib_per_percent: Mapping[str, float]) -> Overlay:
+    """What toggling each block buys."""
+    return Overlay(what=PRICE, figures=mib_per_percent, unit="MiB of peak for 1 % of the FLOPs", origin="predicted")
+
+
+def of_gradients(comparison: Comparison | None) -> Overlay:
+    """The largest relative distance of a gradient at or below each block."""
+    furthest: dict[str, float] = {}
+    for diff in comparison.gradients if comparison is not None else ():
+        distance = 0.0 if diff.bitwise else diff.relative_norm or 0.0
+        block = diff.name.rpartition(".")[0]
+        while True:
+            furthest[block] = max(furthest.get(block, 0.0), distance)
+            if not block:
+                break
+            block = block.rpartition(".")[0]
+    return Overlay(what=DISTANCE, figures=furthest, unit="", origin="relative to the baseline, measured")
+
+
+def shares(overlay: Overlay, nodes: Mapping[str, Node]) -> dict[str, float]:
+    """0 to 1 of each node; one that stands for several blocks shows the most of them."""
+    own = {id: _figure(overlay, node) for id, node in nodes.items() if id}
+    most: dict[int, float] = {}
+    for id, figure in own.items():
+        most[id.count(".")] = max(most.get(id.count("."), 0.0), figure)
+    return {id: figure / most[id.count(".")] for id, figure in own.items() if figure > 0}
+
+
+def _figure(overlay: Overlay, node: Node) -> float:
+    return max((overlay.figures.get(fqn, 0.0) for fqn in (node.members or (node.id,))), default=0.0)
