@@ -84,6 +84,8 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
 
 
 def _model(transformers: Any, settings: Any) -> Any:
+    if getattr(settings, "architectures", None) is None:  # asked where several heads share a configuration
+        settings.architectures = []
     for name in AUTO:
         auto = getattr(transformers, name)
         if type(settings) in auto._model_mapping:
