@@ -25,6 +25,7 @@ from explorer.plan.planners.highs import Shape
 from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import Limits, Program, Solution
+from explorer.plan.policy.counted import Fqns
 from explorer.plan.sizes import mib, parse_bytes
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
@@ -41,9 +42,12 @@ class Planner:
     """One measured step written down as a program; asked for as many plans as are wanted."""
 
     def __init__(
-        self, run: Measurement, graph: ModelGraph, *, among: Iterable[str] | None = None, seconds: float = 3.0
+        self, run: Measurement, graph: ModelGraph, *, among: Iterable[str | Fqns] | None = None, seconds: float = 3.0
     ) -> None:
-        """`among`: blocks to choose from, where not all are meant. Raises BadInput for a run that tells too little."""
+        """`among`: blocks and segments to choose from, where not all are meant.
+
+        Raises BadInput for a run that tells too little.
+        """
         self._forecaster = Forecaster(run, graph)
         baseline = self._forecaster.baseline
         replay = None if baseline is None else Replay.of(baseline, graph)

@@ -4,7 +4,8 @@ Not whole blocks alone: "these MLPs and those norms" is often cheaper than any c
 measured time of one more forward, less the part that early stop leaves out, plus what torch.utils.checkpoint itself
 takes a call. Equal siblings take the mean of their times: they differ by noise alone.
 
-Segments of several blocks, kept operators and offload are not among them.
+Segments are among them where a step has few blocks to join, see offered.py; kept operators and offload are not: their
+price is that of a dispatch mode in Python, or of a way to the host, and nobody has measured either.
 """
 
 from __future__ import annotations
@@ -18,14 +19,12 @@ from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
 from explorer.plan.forecast.rerun_time import checkpoint_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import lineage
+from explorer.plan.planners.offered import offered
 from explorer.plan.policy.counted import Fqns, in_error
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit
 from explorer.record.policy import KEEP_ALL, Unit
-
-MOST_CANDIDATES = 800
-"""Of a model with more, only what no repeated block holds is offered: a program stays a matter of seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +54,10 @@ class Candidates:
 
 
 def candidates_of(
-    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[str] | None = None
+    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[str | Fqns] | None = None
 ) -> Candidates:
     """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given."""
-    allowed = None if among is None else set(among)
-    named = [unit for unit in _named(graph) if allowed is None or unit[0] in allowed]
+    named = offered(graph) if among is None else [(one,) if isinstance(one, str) else one for one in among]
     wrong = set(in_error(graph, named))
     left = [(unit, tuple(saved_by_calls(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
@@ -87,14 +85,6 @@ def candidates_of(
         cost_unit=costs.unit,
         step_cost=costs.step,
     )
-
-
-def _named(graph: ModelGraph) -> list[Fqns]:
-    singles = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
-    if len(singles) > MOST_CANDIDATES:
-        repeated = set(graph.repeats)
-        singles = [fqn for fqn in singles if repeated.isdisjoint(list(lineage(fqn))[1:])]
-    return [(fqn,) for fqn in singles]
 
 
 class _Costs:

@@ -40,6 +40,11 @@ def blocks(n_blocks=3, n_waves=6):
     """Everything kept 108 MiB; one block at a time 43; of one block one wave at a time 19."""
     stacks = (nn.Sequential(*(Wave() for _ in range(n_waves))) for _ in range(n_blocks))
     return nn.Sequential(*stacks), torch.zeros(1, 2**18)
+
+
+def operators(n=64):
+    """Single operations, each of which keeps its input and nothing else: only segments of them free anything."""
+    return nn.Sequential(Wave(), *(nn.Softplus() for _ in range(n))), torch.zeros(1, 2**18)
 '''
 
 
@@ -121,6 +126,17 @@ def test_below_that_blocks_inside_blocks_are_recomputed_too(planned: Planned) ->
     assert said["plan"]["step_peak_bytes"] == pytest.approx(said["measured"]["step_peak_bytes"], rel=1e-3)
     assert said["measured"]["step_peak_bytes"] <= 24 * MIB
     assert said["first_run"]["step_peak_bytes"] < 24 * MIB, "the rung that fitted"
+
+
+@pytest.mark.slow
+def test_a_chain_of_single_operations_goes_down_to_segments_and_is_planned_in_segments(planned: Planned) -> None:
+    result = planned("operators", "--memory-limit", "50MiB", "--budget", "40MiB", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert headings(result.stderr) == ["everything kept does not fit, now every block recomputed"]
+    said = json.loads(result.stdout)
+    assert said["met"] and said["plan"]["baseline_step_peak_bytes"] == pytest.approx(76 * MIB, rel=0.02)
+    assert all(len(unit["blocks"]) > 1 for unit in said["plan"]["policy"]["units"])
+    assert said["plan"]["step_peak_bytes"] == pytest.approx(said["measured"]["step_peak_bytes"], rel=1e-3)
 
 
 @pytest.mark.slow

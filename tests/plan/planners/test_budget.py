@@ -24,6 +24,7 @@ from tests.plan.why.test_peak import graph as chain_graph
 from tests.view.builders import Chain, measured
 
 SMALL = {
+    "mlp": {"n_layers": 5, "batch": 512},
     "gpt": {"n_layers": 3, "batch": 2},
     "gpt12": {"n_layers": 12, "batch": 1},
     "resnet": {"batch": 4},
@@ -51,8 +52,10 @@ def subsets(n: int) -> Iterator[tuple[int, ...]]:
 
 
 def is_at_most_nested_once(policy: Policy) -> bool:
+    """And no block stands in two units."""
     named = set(policy.blocks)
-    return all(sum(one in named for one in above(fqn)) <= 1 for fqn in policy.blocks)
+    once = len(named) == len(policy.blocks)
+    return once and all(sum(one in named for one in above(fqn)) <= 1 for fqn in policy.blocks)
 
 
 def every_policy(chosen: Planner, run: Measurement, graph: ModelGraph) -> list[tuple[int, float]]:
@@ -88,6 +91,26 @@ def test_a_plan_of_whole_blocks_is_the_best_of_all_policies(sample: str) -> None
                 chosen.within(budget)
         else:
             holds_against(chosen.within(budget), every, budget)
+    assert chosen.floor().step_peak_bytes <= lowest + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sample", "among"),
+    [
+        ("mlp", [*"1234", ("1", "2"), ("2", "3"), ("3", "4"), ("1", "2", "3"), ("2", "3", "4"), ("1", "2", "3", "4")]),
+        ("gpt", ["blocks.0", "blocks.1", ("blocks.0", "blocks.1"), ("blocks.1", "blocks.2"), "blocks.1.mlp"]),
+    ],
+)  # fmt: skip
+def test_a_plan_with_segments_is_the_best_of_all_policies(sample: str, among: list[str | tuple[str, ...]]) -> None:
+    graph, run = known(sample)
+    chosen = Planner(run, graph, among=among, seconds=60)
+    assert any(len(one.unit.blocks) > 1 for one in chosen.candidates.units)
+    every = every_policy(chosen, run, graph)
+    lowest = min(peak for peak, _ in every)
+    for share in (0.8, 0.6, 0.4, 0.2):
+        budget = round(lowest + share * (chosen.keep_all_bytes - lowest))
+        holds_against(chosen.within(budget), every, budget)
     assert chosen.floor().step_peak_bytes <= lowest + 1
 
 
