@@ -285,7 +285,6 @@ def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path:
         (("--frozen", "blocks.0"), "reentrant-frozen"),
     ):
         assert rule in rules(*words) - plain
-    assert "with use_reentrant" in read("check", str(path), tiny, code=1)["not_foretold_because"]
     assert "no block or parameter" in run("check", str(path), tiny, "--frozen", "blocs.0", code=2).stderr
 
 
