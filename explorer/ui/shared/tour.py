@@ -21,6 +21,8 @@ from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import mib
 from explorer.view.words.tour import OFFER, STEPS
 
+GPT = ModelRef(target="sample_models/gpt.py", size="small")
+_ON_GPT = ("see", "guess", "toggle", "run")
 RESNET = ModelRef(target="sample_models/resnet.py", size="small")
 
 
@@ -82,7 +84,9 @@ def tour_panel(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
     with st.container(border=True, key="tour"):
         small(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
         st.markdown(_filled(step.text, seen))
-        if step.key == "guess":
+        if step.key in _ON_GPT and seen.baseline is not None and seen.baseline.spec.model.target != GPT.target:
+            _go("Open the GPT", partial(choose_model, GPT))
+        elif step.key == "guess":
             _question(tour, seen)
         elif step.key == "batchnorm":
             _go("Open the ResNet", partial(choose_model, RESNET))

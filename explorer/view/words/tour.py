@@ -13,7 +13,7 @@ class TourStep(Record):
     text: str
 
 
-OFFER = "New here? Five minutes on this GPT: see, guess, toggle, run, understand, take away."
+OFFER = "New here? Five minutes on a small GPT: see, guess, toggle, run, understand, take away."
 STEPS = (
     TourStep(
         key="see",
