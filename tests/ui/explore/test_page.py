@@ -354,12 +354,13 @@ def test_a_policy_file_that_is_wrong_changes_nothing(app: App, data: bytes) -> N
     assert "This cannot run" in texts(at)
 
 
-def test_a_stale_fingerprint_is_explained(app: App) -> None:
+def test_a_policy_of_another_model_is_drawn_by_name_and_explained(app: App) -> None:
     at = app()
     state = at.session_state["explore"]
     text = "version: 1\nmodel: {target: x, fingerprint: '0000000000000000'}\npolicy: {units: [blocks.0]}\n"
     _in_session(at, lambda: take_policy(state, graphs.gpt(6), text.encode()))
-    assert state.job.failure is not None and "fingerprint" in state.job.failure.sentence
+    assert state.job.failure is None and spec(at).policy == Policy.recompute(["blocks.0"])
+    assert state.read is not None and "has changed since or is another one" in state.read.changed
 
 
 def test_a_selected_block_and_search(app: App) -> None:
