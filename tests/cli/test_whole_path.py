@@ -56,7 +56,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def build():
     sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
-    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, attention_dropout=0.1))
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, attention_dropout=0.1, use_cache=False))
     ids = torch.arange(16).reshape(2, 8)
     return model, {"input_ids": ids, "labels": ids}
 
