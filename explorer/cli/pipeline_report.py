@@ -8,9 +8,10 @@ from rich import box
 from rich.table import Table
 
 from explorer.cli.command import answer_console
-from explorer.record.pipeline_run import PipelineRun, fullest_bytes
+from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import JointPlan
-from explorer.view.drawing.units import mib
+from explorer.view.drawing.units import mib, percent
+from explorer.view.words.pipeline import cap_kept, cap_outcome
 
 
 def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
@@ -28,14 +29,12 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         predicted = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
         console.print(
             f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{predicted}[/]   "
-            f"bubble [bold]{run.timing.bubble_fraction:.1%}[/]"
+            f"bubble [bold]{percent(run.timing.bubble_fraction)}[/]"
         )
         console.print(_rank_table(run))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
-    if joint is not None and run.memory:
-        held = fullest_bytes(run.memory)
-        colour, word = ("green", "kept") if held <= joint.cap_bytes else ("bold red", "missed")
-        console.print(f"  cap {mib(joint.cap_bytes)} [{colour}]{word}[/]: the fullest rank holds {mib(held)}\n")
+    if joint is not None and (said := cap_outcome(run, joint)):
+        console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{said}[/]\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:
@@ -60,7 +59,7 @@ def _rank_table(run: PipelineRun) -> Table:
             memory.peak_action,
             mib(memory.receive_bytes),
             mib(memory.optimizer_bytes),
-            f"{bubbles[memory.rank]:.1%}",
+            percent(bubbles[memory.rank]),
         )
     return table
 

@@ -18,8 +18,8 @@ from explorer.plan.arena.table import OURS, chosen, parse_shares, rivals
 from explorer.record.arena import Arena, Bout
 from explorer.record.base import to_plain
 from explorer.record.policy import KEEP_ALL
-from explorer.view.compare.arena import beaten_sentence, outcome_in_words
-from explorer.view.drawing.units import mib
+from explorer.view.compare.arena import at_budget, beaten_sentence, outcome_in_words, time_in_words
+from explorer.view.drawing.units import mib, percent, percent_whole
 
 _VERDICTS = {"bitwise equal": "green", "rounding": "yellow"}
 
@@ -86,18 +86,17 @@ def _cells(bout: Bout) -> tuple[str, ...]:
     missed = "[bold red]" if bout.fits is False else ""
     return (
         escape(rivals()[bout.rival].title if bout.rival in rivals() else bout.rival),
-        "" if bout.share is None else f"{bout.share:.0%}",
+        "" if bout.share is None else percent_whole(bout.share),
         mib(bout.predicted_peak_bytes),
         f"{missed}{mib(bout.step_peak_bytes)}" if bout.ran else "[dim]none[/]",
-        "" if bout.predicted_time_ratio is None else f"{bout.predicted_time_ratio - 1:+.0%}",
-        "" if bout.time_ratio is None else f"{bout.time_ratio - 1:+.0%} ± {bout.time_ratio_spread or 0:.0%}",
+        "" if bout.predicted_time_ratio is None else percent(bout.predicted_time_ratio - 1, signed=True),
+        "" if bout.time_ratio is None else time_in_words(bout.time_ratio, bout.time_ratio_spread),
         f"[{colour}]{bout.verdict or ''}[/]",
     )
 
 
 def _name(bout: Bout) -> str:
-    at = "" if bout.share is None else f" at {bout.share:.0%}"
-    return f"{bout.rival}{at}"
+    return f"{bout.rival}{at_budget(bout)}"
 
 
 def _document(outcome: Arena) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
-from explorer.view.words.pipeline import planned
+from explorer.view.words.pipeline import cap_kept, planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
-    over = joint is not None and fullest_bytes(run.memory) > joint.cap_bytes
+    over = joint is not None and not cap_kept(run, joint)
     if output.json:
         planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": not over}
         print_json({**run.headlines(), **to_plain(run), **planned})

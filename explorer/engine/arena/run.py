@@ -110,7 +110,7 @@ def _as_error(kind: str, sentence: str, hint: str) -> ExplorerError:
 
 
 def _at(share: float | None) -> str:
-    return "" if share is None else f" at {share:.0%}"
+    return "" if share is None else f" at {100 * share:.0f} %"
 
 
 def _named(report: Report, name: str) -> Report:

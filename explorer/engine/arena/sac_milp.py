@@ -52,7 +52,8 @@ def contestant(trainee: Trainee, bout: Bout, ground: Ground) -> Contestant:
     for name, given_up in decisions.items():
         kept = ilp.get_optimal_checkpointing_policy_per_module(stats[name], 1.0 - given_up)
         if not kept:
-            raise BadInput(f"Its program for the operators of {name} found no solution that gives up {given_up:.0%}.")
+            asked = f"gives up {100 * given_up:.0f} %"
+            raise BadInput(f"Its program for the operators of {name} found no solution that {asked}.")
         module: nn.Module = modules[name.partition(".")[2]]
         module.forward = functools.partial(_selective, module.forward, list(zip(stats[name].func_names, kept)))  # type: ignore[method-assign]
     return Contestant(trainee=trainee, predicted_peak_bytes=peak_bytes, note=_in_words(decisions))
@@ -132,5 +133,5 @@ def _selective(forward: Callable[..., Any], kept: Sequence[tuple[str, int]], *ar
 
 
 def _in_words(decisions: dict[str, float]) -> str:
-    given = ", ".join(f"{name.partition('.')[2] or name} {share:.0%}" for name, share in decisions.items())
+    given = ", ".join(f"{name.partition('.')[2] or name} {100 * share:.0f} %" for name, share in decisions.items())
     return f"Activations given up: {given}." if given else "It recomputes nothing."

@@ -104,8 +104,8 @@ function drawRow([id, name, kind, depth, top, height, left, right, flags, member
   return v
 }
 
-function drawJoin([id, sign, top, height, left, right]) {
-  const join = element("div", "join")
+function drawJoin([id, sign, top, height, left, right, beside]) {
+  const join = element("div", beside ? "join beside" : "join")
   join.style.cssText = `top:${top}px;height:${height}px;left:${left}px;right:${right}px`
   join.setAttribute("aria-hidden", "true") // what flows is said by the boxes
   const text = element("span", "sign")

@@ -12,7 +12,8 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
 from explorer.ui.shared.reports import report_button
-from explorer.view.compare.arena import arena_chart, beaten_sentence, outcome_in_words, title_of
+from explorer.view.compare.arena import arena_chart, at_budget, beaten_sentence, outcome_in_words, title_of
+from explorer.view.drawing.units import percent_whole
 from explorer.view.words import explore as glossary
 
 SHARES = (0.3, 0.5, 0.7, 0.9)
@@ -37,7 +38,7 @@ def arena_panel(spec: RunSpec, arena: Arena | None, key: str | None, *, busy: bo
             SHARES,
             selection_mode="multi",
             default=USUAL,
-            format_func=lambda share: f"{share:.0%}",
+            format_func=percent_whole,
             key="arena_budgets",
         )
         pressed = st.button(
@@ -62,8 +63,7 @@ def _results(arena: Arena, spec: RunSpec) -> None:
     remarks: dict[str, None] = {}
     for bout in arena.bouts:
         if sentence := outcome_in_words(bout):
-            at = "" if bout.share is None else f" at {bout.share:.0%}"
-            remarks[f"{title_of(bout.rival)}{at}: {sentence}"] = None
+            remarks[f"{title_of(bout.rival)}{at_budget(bout)}: {sentence}"] = None
     if remarks:
         with fold("Who could not run, missed the budget or moved a gradient", key="arena_said", expanded=True):
             for line in remarks:

@@ -9,6 +9,7 @@ from explorer.jobs.protocol import FindJointPlan
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
+from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import CapWish, JointPlan
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.plan_panel import plan_of
@@ -22,8 +23,10 @@ from explorer.view.words import pipeline as words
 CAP_WIDTH = 170
 
 
-def cap_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """The field and its button, and what came of the last press."""
+def cap_panel(
+    split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, run: PipelineRun | None
+) -> None:
+    """The field and its button, what came of the last press, and whether `run`, of what is drawn, kept the cap."""
     typed = bound("pipeline_cap", split.cap, lambda text: setattr(split, "cap", text))
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_cap_row"):
         st.text_input(
@@ -46,6 +49,9 @@ def cap_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile 
         )
     if split.planned is not None and _is_drawn(split, graph, split.planned):
         st.caption(plain(words.planned(split.planned)))
+        if run is not None and (said := words.cap_outcome(run, split.planned)):
+            colour = "green" if words.cap_kept(run, split.planned) else "red"
+            st.caption(f":{colour}[**{plain(said.replace('cap', 'Cap', 1))}.**]")
 
 
 def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:

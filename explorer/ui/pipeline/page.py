@@ -99,20 +99,21 @@ def _plan(split: PipelineState, graph: ModelGraph) -> Results:
     plan = plan_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
     spec = split.draft.spec
     profile = pipeline_work.profile_of(spec)
-    cap_panel(split, graph, profile)
+    full = msgspec.structs.replace(spec, plan=plan)
+    run = pipeline_work.shown(split, full)
+    fresh = run is not None and run.spec == full
+    cap_panel(split, graph, profile, run if fresh else None)
     n_blocks = len(spec.policy.blocks)
     st.caption(f"{count(n_blocks, 'block')} recomputed, as on the Explore page." if n_blocks else words.KEEPS_ALL)
     if profile is not None and (missing := left_out(plan, spec.policy)):
         st.caption(plain(missing))
     cut_graph(split, graph, plan, profile)
-    full = msgspec.structs.replace(spec, plan=plan)
-    run = pipeline_work.shown(split, full)
     forecast, fault = _forecast(profile, plan, spec)
     return Results(
         spec=full,
         plan=plan,
         run=run,
-        fresh=run is not None and run.spec == full,
+        fresh=fresh,
         forecast=forecast,
         fault=fault,
         hazards=hazards(graph, spec.policy, plan, full),

@@ -11,7 +11,7 @@ from explorer.record.arena import Arena, Bout
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, VERDICT_COLOURS
 from explorer.view.drawing.figure import empty, figure
-from explorer.view.drawing.units import MIB, mib
+from explorer.view.drawing.units import MIB, mib, percent, percent_whole
 
 QUESTION = "Which planner saves most for least time?"
 
@@ -59,8 +59,18 @@ def beaten_sentence(arena: Arena) -> str:
     beaten = arena.beaten(OURS)
     if not beaten:
         return "Nobody was faster than this explorer's planner within the same budget, outside of the spread."
-    cases = ", ".join(f"{title_of(other.rival)} at {mine.share or 0:.0%}" for mine, other in beaten)
+    cases = ", ".join(f"{title_of(other.rival)} at {percent_whole(mine.share or 0)}" for mine, other in beaten)
     return f"Faster than this explorer's planner within the same budget: {cases}."
+
+
+def at_budget(bout: Bout) -> str:
+    """` at 50 %`; empty for one that has no budget."""
+    return "" if bout.share is None else f" at {percent_whole(bout.share)}"
+
+
+def time_in_words(ratio: float, spread: float | None) -> str:
+    """`+21 % ± 2.1 %`: the time over everything kept."""
+    return f"{percent(ratio - 1, signed=True)} ± {percent(spread or 0.0)}"
 
 
 def is_wrong(bout: Bout) -> bool:
@@ -76,7 +86,7 @@ def _picture(arena: Arena) -> go.Figure:
         share = budget / arena.ground.peak_bytes
         fig.add_vline(
             x=budget / MIB, line={"dash": "dot", "color": GRID, "width": 2},
-            annotation={"text": f"{share:.0%}", "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False},
+            annotation={"text": percent_whole(share), "yref": "paper", "y": 1, "yanchor": "bottom", "showarrow": False},
         )  # fmt: skip
     for i, name in enumerate(dict.fromkeys(bout.rival for bout in shown)):
         fig.add_trace(_marks(name, [bout for bout in shown if bout.rival == name], i))
@@ -112,12 +122,10 @@ def _marks(name: str, bouts: list[Bout], i: int) -> go.Scatter:
 
 
 def _hover(bout: Bout) -> str:
-    at = "" if bout.share is None else f" at {bout.share:.0%}"
-    ratio, spread = (bout.time_ratio or 1.0) - 1, bout.time_ratio_spread or 0.0
     lines = [
-        f"<b>{title_of(bout.rival)}</b>{at}",
+        f"<b>{title_of(bout.rival)}</b>{at_budget(bout)}",
         f"peak {mib(bout.step_peak_bytes)} measured, {mib(bout.predicted_peak_bytes)} predicted",
-        f"time {ratio:+.1%} ± {spread:.1%} measured",
+        f"time {time_in_words(bout.time_ratio or 1.0, bout.time_ratio_spread)} measured",
         f"gradients {bout.verdict or 'not judged'}",
     ]
     return "<br>".join(lines)

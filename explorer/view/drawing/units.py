@@ -82,6 +82,11 @@ def percent(share: float | None, *, signed: bool = False) -> str:
     return f"{_sign(value)}{text}" if signed else f"{MINUS if value < 0 else ''}{text}"
 
 
+def percent_whole(share: float) -> str:
+    """0.5 as `50 %`: budgets and other shares that were typed."""
+    return f"{100 * share:.0f} %"
+
+
 def change(old: int | float | None, new: int | float | None) -> float | None:
     """Relative change from `old` to `new`; None where either is unknown or `old` is zero."""
     return None if not old or new is None else new / old - 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.pipeline.cuts import CutRule
 from explorer.plan.pipeline.schedules import SCHEDULES
+from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import count, mib, percent
 
@@ -124,6 +125,22 @@ def planned(joint: JointPlan) -> str:
         f"{mib(max(joint.rank_bytes))}, step {joint.makespan_ms:.1f} ms ({first}), all predicted, the best of "
         f"{joint.n_judged} plans. {_proof(joint)}"
     )
+
+
+def cap_kept(run: PipelineRun, joint: JointPlan) -> bool:
+    """Whether every rank of `run` held at most the cap that `joint` was made below."""
+    return fullest_bytes(run.memory) <= joint.cap_bytes
+
+
+def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
+    """What `run` says about that cap; empty where no rank was measured."""
+    if not run.memory:
+        return ""
+    fullest = max(run.memory, key=lambda memory: memory.device_bytes or 0)
+    held = mib(fullest.device_bytes)
+    if cap_kept(run, joint):
+        return f"cap {mib(joint.cap_bytes)} kept: the fullest rank holds {held}"
+    return f"cap {mib(joint.cap_bytes)} missed: rank {fullest.rank} needs {held}"
 
 
 def _proof(joint: JointPlan) -> str:

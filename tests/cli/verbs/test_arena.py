@@ -36,7 +36,7 @@ def test_the_document_the_file_and_the_table_say_the_same(tmp_path: Path, capsys
     assert [bout.rival for bout in arena.bouts] == [bout["rival"] for bout in said["bouts"]]
     print_arena(arena)
     table = capsys.readouterr().out
-    assert "This explorer" in table and "80%" in table and "ckptplan at 80%: did not run:" in table
+    assert "This explorer" in table and "80 %" in table and "ckptplan at 80 %: did not run:" in table
     assert "than this explorer's planner within the same budget" in table
 
 

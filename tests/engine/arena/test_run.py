@@ -38,7 +38,7 @@ def test_everybody_is_foreseen_measured_and_judged() -> None:
         assert not impossible.ran and impossible.why and impossible.policy is None
     assert "CUDA" in rows["ckptplan", 0.8].why
     assert rows["keep-all", None].policy == KEEP_ALL
-    assert any(" at 80%" in progress.what for progress in said)
+    assert any(" at 80 %" in progress.what for progress in said)
 
 
 def test_a_cancel_ends_it() -> None:

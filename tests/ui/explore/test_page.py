@@ -497,7 +497,7 @@ def test_the_arena_asks_for_what_was_chosen_and_shows_what_came(app: App, worker
     assert job.request.shares == (0.5, 0.7) and "explorer" in job.request.only
     assert "compile-budget" not in job.request.only
     at = settle(at.run())
-    assert "Rotor at 50%: did not run: It plans chains." in texts(at)
+    assert "Rotor at 50 %: did not run: It plans chains." in texts(at)
     assert not at.exception
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from explorer.jobs.protocol import FindJointPlan, RunPipeline
 from explorer.plan.planners.joint import joint_plan
+from explorer.view.drawing.units import MIB
 from tests.ui.page_driver import graph_data, texts, widget
 from tests.ui.pipeline.pipeline_driver import (
     Open,
@@ -11,6 +14,7 @@ from tests.ui.pipeline.pipeline_driver import (
     chosen,
     policy,
     press,
+    run,
     settled,
 )  # fmt: skip
 
@@ -29,6 +33,19 @@ def test_cuts_microbatches_and_policy_are_planned_below_a_cap(visit: Open, worke
     at = press(at, "pipeline_undo")
     assert not policy(at).units
     assert "Planned below" not in texts(at)
+
+
+def test_after_a_run_the_page_says_whether_the_cap_was_kept(visit: Open, worker: PipelineWorker) -> None:
+    at = visit()
+    widget(at, "text_input", "pipeline_cap").set_value("45 MiB")
+    at = press(at, "pipeline_plan_button")
+    assert "Cap 45" not in texts(at)
+    at = run(at)
+    assert "Cap 45\\.0 MiB kept\\: the fullest rank holds" in texts(at)
+    joint = at.session_state["pipeline"].planned
+    at.session_state["pipeline"].planned = msgspec.structs.replace(joint, cap_bytes=MIB)
+    assert "Cap 1\\.0 MiB missed\\: rank" in texts(at.run())
+    assert "Cap 1" not in texts(press(at, "pipeline_undo"))
 
 
 def test_a_plan_below_a_cap_can_be_cancelled_and_is_dropped_where_the_page_went_on(

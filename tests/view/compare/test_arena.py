@@ -37,7 +37,7 @@ def test_words_for_each_outcome() -> None:
     assert outcome_in_words(crashed) == "failed: It ended."
     assert "Over its budget" in outcome_in_words(bout("greedy", 1.0, peak=60))
     assert beaten_sentence(sample()).startswith("Nobody was faster")
-    assert "Greedy at 50%" in beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.1)))
+    assert "Greedy at 50 %" in beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.1)))
     assert "did not take part" in beaten_sentence(arena())
 
 
