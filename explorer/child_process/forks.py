@@ -53,8 +53,8 @@ _launching = threading.Lock()
 class Forked:
     """One process on its way: an id, an end, and how it ended."""
 
-    def __init__(self, status: int) -> None:
-        self._status = status
+    def __init__(self, status: int, server: Forks) -> None:
+        self._status, self._server = status, server
         self._pid: int | None = None
         self._ended = False
         self._reading = threading.Lock()
@@ -104,6 +104,7 @@ class Forked:
 
     def _take(self, news: bytes) -> None:
         if len(news) < NUMBER.size:  # without a server nobody else ends what the process has started
+            self._server.gone = True
             if self._pid is not None:
                 _kill_group(self._pid)
             self._ended = True
@@ -118,6 +119,8 @@ class Forks:
 
     def __init__(self, server: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._server, self._process = server, process
+        self.gone = False
+        """A process of its has lost it: the system may tell so before the server's own line hangs up."""
         self._sending = threading.Lock()
 
     @classmethod
@@ -160,12 +163,12 @@ class Forks:
             raise server_is_gone() from error
         finally:
             os.close(voice)
-        return Forked(ear)
+        return Forked(ear, self)
 
     @property
     def alive(self) -> bool:
         """A server that is being killed has hung up before the system knows it as ended."""
-        if self._process is not None and self._process.poll() is not None:
+        if self.gone or (self._process is not None and self._process.poll() is not None):
             return False
         line = select.poll()
         line.register(self._server, 0)  # hanging up is told unasked

@@ -137,6 +137,18 @@ def test_the_first_step_needs_no_asking(tmp_path: Path) -> None:
     assert "Saved activations of 0, 1, 2 and 1 more hold" in run.failure.hint
 
 
+def test_what_was_held_is_what_was_held_when_it_was_refused(tmp_path: Path) -> None:
+    """Garbage of before the step was more than all of it, and went within."""
+    loop, path, older = Loop(), tmp_path / "oom.explorer", [torch.zeros(16 * MIB)]
+    watch = explorer.watch(loop.model, on_oom=path)
+    going = loop.model.register_forward_pre_hook(lambda module, args: older.clear())
+    died(loop, watch, 0)
+    going.remove()
+    run = opened(path)
+    assert run.failure is not None and run.held_peak_bytes is not None and run.held_peak_bytes > 64 * MIB
+    assert "Saved activations of 0, 1, 2 and 1 more hold" in run.failure.hint
+
+
 def test_any_other_step_says_what_was_held_and_by_whom(tmp_path: Path) -> None:
     loop, path = Loop(), tmp_path / "oom.explorer"
     died(loop, explorer.watch(loop.model, loop.optimizer, on_oom=path), 3)

@@ -8,6 +8,7 @@ from explorer.plan.memory.place import holders
 from explorer.plan.names import is_within, listed
 from explorer.plan.planners.budget import Planner
 from explorer.plan.sizes import mib
+from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 
 
@@ -18,8 +19,14 @@ def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ..
     return (_held(run), _fits(run, whole) if whole is not None else _could_go(run))
 
 
+def _then(run: Measurement) -> Ledger:
+    """Right after the last allocation that was granted; more may have been held before."""
+    assert run.allocations is not None
+    return ledger(run, max(run.allocations.born))
+
+
 def _held(run: Measurement) -> str:
-    at = ledger(run)
+    at = _then(run)
     return f"Held then: {mib(at.total_bytes)}, of it {holders(at)}."
 
 
@@ -48,7 +55,7 @@ def _could_go(run: Measurement) -> str:
     """No whole step is known: what recomputing could have freed of what was held."""
     repeats = run.graph.repeats if run.graph is not None else ()
     ran = [fqn for fqn in repeats if run.by_fqn.get(fqn) is not None and run.by_fqn[fqn].n_forward]
-    cells = [cell for cell in ledger(run).cells if cell.role == "saved activation"]
+    cells = [cell for cell in _then(run).cells if cell.role == "saved activation"]
     freed = sum(cell.n_bytes for cell in cells if any(is_within(cell.block, fqn) for fqn in ran))
     if not freed:
         return "Record a step that fits (a smaller batch, or every block recomputed): a plan needs a whole one."
