@@ -23,9 +23,12 @@ class Certificate(Record):
     gap: float
     """Share of the plan's cost (or peak) by which it may lie above the bound: 0 is proven best."""
     n_candidates: int
+    """Units that could be chosen, segments among them."""
     n_rows: int
     """Moments of the step that the program had to look at."""
     n_solves: int
+    n_segments: int = 0
+    """Candidates that are several blocks in one."""
 
 
 class Plan(Record):

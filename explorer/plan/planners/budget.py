@@ -160,6 +160,7 @@ class Planner:
                 n_candidates=len(self.candidates.units),
                 n_rows=solution.n_rows,
                 n_solves=solution.n_solves,
+                n_segments=sum(len(one.unit.blocks) > 1 for one in self.candidates.units),
             ),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.plan import Plan
+from explorer.record.plan import Certificate, Plan
 from explorer.view.drawing.units import count, mib, percent
 
 BUDGET = (
@@ -18,17 +18,18 @@ AS_GOOD = "No plan that was found is faster at this peak."
 PROVEN_TO = 5e-3
 """A gap that is smaller than what any clock here can tell."""
 ABOUT = (
-    "The planner wrote the measured step down as a small program: each module is kept or recomputed, no moment may "
+    "The planner wrote the measured step down as a small program: each module or segment is kept or recomputed, no moment may "
     "hold more than the budget, and as little time as possible is to be spent. A solver then looked for the best "
     "choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is really "
-    "held and how long it really takes. Segments of several blocks, as the preset √n makes them, are no choice of it."
+    "held and how long it really takes. Segments (several blocks recomputed as one) are a choice where the certificate "
+    "counts them."
 )
 
 
 def certificate(plan: Plan) -> tuple[str, str]:
     """(what is proven, what that means)"""
     proof = plan.certificate
-    among = f"{count(proof.n_candidates, 'module')}"
+    among = _among(proof)
     least = plan.budget_bytes is None
     better = "needs less memory" if least else "is faster"
     if proof.gap <= PROVEN_TO:
@@ -39,6 +40,11 @@ def certificate(plan: Plan) -> tuple[str, str]:
         proven = f"Nearly proven: no other choice among {among} {better} by more than {percent(proof.gap)}."
     looked = f"{count(proof.n_rows, 'moment')} of the step decided it, {count(proof.n_solves, 'call')} of the solver."
     return proven, f"{ABOUT} {looked}"
+
+
+def _among(proof: Certificate) -> str:
+    counted = ((proof.n_candidates - proof.n_segments, "module"), (proof.n_segments, "segment"))
+    return " and ".join(count(n, word) for n, word in counted if n) or count(0, "module")
 
 
 FRONT = "Click a point to draw its policy. Everything hollow is predicted from one measured step; diamonds were run."

@@ -1,0 +1,62 @@
+"""What a planner is offered: modules that save something, and stretches of blocks of which each hands on to the next."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+
+from explorer.plan.planners.offered import MOST_CANDIDATES, MOST_SEGMENTS, offered
+from explorer.record.graph import Block, ModelGraph
+from tests.graphs import block
+from tests.plan.why.test_peak import graph as chain_of
+
+
+def _chain(n: int, *, inner: int = 0) -> ModelGraph:
+    """n equal blocks in a list, each of `inner` operations, the next given what the one before returned."""
+    blocks = [block("", "Net", 10.0), block("h", "ModuleList", 10.0, n_calls=0)]
+    for i in range(n):
+        blocks.append(block(f"h.{i}", "B", follows=f"h.{i - 1}" if i else "", repeat_of="h.0" if i else None))
+        blocks += [block(f"h.{i}.{j}", "Op") for j in range(inner)]
+    names = tuple(f"h.{i}" for i in range(n))
+    return ModelGraph(model=chain_of().model, blocks=tuple(blocks), edges=(), chain=names)
+
+
+def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
+    def one(old: Block) -> Block:
+        return msgspec.structs.replace(old, **fields) if old.fqn == fqn else old  # type: ignore[arg-type]
+
+    return msgspec.structs.replace(graph, blocks=tuple(map(one, graph.blocks)))
+
+
+def test_single_blocks_come_first_and_then_stretches_by_length() -> None:
+    found = offered(_chain(3))
+    assert found == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
+
+
+@pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
+def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int]) -> None:
+    whole = _chain(2, inner=1)
+    assert ("h.1.0",) in offered(whole)
+    assert ("h.1.0",) not in offered(_changed(whole, "h.1.0", **fields))
+
+
+def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() -> None:
+    found = offered(_changed(_chain(4), "h.2", follows=""))
+    assert [unit for unit in found if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
+
+
+@pytest.mark.parametrize("n", [2, 7, 12, MOST_SEGMENTS + 1, MOST_SEGMENTS + 2])
+def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
+    lengths = Counter(len(unit) for unit in offered(_chain(n)) if len(unit) > 1)
+    assert lengths.total() <= MOST_SEGMENTS
+    assert lengths == {length: n - length + 1 for length in range(2, max(lengths, default=1) + 1)}
+    following = max(lengths, default=1) + 1
+    assert following > n or lengths.total() + n - following + 1 > MOST_SEGMENTS, "one length more would have fitted"
+
+
+def test_of_a_large_model_nothing_inside_repeated_blocks_is_offered() -> None:
+    small, large = _chain(40, inner=4), _chain(MOST_CANDIDATES // 4, inner=4)
+    assert ("h.0.1",) in offered(small)
+    assert offered(large) == [(f"h.{i}",) for i in range(MOST_CANDIDATES // 4)]
