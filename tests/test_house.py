@@ -61,7 +61,7 @@ ROOMS: dict[str, list[str]] = {
         "pipeline",
         "memory",
         "challenges peak_question",
-        "catalogue names sizes lessons",
+        "catalogue kept_results names sizes lessons",
         "factory_arguments",
     ],
     "lab": ["run", "*", "kit"],

@@ -78,6 +78,8 @@ class Block(Record):
     """`forward_flops` by operator; empty where there are FLOPs: nobody saw the operators."""
     late_op_flops: dict[str, int] = {}
     """The part of `op_flops` that lies behind the last tensor that is saved."""
+    rewritten_ops: tuple[str, ...] = ()
+    """Operators, at or below, whose results are written into afterwards: torch refuses to keep those (save_ops)."""
     last_saved_in: str = ""
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()

@@ -190,7 +190,7 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     traits = _traits(ops, observed)
     repeats = repeated_as(ops.modules, ops.seen)
     shared = _sharing(ops.modules)
-    blocks = tuple(_block(fqn, ops, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
+    blocks = tuple(_block(fqn, observed, traits[fqn], shared.get(fqn, ()), repeats.get(fqn)) for fqn in ops.seen)
     chain = chain_of(ops.modules, ops.seen)
     edges, joins = edges_and_joins(ops.flow)
     shapes = tuple(tuple(leaf.shape) for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, torch.Tensor))
@@ -207,7 +207,8 @@ def _graph(loaded: Loaded, observed: _Observed) -> ModelGraph:
     )
 
 
-def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
+def _block(fqn: str, observed: _Observed, traits: set[Trait], shares: tuple[str, ...], repeat_of: str | None) -> Block:
+    ops = observed.ops
     module, seen = ops.modules[fqn], ops.seen[fqn]
     return Block(
         **of_module(fqn, module),
@@ -218,6 +219,7 @@ def _block(fqn: str, ops: Observation, traits: set[Trait], shares: tuple[str, ..
         rerun_flops=seen.rerun_flops,
         op_flops=dict(seen.op_flops),
         late_op_flops=dict(seen.late_op_flops),
+        rewritten_ops=tuple(sorted(observed.again.rewritten_ops[fqn])),
         last_saved_in=seen.last_saved_in,
         outputs_saved_outside=ops.saved_outside(fqn),
         follows=ops.turns.follows(fqn),

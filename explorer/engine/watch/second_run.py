@@ -4,6 +4,7 @@ random numbers    which generator, and whether the block goes on from where it f
                   draws the same again)
 arguments         whether what it is handed stays as it was, see handed.py
 statistics        whether a norm computes with the running statistics that it moves, see statistics_use.py
+results           whether what an operator returned is written into later: torch refuses to keep that (save_ops)
 hidden modules    modules that nobody registered, whose state no policy can set back
 """
 
@@ -83,6 +84,10 @@ class SecondRun(TorchDispatchMode):
         self._done: list[_Call] = []
         self._given: dict[tuple[int, int], set[str]] = defaultdict(set)
         """Blocks that were handed a storage, by its name."""
+        self.rewritten_ops: dict[str, set[str]] = {fqn: set() for fqn in self.traits}
+        """By block the operators whose results somebody writes into afterwards."""
+        self._returned_by: dict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
+        """Block and operator that returned a storage, by its name."""
         self._hidden: list[tuple[nn.Module, Any]] = []
         self._born: dict[int, int] = {}
         self._now = 0
@@ -133,8 +138,9 @@ class SecondRun(TorchDispatchMode):
         self._born.update(dict.fromkeys(made, self._now))
         if func._schema.is_mutable:
             for tensor in _written_into(func, args, kwargs):
-                for fqn in self._given.get(self._name(tensor), ()):
-                    self.traits[fqn].add("changes_inputs")
+                self._wrote(self._name(tensor))
+        for name in map(self._name, written):
+            self._returned_by[name].update((call.fqn, str(func)) for call in self._calls)
         self._statistics.ran(func, args, read, written, made)
         return out
 
@@ -142,6 +148,12 @@ class SecondRun(TorchDispatchMode):
         """Addresses are handed out again."""
         address = tensor.untyped_storage()._cdata
         return address, self._born.get(address, -1)
+
+    def _wrote(self, name: tuple[int, int]) -> None:
+        for fqn in self._given.get(name, ()):
+            self.traits[fqn].add("changes_inputs")
+        for fqn, op in self._returned_by.get(name, ()):
+            self.rewritten_ops[fqn].add(op)
 
     def _drew(self, func: Any, generator: torch.Generator, before: bytes) -> None:
         # Dropout in eval mode, or of nothing; without data no generator moves.

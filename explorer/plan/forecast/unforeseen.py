@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from explorer.plan.forecast.nesting import enclosing
+from explorer.plan.kept_results import written_results
 from explorer.plan.names import some
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
@@ -17,6 +18,12 @@ def unforeseen(policy: Policy, graph: ModelGraph | None) -> str:
         return (
             f"Nothing is foretold: with use_reentrant {some(idle)} train nothing, because no tensor that they are "
             "given requires grad."
+        )
+    written = dict.fromkeys(op for unit in policy.units for op in written_results(unit, graph))
+    if written:
+        return (
+            f"Nothing is foretold: torch refuses to keep what {some(tuple(written))} returns, because it is written in "
+            "place; keep operators whose results nothing writes into."
         )
     inside = enclosing(policy)
     other = {unit for pair in inside.items() for unit in pair if unit.action != "recompute"}

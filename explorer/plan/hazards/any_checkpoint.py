@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from explorer.plan.hazards.case import Case
+from explorer.plan.kept_results import written_results
 from explorer.plan.names import innermost, is_within, some
 from explorer.record.hazard import Hazard
 
@@ -190,7 +191,7 @@ def selective(case: Case) -> Iterator[Hazard]:
             continue
         blocks = unit.blocks
         drawing = tuple(op for op in unit.save_ops if any(word in op for word in RANDOM_OPS))
-        inplace = tuple(op for op in unit.save_ops if any(part.endswith("_") for part in op.split(".")))
+        written = tuple(op for op in written_results(unit, case.graph) if op not in drawing)
         if drawing:
             yield Hazard(
                 rule="selective-random", severity="error", blocks=blocks,
@@ -198,11 +199,12 @@ def selective(case: Case) -> Iterator[Hazard]:
                 "recompute, and what draws later gets their random numbers.",
                 remedy="Keep matrix products, not random operations.",
             )  # fmt: skip
-        elif inplace:
+        if written:
             yield Hazard(
                 rule="selective-in-place", severity="error", blocks=blocks,
-                sentence=f"To keep {some(inplace)} is to keep a result that is written in place: torch refuses it.",
-                remedy="Keep operations that return a new tensor.",
+                sentence=f"To keep {some(written)} in {some(blocks)} is to keep a result that is written in place: "
+                "torch refuses it.",
+                remedy="Keep operations that return a new tensor which nothing writes into afterwards.",
             )  # fmt: skip
         yield Hazard(
             rule="selective-once", severity="note", blocks=blocks,

@@ -18,11 +18,11 @@ AS_GOOD = "No plan that was found is faster at this peak."
 PROVEN_TO = 5e-3
 """A gap that is smaller than what any clock here can tell."""
 ABOUT = (
-    "The planner wrote the measured step down as a small program: each module or segment is kept or recomputed, no moment may "
-    "hold more than the budget, and as little time as possible is to be spent. A solver then looked for the best "
-    "choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is really "
-    "held and how long it really takes. Segments (several blocks recomputed as one) are a choice where the certificate "
-    "counts them."
+    "The planner wrote the measured step down as a small program: each module or segment is kept or recomputed, no "
+    "moment may hold more than the budget, and as little time as possible is to be spent. A solver then looked for the "
+    "best choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is "
+    "really held and how long it really takes. Segments (several blocks recomputed as one) are a choice where the "
+    "certificate counts them."
 )
 
 

@@ -80,6 +80,8 @@ RAISED = [  # the candidate's step raises
     Trap("changed-inputs", "in_place", ONE, ONE, cured_net="in_place copy=True"),
     Trap("changed-inputs", "written_later", {"blocks": ("block",)}, {"blocks": ("block",)}, "written_later copy=True"),
     Trap("selective-in-place", "in_place_inside", keeping("aten.mul_.Tensor"), keeping("aten.sin.default")),
+    Trap("selective-in-place", "in_place_inside", keeping("aten.addmm.default"), keeping("aten.cos.default")),
+    Trap("selective-in-place", "dropout", keeping("aten.empty_like.default"), keeping("aten.mul.Tensor")),
     Trap("selective-random", "dropout", keeping("aten.bernoulli_.float"), keeping("aten.addmm.default")),
     Trap("kept-cache", "dense", {"blocks": ("1.layer0", "1.layer1")}, {"blocks": ("1",)}),
     Trap("kept-cache", "remembering memory=list", {"blocks": ("block",)}, {"blocks": ("",)}),

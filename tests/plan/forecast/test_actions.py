@@ -133,6 +133,24 @@ def test_why_a_policy_cannot_be_foretold() -> None:
     assert not unforeseen(msgspec.structs.replace(reentrant, use_reentrant=False), idle)
 
 
+def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
+    blocks = [graph_block(fqn, "B", rewritten_ops=("aten.exp.default",) if fqn == "a" else ()) for fqn in "ab"]
+    known = ModelGraph(model=graph().model, blocks=tuple(blocks), edges=())
+    forecaster = Forecaster(two_blocks(), known)
+
+    def said(*ops: str, block: str = "a") -> str:
+        policy = Policy(units=(Unit(blocks=(block,), action="save_ops", save_ops=ops),))
+        foretold = forecaster.forecast(policy).step_peak_bytes
+        assert foretold == forecaster.peak_bytes(policy)
+        sentence = unforeseen(policy, known)
+        assert (foretold is None) == bool(sentence)
+        return sentence
+
+    assert "torch refuses to keep what aten.exp.default returns" in said("aten.mm.default", "aten.exp.default")
+    assert "torch refuses to keep what aten.add_.Tensor returns" in said("aten.add_.Tensor")
+    assert not said("aten.mm.default") and not said("aten.exp.default", block="b")
+
+
 def test_flops_of_kept_results_are_not_spent_again() -> None:
     """Half of the block's FLOPs are mm, of which half lie behind the last saved tensor."""
     known = graph_block(

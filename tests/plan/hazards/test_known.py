@@ -87,6 +87,12 @@ CASES = [  # rule, block with its trap, policy that falls in, policy that does n
         Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.add_.Tensor",)),)),
         Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.add.Tensor",)),)),
     ),
+    (
+        "selective-in-place",
+        block("a", rewritten_ops=("aten.mm.default",)),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.mm.default",)),)),
+        Policy(units=(Unit(blocks=("a",), action="save_ops", save_ops=("aten.add.Tensor",)),)),
+    ),
     ("selective-once", block("a"), Policy(units=(Unit(blocks=("a",), action="save_ops"),)), A),
 ]
 
@@ -103,7 +109,9 @@ class TestPolicyRules:
     def test_is_silent_where_the_block_has_no_such_trait(
         self, rule: str, trap: Block, into: Policy, out: Policy
     ) -> None:
-        in_the_policy_alone = not (trap.traits or trap.shares_parameters_with or trap.n_calls == 0)
+        in_the_policy_alone = not (
+            trap.traits or trap.shares_parameters_with or trap.rewritten_ops or trap.n_calls == 0
+        )
         assert (rule in rules(hazards(graph(block("a"), block("b")), into))) == in_the_policy_alone
 
     def test_says_what_to_do(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:

@@ -111,7 +111,9 @@ def test_a_plan_with_segments_is_the_best_of_all_policies(sample: str, among: li
     for share in (0.8, 0.6, 0.4, 0.2):
         budget = round(lowest + share * (chosen.keep_all_bytes - lowest))
         holds_against(chosen.within(budget), every, budget)
-    assert chosen.floor().step_peak_bytes <= lowest + 1
+    floor = chosen.floor()
+    assert floor.step_peak_bytes <= lowest + 1
+    assert floor.certificate.n_segments == sum(isinstance(unit, tuple) for unit in among)
 
 
 @pytest.mark.slow

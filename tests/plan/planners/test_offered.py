@@ -1,4 +1,4 @@
-"""What a planner is offered: modules that save something, and stretches of blocks of which each hands on to the next."""
+"""What a planner is offered: modules that save something, and stretches of blocks that hand on to each other."""
 
 from __future__ import annotations
 

@@ -61,7 +61,12 @@ def test_the_table_has_every_mark_and_its_origin() -> None:
     [
         (0.0, MIB, 0, "Proven: no other choice among 99 modules is faster."),
         (0.0, None, 0, "Proven: no other choice among 99 modules needs less memory."),
-        (0.031, MIB, 24, "Nearly proven: no other choice among 75 modules and 24 segments is faster by more than 3.1 %."),
+        (
+            0.031,
+            MIB,
+            24,
+            "Nearly proven: no other choice among 75 modules and 24 segments is faster by more than 3.1 %.",
+        ),
         (0.0, MIB, 99, "Proven: no other choice among 99 segments is faster."),
         (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
     ],

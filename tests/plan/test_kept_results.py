@@ -1,0 +1,23 @@
+"""Which results torch refuses to keep: by the operator's name, and by what the observed forward did to them."""
+
+from __future__ import annotations
+
+from explorer.plan.kept_results import written_results
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Unit
+from tests.graphs import block
+from tests.plan.why.test_peak import graph
+
+OPS = ("aten.mm.default", "aten.add_.Tensor", "aten.bernoulli_.float", "aten.exp.default", "aten._softmax.default")
+
+
+def test_results_that_are_written_in_place() -> None:
+    blocks = (block("a", "B", rewritten_ops=("aten.exp.default", "aten.sin.default")), block("b", "B"))
+    known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+    by_name = ("aten.add_.Tensor", "aten.bernoulli_.float")
+
+    def written(*fqns: str, of: ModelGraph | None = known) -> tuple[str, ...]:
+        return written_results(Unit(blocks=fqns, action="save_ops", save_ops=OPS), of)
+
+    assert written("b", "a") == (*by_name, "aten.exp.default"), "any block of a segment"
+    assert written("b") == written("a", of=None) == written("elsewhere") == by_name
