@@ -1,6 +1,6 @@
 """What the full equivalence report costs over the quick one: CPU time on the sample GPT, as a ratio.
 
-    python benchmarks/equivalence.py [TARGET]        default sample_models/gpt.py
+    python -m benchmarks.equivalence [TARGET]        default sample_models/gpt.py
 
 Goal: at most 3. Both forms measure the same pair first; the full one adds a rerun, float64, further steps and masks.
 """

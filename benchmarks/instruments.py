@@ -3,7 +3,7 @@
 The four kinds of step take turns, so that a slow minute hits all alike. Reading the recording out afterwards is shown
 apart: it happens after the step.
 
-    python benchmarks/instruments.py [sample_models/gpt.py] [rounds]
+    python -m benchmarks.instruments [sample_models/gpt.py] [rounds]
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 One loop runs bare and one under `explorer.watch`, which records each third step; their steps take turns, so that a slow
 minute hits both alike. What happens between two steps, beginning and building the record, is shown apart.
 
-    python benchmarks/own_loop.py [sample_models/gpt.py] [rounds]
+    python -m benchmarks.own_loop [sample_models/gpt.py] [rounds]
 """
 
 from __future__ import annotations

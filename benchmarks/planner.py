@@ -1,6 +1,6 @@
 """How long plans take: CPU time of the planner alone, on measured steps and on a chain of equal blocks.
 
-python benchmarks/planner.py
+python -m benchmarks.planner
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How far predicted step times lie from measured ones: every policy in turns with everything kept, on the samples.
 
-python benchmarks/step_time.py [MODEL ...]
+python -m benchmarks.step_time [MODEL ...]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How long a million events take to thin, draw and send: medians and ratios, never a test.
 
-python benchmarks/thinning.py
+python -m benchmarks.thinning
 """
 
 from __future__ import annotations
