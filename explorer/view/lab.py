@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
-from explorer.view.drawing.figure import bars, figure
-from explorer.view.drawing.units import NOT_MEASURED, byte_axis, flop_axis, flops, mib, percent
+from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
 
 SIGNS: dict[RowOutcome, str] = {
     "baseline": "baseline",
@@ -35,10 +35,21 @@ def lab_chart(outcome: LabOutcome) -> Chart:
     drawn = outcome.chart
     return Chart(
         name=f"lab {outcome.experiment}",
-        figure=_lines(drawn) if drawn.kind == "lines" else _bars(drawn),
+        figure=_picture(drawn),
         alt=f"{drawn.title} {' '.join(outcome.findings)}",
         rows=lambda: lab_table(outcome),
     )
+
+
+def _picture(drawn: LabChart) -> go.Figure:
+    values = [y for series in drawn.series for y in series.y]
+    if not any(values):
+        missing = values.count(None)
+        if missing == len(values):
+            return empty(drawn.title, "No run gave a result; the table says why.")
+        without = f" but for {count(missing, 'run')} without a result" if missing else ""
+        return empty(drawn.title, f"{drawn.y_title}: 0 everywhere{without}. The table says more.")
+    return _lines(drawn) if drawn.kind == "lines" else _bars(drawn)
 
 
 def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:

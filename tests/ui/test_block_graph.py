@@ -6,6 +6,7 @@ import dataclasses
 import json
 from typing import Any
 
+import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,6 +179,17 @@ def test_what_travels_is_small_even_for_a_thousand_blocks() -> None:
     unfolded = bg.payload(layout(graph, list(nest(graph))), bg.GraphMarks(), paint)
     assert len(unfolded["geometry"]["rows"]) > 1000
     assert len(json.dumps(unfolded)) < 350_000
+
+
+def test_a_join_has_a_leader_to_the_right_only_where_an_arrow_attaches_there() -> None:
+    drawing = layout(graphs.gpt(2), ["blocks", "blocks.0"])
+    sent = bg.payload(drawing, bg.GraphMarks(), bg.Paint(labels={}, recompute_colour="#000000"))["geometry"]["joins"]
+    assert [join[-1] for join in sent] == [True, True]
+    alone = [link for link in drawing.links if link.kind == "next"]
+    sent = bg.payload(
+        msgspec.structs.replace(drawing, links=tuple(alone)), bg.GraphMarks(), bg.Paint(labels={}, recompute_colour="")
+    )["geometry"]["joins"]
+    assert [join[-1] for join in sent] == [False, False]
 
 
 def test_names_reach_the_page_as_data_only() -> None:

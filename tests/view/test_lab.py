@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabRow, LabSeries
@@ -33,6 +34,22 @@ def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
     assert bar.text == ("1,048,576", NO_RESULT) and bar.orientation == "h"
     line = lab_chart(outcome("lines")).figure.data[0]
     assert line.y == (1024.0**2, None)
+
+
+@pytest.mark.parametrize(
+    ("y", "said"),
+    [
+        ((0.0, 0.0), "distance: 0 everywhere. The"),
+        ((0.0, None), "0 everywhere but for 1 run without a result"),
+        ((None, None), "No run gave a result"),
+    ],
+)
+def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], said: str) -> None:
+    plain = outcome()
+    series = (LabSeries(name="distance", y=y, part="recompute"),)
+    chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
+    (note,) = chart.figure.layout.annotations
+    assert not chart.figure.data and said in note.text
 
 
 def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:

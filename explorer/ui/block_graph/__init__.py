@@ -157,10 +157,14 @@ def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, Any]:
 
 def _geometry(drawing: Layout) -> dict[str, Any]:
     groups = {row.id for row in drawing.rows if row.foldable and not row.open}
+    beside = {end for link in drawing.links if link.kind != "next" for end in (link.source, link.target)}
     return {
         "height": drawing.height,
         "rows": [_row(row) for row in drawing.rows],
-        "joins": [[mark.id, mark.sign, mark.top, mark.height, mark.left, mark.right] for mark in drawing.joins],
+        "joins": [
+            [mark.id, mark.sign, mark.top, mark.height, mark.left, mark.right, mark.id in beside]
+            for mark in drawing.joins
+        ],
         "links": [
             [link.kind, link.start, link.end, link.lane, link.source_right, link.target_right,
              _n_lines(link, groups), _flows(link)]

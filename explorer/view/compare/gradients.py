@@ -43,13 +43,14 @@ def _picture(comparison: Comparison) -> go.Figure:
     if not diffs:
         reason = comparison.failure.sentence if comparison.failure else "No gradient was compared."
         return empty(QUESTION, reason)
+    if all(diff.verdict == "bitwise equal" for diff in diffs):
+        return empty(QUESTION, f"{verdict_sentence(comparison)}: there is no distance to draw.")
     exponents = [_exponent(diff) for diff in diffs]
     known = [value for value in exponents if value is not None]
     low = math.floor(min(known)) - 1 if known else -2
     high = math.ceil(max(known)) + 1 if known else 0
     named = len(diffs) <= MAX_NAMES
-    usual = 420 if known else 280  # where all are equal there is one line to draw
-    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else usual)
+    fig = figure(QUESTION, verdict_sentence(comparison), height=150 + 22 * max(len(diffs), 6) if named else 420)
     for verdict in get_args(Verdict):
         chosen = [i for i, diff in enumerate(diffs) if diff.verdict == verdict]
         if chosen:

@@ -74,7 +74,7 @@ def test_every_cell_of_the_matrix_is_a_tile_with_its_word() -> None:
 
 def test_bouts_are_marks_with_their_spread_and_the_budget_is_a_line() -> None:
     text = svg(charts_of(arena())["arena"])
-    assert text.count('class="spread"') == 2 and ">wrong<" in text and ">50%<" in text
+    assert text.count('class="spread"') == 2 and ">wrong<" in text and ">50 %<" in text
     assert "It plans &lt;i&gt;chains&lt;/i&gt;." in text_of("arena")
 
 
