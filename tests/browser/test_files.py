@@ -70,7 +70,7 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     page.locator(".st-key-upload_run input[type=file]").set_input_files(run)
     page.get_by_text("was added").wait_for()
     settled(page).get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
-    press(page, page.locator("button[data-testid=stBaseButton-primary]", has_text="Open"))
+    press(page, page.locator(".st-key-open").get_by_role("button"))
     page.get_by_text(MEASURED).wait_for()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()
 
