@@ -186,7 +186,7 @@ def _row(row: BlockRow) -> list[Any]:
 
 def _short(label: Label) -> list[Any]:
     badges = [[badge.sign, badge.severity, badge.text] for badge in label.badges]
-    return [label.bytes, label.note, badges, label.title, round(label.heat, 3), label.stage]
+    return [label.bytes, label.note, badges, label.title, round(label.heat, 3), label.stage, label.bar]
 
 
 def _n_lines(link: Link, groups: Collection[str]) -> int:

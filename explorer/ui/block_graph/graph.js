@@ -242,7 +242,7 @@ function paint(v, data) {
     segment.forEach((id, i) => joined.set(id, i === 0 ? "first" : i === segment.length - 1 ? "last" : "middle"))
   const stages = data.colours.stages
   for (const [id, node] of v.nodes) {
-    const label = data.labels[id] || ["", "", [], "", 0, null]
+    const label = data.labels[id] || ["", "", [], "", 0, null, ""]
     const stage = label[5] === null ? "" : stages[label[5] % stages.length]
     const drawn = JSON.stringify([label, stage, joined.get(id)])
     if (drawn !== node.drawn) paintRow(node, label, stage, joined.get(id) || "")
@@ -250,11 +250,11 @@ function paint(v, data) {
   }
 }
 
-function paintRow(node, [bytes, note, badges, title, heat], stage, joined) {
+function paintRow(node, [bytes, note, badges, title, heat, , bar], stage, joined) {
   put(node.bytes, bytes)
   put(node.note, note)
   node.box.title = title
-  node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note].filter(Boolean).join(", "))
+  node.box.setAttribute("aria-label", [node.name, node.kind, bytes, note, bar].filter(Boolean).join(", "))
   node.heat.style.width = `${Math.round(100 * heat)}%`
   node.badges.replaceChildren(
     ...badges.map(([sign, severity, text]) => {

@@ -41,7 +41,9 @@ class Label(Record):
     badges: tuple[Badge, ...] = ()
     title: str = ""
     heat: float = 0.0
-    """0 to 1: the bar at the bottom of the box."""
+    """0 to 1: the bar behind the words of the box."""
+    bar: str = ""
+    """The figure that the bar is, as it is spoken; empty where the bar is what the block holds at a moment."""
     stage: int | None = None
 
 
@@ -86,6 +88,7 @@ def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]
         badges=tuple(own),
         title=_title(facts, node, block),
         heat=heat,
+        bar=facts.overlay.spoken(node) if facts.overlay is not None and facts.alive is None else "",
     )
 
 
@@ -177,15 +180,16 @@ def _place_in_segment(facts: Facts, fqn: str) -> str:
 def _title(facts: Facts, node: Node, block: Block | None) -> str:
     """The tooltip: every figure with its unit and origin."""
     if block is None:
-        return f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
+        equal = f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
+        return "\n".join(filter(None, (equal, facts.overlay.spoken(node) if facts.overlay is not None else "")))
     origin = "measured" if _kept_cost(facts, node.id) else "counted"
     lines = [
         f"{block.fqn} ({block.kind})",
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",
         f"output {mib(block.output_bytes)}, parameters {mib(block.parameter_bytes)} (counted)",
     ]
-    if facts.overlay is not None and (figure := facts.overlay.figures.get(node.id)) is not None:
-        lines.append(f"{facts.overlay.what} {facts.overlay.in_words(figure)} ({facts.overlay.origin})")
+    if facts.overlay is not None and (spoken := facts.overlay.spoken(node)):
+        lines.append(spoken)
     if cost := (facts.candidate.by_fqn.get(node.id) if facts.candidate else None):
         lines.append(f"ran {cost.n_forward}× in forward and {cost.n_recompute}× again for backward (counted)")
     segment = next((unit.blocks for unit in facts.policy.units if node.id in unit.blocks), ())

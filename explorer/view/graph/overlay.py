@@ -33,6 +33,14 @@ class Overlay(Record):
             return flops(round(figure))
         return f"{figure:.3g} {self.unit}".strip()
 
+    def spoken(self, node: Node) -> str:
+        """`saved bytes 15.0 MiB (measured)`, of several blocks the most; empty where nothing is known."""
+        known = [self.figures[fqn] for fqn in _blocks(node) if fqn in self.figures]
+        if not known:
+            return ""
+        most = "at most " if len(set(known)) > 1 else ""
+        return f"{self.what} {most}{self.in_words(max(known))}{' each' if len(known) > 1 else ''} ({self.origin})"
+
     @property
     def legend(self) -> str:
         """What a full bar is."""
@@ -93,4 +101,8 @@ def shares(overlay: Overlay, nodes: Mapping[str, Node]) -> dict[str, float]:
 
 
 def _figure(overlay: Overlay, node: Node) -> float:
-    return max((overlay.figures.get(fqn, 0.0) for fqn in (node.members or (node.id,))), default=0.0)
+    return max((overlay.figures.get(fqn, 0.0) for fqn in _blocks(node)), default=0.0)
+
+
+def _blocks(node: Node) -> tuple[str, ...]:
+    return node.members or (node.id,)

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from explorer.plan.memory.ledger import ledger
 from explorer.record import ModelRef, Policy, RunSpec
+from explorer.view.drawing.units import mib
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.nesting import nest
-from explorer.view.graph.overlay import DISTANCE, NEEDS, OF_RUN, QUANTITIES, of_gradients, of_prices, of_run, shares
+from explorer.view.graph.overlay import (
+    DISTANCE,
+    NEEDS,
+    OF_RUN,
+    QUANTITIES,
+    Overlay,
+    of_gradients,
+    of_prices,
+    of_run,
+    shares,
+)
 from tests import graphs
 
 GRAPH = graphs.gpt(6)
@@ -37,3 +51,15 @@ def test_a_distance_is_that_of_the_furthest_gradient_below() -> None:
 def test_a_price_has_its_unit_and_every_quantity_says_what_it_needs() -> None:
     assert of_prices({"blocks.0": 3.5}).legend.endswith("blocks.0: 3.5 MiB of peak for 1 % of the FLOPs.")
     assert set(NEEDS) == set(QUANTITIES[1:])
+
+
+def test_the_spoken_name_says_the_figure_of_the_bar() -> None:
+    saved = of_run("saved bytes", RUN.by_fqn)
+    facts = Facts(graph=GRAPH, policy=Policy(), overlay=saved)
+    drawn = labels(facts)
+    assert drawn["blocks.1"].bar == f"saved bytes {mib(saved.figures['blocks.1'])} (measured)"
+    uneven = Overlay(what="forward time", figures={"blocks.0": 1.0, "blocks.3": 2.5}, unit="ms", origin="measured")
+    assert uneven.spoken(nest(GRAPH)["blocks"]) == "forward time at most 2.5 ms each (measured)"
+    assert uneven.spoken(nest(GRAPH)["blocks.1"]) == ""
+    at_moment = msgspec.structs.replace(facts, alive=ledger(RUN, 3))
+    assert not any(label.bar for label in labels(at_moment).values())
