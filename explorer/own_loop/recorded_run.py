@@ -17,11 +17,9 @@ from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan
 from explorer.record.policy import Policy
-from explorer.view.drawing.units import count
+from explorer.view.drawing.units import count, mib
 from explorer.view.memory.sketch import sketch
 from explorer.view.report.report import ReportOf, report_text
-
-MIB = 2**20
 
 
 class RecordedRun:
@@ -78,8 +76,8 @@ class RecordedRun:
             return "not recorded yet"
         run = self._measurement
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
-        head = f"Recorded step of {run.recorded_in}: at least {_mib(self.peak_bytes)}{cut}" if cut else (
-            f"Recorded step of {run.recorded_in}: peak {_mib(self.peak_bytes)}"
+        head = f"Recorded step of {run.recorded_in}: at least {mib(self.peak_bytes)}{cut}" if cut else (
+            f"Recorded step of {run.recorded_in}: peak {mib(self.peak_bytes)}"
         )  # fmt: skip
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
@@ -96,7 +94,3 @@ def _written(target: Path, content: bytes) -> Path:
         part.unlink(missing_ok=True)
         raise NotSaved(f"{target} could not be written: {error.strerror}.", hint="Give another path.") from error
     return target
-
-
-def _mib(n_bytes: int) -> str:
-    return f"{n_bytes / MIB:,.1f} MiB"

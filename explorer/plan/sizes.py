@@ -1,12 +1,14 @@
-"""Sizes as people write them: `1.5GiB`, `800MiB`, `123456B`, `123456`. Binary units only."""
+"""Sizes as people write them, `1.5GiB`, `800MiB`, `123456B`, and as they read them. Binary units only."""
 
 from __future__ import annotations
 
+import math
 import re
 
 from explorer.errors import BadInput
 
 _UNITS = {"": 1, "b": 1, "kib": 1024, "mib": 1024**2, "gib": 1024**3, "tib": 1024**4}
+_WRITTEN = ((1024**4, "TiB"), (1024**3, "GiB"))
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+)\s*([a-zA-Z]*)\s*")
 
 
@@ -19,6 +21,22 @@ def parse_bytes(text: str) -> int:
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
 
 
-def mib(n_bytes: int) -> str:
-    """`206.1 MiB`."""
-    return f"{n_bytes / 1024**2:,.1f} MiB"
+def mib(n_bytes: int | float) -> str:
+    """`206.1 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
+    size = abs(n_bytes)
+    sign = "\N{MINUS SIGN}" if n_bytes < 0 else ""
+    if size == 0:
+        return "0 MiB"
+    for unit, name in _WRITTEN:
+        if size >= unit:
+            return f"{sign}{size / unit:,.2f} {name}"
+    if size >= 1024**2 / 10:
+        return f"{sign}{size / 1024**2:,.1f} MiB"
+    return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
+
+
+def mib_up(n_bytes: int) -> str:
+    """The same rounded up: whoever asks for what it says gets no less."""
+    unit = next((unit for unit, _ in _WRITTEN if n_bytes >= unit), None)
+    step = unit / 100 if unit else 1024**2 / 10 if n_bytes >= 1024**2 / 10 else 1024 / 10 if n_bytes >= 1024 else 1
+    return mib(math.ceil(n_bytes / step) * step)

@@ -179,7 +179,7 @@ def test_generators_counters_of_a_closure_and_gradients_that_were_there() -> Non
 def test_what_cannot_be_planned_says_so() -> None:
     loop, stranger = Loop(), nn.Linear(2, 2)
     before = carried(loop)
-    with pytest.raises(BadInput, match="below 0.0 MiB: the least that can be reached is"):
+    with pytest.raises(BadInput, match="below 1 B: the least that can be reached is"):
         explorer.auto_policy(loop.model, loop.step, 1)
     with pytest.raises(BadInput, match="without a backward"):
         explorer.auto_policy(loop.model, lambda: loop.model(loop.x))

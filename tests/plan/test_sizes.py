@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import integers
 
 from explorer.errors import BadInput
-from explorer.plan.sizes import parse_bytes
+from explorer.plan.sizes import mib, mib_up, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,12 @@ def test_whole_bytes_are_exact(n_bytes: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="not a size"):
         parse_bytes(text)
+
+
+def test_a_size_is_written_in_the_unit_that_people_read() -> None:
+    assert mib(int(12_856.5 * 2**20)) == "12.56 GiB" and mib(2**20) == "1.0 MiB" and mib(1) == "1 B"
+
+
+@given(integers(0, 2**45))
+def test_what_is_advised_is_no_less_than_what_is_needed(n_bytes: int) -> None:
+    assert parse_bytes(mib_up(n_bytes).replace(",", "")) >= n_bytes - 1

@@ -26,7 +26,7 @@ from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import Limits, Program, Solution
 from explorer.plan.policy.counted import Fqns
-from explorer.plan.sizes import mib, parse_bytes
+from explorer.plan.sizes import mib, mib_up, parse_bytes
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -174,7 +174,7 @@ class Planner:
         return BadInput(
             f"No policy brings this step below {mib(budget_bytes)}: the least that can be reached is {mib(least)}, "
             f"{alone if budget_bytes < fixed else recomputed}. {why}".rstrip(),
-            hint=f"Ask for {mib(least + SLACK)} or more, or take a smaller batch.",
+            hint=f"Ask for {mib_up(least + SLACK)} or more, or take a smaller batch.",
         )
 
     @property

@@ -29,7 +29,7 @@ from explorer.plan.pipeline.schedules import default_ranks, rows_of, sizes_of, u
 from explorer.plan.planners.pipeline_bound import least_step_ms
 from explorer.plan.planners.rank_choice import RankChoices
 from explorer.plan.policy.counted import in_error
-from explorer.plan.sizes import mib
+from explorer.plan.sizes import mib, mib_up
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile
 from explorer.record.pipeline_plan import PipelinePlan
@@ -224,5 +224,5 @@ def _impossible(search: _Search, cap_bytes: int) -> InvalidPlan:
         f"No plan was found that keeps every rank below {mib(cap_bytes)}: the least was {mib(least)}, on rank "
         f"{search.best.rank_bytes.index(least)} with {len(search.best.plan.stages)} stages and "
         f"{search.best.plan.n_microbatches} microbatches.",
-        hint=f"Give a cap of {mib(least)} or more, more stages, or a smaller batch.",
+        hint=f"Give a cap of {mib_up(least)} or more, more stages, or a smaller batch.",
     )

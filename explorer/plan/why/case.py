@@ -59,11 +59,6 @@ def some_of(fqns: list[str]) -> str:
     return f"{fqns[0]}, {fqns[1]} and {len(fqns) - 2} more blocks"
 
 
-def amount(n_bytes: int) -> str:
-    """`12.3 MiB`, `1.25 GiB`"""
-    return f"{n_bytes / 1024**3:,.2f} GiB" if n_bytes >= 1024**3 else f"{n_bytes / 1024**2:,.1f} MiB"
-
-
 def signed(change: float) -> str:
     """`+12 %`"""
     return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")

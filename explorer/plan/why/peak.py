@@ -12,9 +12,9 @@ from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.place import PLURAL, in_place, place
 from explorer.plan.names import is_within
+from explorer.plan.sizes import mib
 from explorer.plan.why.case import (
     PeakCase,
-    amount,
     largest_roles,
     signed,
     some_of,
@@ -54,11 +54,11 @@ def explain_one(run: Measurement, graph: ModelGraph | None = None) -> tuple[str,
 
 def _stands(case: PeakCase) -> str:
     run, at = case.candidate, case.new
-    held = amount(at.total_bytes)
+    held = mib(at.total_bytes)
     named = (
         PLURAL if run.phases else {**PLURAL, "unattributed": "bytes that are neither of the model nor its optimizer's"}
     )
-    parts = [f"{named[role]} ({amount(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
+    parts = [f"{named[role]} ({mib(size)})" for role, size in largest_roles(at) if size >= 0.01 * at.total_bytes]
     made_of = f"; it is made of {', '.join(parts)}" if parts else ""
     if run.complete:
         return f"The peak of {held} lies {in_place(at)}{made_of}."
@@ -75,7 +75,7 @@ def _largest_part(case: PeakCase) -> str:
         return ""
     made = f", the largest made by {largest.largest_op}" if largest.largest_op else ""
     where = largest.block or "the model itself"
-    return f"{amount(largest.n_bytes)} of it are {PLURAL[largest.role]} of {where}{made}."
+    return f"{mib(largest.n_bytes)} of it are {PLURAL[largest.role]} of {where}{made}."
 
 
 def _ran_again(case: PeakCase) -> str:
@@ -86,7 +86,7 @@ def _ran_again(case: PeakCase) -> str:
 
 
 def _result(case: PeakCase) -> str:
-    old, new = amount(case.old.total_bytes), amount(case.new.total_bytes)
+    old, new = mib(case.old.total_bytes), mib(case.new.total_bytes)
     if not case.named:
         return f"The candidate recomputes nothing, so its peak of {new} says nothing about recomputing."
     if abs(case.change) < SMALL_CHANGE:
@@ -97,7 +97,7 @@ def _result(case: PeakCase) -> str:
 
 def _moved(case: PeakCase) -> str:
     old, new = place(case.old), place(case.new)
-    parts = [f"{PLURAL[role]} ({amount(size)})" for role, size in largest_roles(case.new)[:2]]
+    parts = [f"{PLURAL[role]} ({mib(size)})" for role, size in largest_roles(case.new)[:2]]
     where = (
         f"The peak stayed where it was, {in_place(case.new)}" if old == new else f"The peak moved from {old} to {new}"
     )
@@ -135,7 +135,7 @@ def _optimizer_peak(case: PeakCase) -> str:
     held = roles["parameter"] + roles["gradient"] + roles["optimizer state"]
     return (
         f"The peak lies in the optimizer step, where no saved activation is left: parameters, gradients and optimizer "
-        f"state hold {amount(held)} of {amount(case.new.total_bytes)}, and recomputing cannot lower that."
+        f"state hold {mib(held)} of {mib(case.new.total_bytes)}, and recomputing cannot lower that."
     )
 
 
@@ -147,9 +147,9 @@ def _fixed_peak(case: PeakCase) -> str:
     if share < 0.6:
         return ""
     gradients = case.new.by_role["gradient"]
-    grads = f", {amount(gradients)} of them gradients that backward has made so far" if gradients else ""
+    grads = f", {mib(gradients)} of them gradients that backward has made so far" if gradients else ""
     return (
-        f"{amount(fixed)} of the peak ({share:.0%}) are parameters, optimizer state, gradients and inputs{grads}: "
+        f"{mib(fixed)} of the peak ({share:.0%}) are parameters, optimizer state, gradients and inputs{grads}: "
         f"recomputing more blocks cannot free them."
     ).replace("%)", " %)")
 
@@ -170,7 +170,7 @@ def _own_recompute(case: PeakCase) -> str:
         if len(inside) > 1
         else "Smaller blocks, recomputed one after another, would lower it."
     )
-    return f"{amount(again)} of the peak are activations of {unit_name(inside)} that were just recomputed. {cure}"
+    return f"{mib(again)} of the peak are activations of {unit_name(inside)} that were just recomputed. {cure}"
 
 
 def _kept_activations(case: PeakCase) -> str:
@@ -184,9 +184,9 @@ def _kept_activations(case: PeakCase) -> str:
     if not kept:
         return ""
     largest = sorted(kept.items(), key=lambda item: -item[1])[:3]
-    blocks = ", ".join(f"{block or 'the model itself'} ({amount(size)})" for block, size in largest)
+    blocks = ", ".join(f"{block or 'the model itself'} ({mib(size)})" for block, size in largest)
     n = f"{len(kept)} kept {'block' if len(kept) == 1 else 'blocks'}"
-    return f"{amount(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
+    return f"{mib(sum(kept.values()))} of the peak are saved activations of {n}, most in {blocks}."
 
 
 def _saves_little(case: PeakCase) -> str:
@@ -196,7 +196,7 @@ def _saves_little(case: PeakCase) -> str:
         return ""
     total = sum(case.saved(fqn) for fqn in small)
     verb = "saves" if len(small) == 1 else "save"
-    return f"{some_of(small)} {verb} little to begin with: {amount(total)} of {amount(whole)}."
+    return f"{some_of(small)} {verb} little to begin with: {mib(total)} of {mib(whole)}."
 
 
 def _first_block(case: PeakCase) -> str:
@@ -205,8 +205,8 @@ def _first_block(case: PeakCase) -> str:
     if first is None or first not in case.named or not given > case.saved(first):
         return ""
     return (
-        f"{first} reads the model's own input ({amount(given)}), which stays in memory whatever is recomputed: "
-        f"recomputing it can free no more than {amount(case.saved(first))}."
+        f"{first} reads the model's own input ({mib(given)}), which stays in memory whatever is recomputed: "
+        f"recomputing it can free no more than {mib(case.saved(first))}."
     )
 
 
@@ -243,7 +243,7 @@ def _next_best(case: PeakCase) -> str:
     best = max(offers, key=lambda price: (price.mib_per_percent or 0.0, -price.peak_bytes))
     cost = f" for {best.share_of_step_flops:.1%} more FLOPs".replace("%", " %") if best.share_of_step_flops else ""
     word = "Next" if case.named else "First"
-    peak = f"{amount(best.peak_bytes)} (predicted)"
+    peak = f"{mib(best.peak_bytes)} (predicted)"
     return f"{word}, {unit_name(best.blocks)} recomputed would lower the peak to {peak}{cost}."
 
 

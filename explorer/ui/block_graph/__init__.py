@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.record.base import Record, to_plain
+from explorer.view.drawing.units import mib
 from explorer.view.drawing.window import Window
 from explorer.view.graph.geometry import BlockRow, Layout, Link
 from explorer.view.graph.labels import Label
@@ -172,7 +173,7 @@ def _geometry(drawing: Layout) -> dict[str, Any]:
         ],
         "cuts": [
             [cut.id, cut.top, cut.left, cut.right,
-             cut.refusal or cut.note or f"cut: {_size(cut.n_bytes)} would cross", bool(cut.refusal)]
+             cut.refusal or cut.note or f"cut: {mib(cut.n_bytes)} would cross", bool(cut.refusal)]
             for cut in drawing.cuts
         ],
     }  # fmt: skip
@@ -198,16 +199,12 @@ def _n_lines(link: Link, groups: Collection[str]) -> int:
 def _flows(link: Link) -> str:
     tensors = f"{link.n_tensors} tensors, " if link.n_tensors > 1 else ""
     again = ", for the next call" if link.kind == "back" else ""
-    return f"{tensors}{_size(link.n_bytes)} {_said(link.source)} → {_said(link.target)}{again}"
+    return f"{tensors}{mib(link.n_bytes)} {_said(link.source)} → {_said(link.target)}{again}"
 
 
 def _said(id: str) -> str:
     """A box by its path, a join by its block and operator."""
     return id.lstrip(RUN).removeprefix(":")
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**20:.1f} MiB" if n_bytes >= 2**17 else f"{n_bytes / 2**10:.1f} KiB"
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from explorer.plan import sizes
 from explorer.record.times import Samples
 
 NOT_MEASURED = "not measured"
@@ -11,24 +12,12 @@ MINUS = "\N{MINUS SIGN}"
 MIB = 1024**2
 MOST_DIGITS = 4
 """Behind the point: a tenth of a microsecond is less than any clock here can tell."""
-_BYTE_UNITS = ((1024**4, "TiB"), (1024**3, "GiB"), (1024**2, "MiB"), (1024, "KiB"), (1, "B"))
 _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
 def mib(n_bytes: int | float | None) -> str:
-    """`206.1 MiB`; from 1,024 MiB on in GiB, below 0.1 MiB in KiB or bytes."""
-    if n_bytes is None:
-        return NOT_MEASURED
-    size = abs(n_bytes)
-    sign = MINUS if n_bytes < 0 else ""
-    if size == 0:
-        return "0 MiB"
-    if size >= 1024**3:
-        unit, name = next(entry for entry in _BYTE_UNITS if size >= entry[0])
-        return f"{sign}{size / unit:,.2f} {name}"
-    if size >= MIB / 10:
-        return f"{sign}{size / MIB:,.1f} MiB"
-    return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
+    """A size as the plans write it, or that nobody measured it."""
+    return NOT_MEASURED if n_bytes is None else sizes.mib(n_bytes)
 
 
 def byte_axis(largest_bytes: int | float) -> tuple[int, str]:
