@@ -31,7 +31,6 @@ class Ledger(Record):
     """How far the phase had come, 0 at its first tick and 1 at its last; backward counts the recomputes inside it."""
     at_block: str
     """Block whose allocation or free is the tick; the empty string: the model itself, or unknown."""
-    at_op: str
     is_peak: bool
     cells: tuple[LedgerCell, ...]
 

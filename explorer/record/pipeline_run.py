@@ -175,14 +175,6 @@ class GradientShares(Record):
     recompute: GradientDiff
     splitting: GradientDiff
 
-    @property
-    def guilty(self) -> tuple[Share, ...]:
-        """The steps that moved a bit."""
-        return tuple(share for share in _SHARES if not getattr(self, share).bitwise)
-
-
-_SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
-
 
 class BufferShares(Record):
     """One buffer after the step, by the same steps: running statistics belong here."""

@@ -41,7 +41,7 @@ UNATTRIBUTED = ROLES.index("unattributed")
 
 @dataclass(frozen=True)
 class Attribution:
-    """The attributed timeline, and how much of what was tracked the allocator did not confirm."""
+    """The attributed timeline, and the peaks that other counters read."""
 
     allocations: Allocations
     phases: tuple[PhaseSpan, ...]
@@ -49,8 +49,6 @@ class Attribution:
     allocated: Column | None
     """CUDA's allocated bytes at each tick."""
     reserved: Column | None
-    n_unmatched: int
-    """Storages that the tracker took for new and the allocator does not know: foreign, or older than the step."""
 
 
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
@@ -94,7 +92,6 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
         allocations=allocations,
         phases=phases,
         tracker_peak_bytes=tracked.peak_bytes(confirmed),
-        n_unmatched=int((~confirmed).sum()),
         allocated=_curve(log.allocated, entries),
         reserved=_curve(log.reserved, entries),
     )

@@ -33,7 +33,6 @@ def ledger(measurement: Measurement, tick: int | None = None) -> Ledger:
         phase_block=span.block if span else "",
         phase_share=_share(measurement.phases, span, at) if span else None,
         at_block=log.blocks[log.block[entry]] if entry >= 0 else "",
-        at_op=log.ops[log.op[entry]] if entry >= 0 else "",
         is_peak=at == peak,
         cells=cells_of(log, alive(log, at)),
     )

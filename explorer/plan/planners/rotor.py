@@ -47,9 +47,8 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True)
 class ChainSchedule:
-    """What runs again, and how long that takes; blocks in no piece are kept."""
+    """What runs again; blocks in no piece are kept."""
 
-    extra_ms: float
     pieces: tuple[Piece, ...]
 
     @property
@@ -65,11 +64,9 @@ def cheapest_schedule(
         return None
     n_blocks = len(chain.forward_ms)  # behind them the loss, as in the paper: it costs and holds nothing
     table = _Table(chain, memory_bytes / n_slots, n_slots, nested=nested)
-    whole = table.cost[0, n_blocks][n_slots]
-    if math.isinf(whole):
+    if math.isinf(table.cost[0, n_blocks][n_slots]):
         return None
-    pieces = tuple(table.pieces(0, n_blocks, n_slots))
-    return ChainSchedule(extra_ms=float(whole - sum(chain.forward_ms)), pieces=pieces)
+    return ChainSchedule(pieces=tuple(table.pieces(0, n_blocks, n_slots)))
 
 
 class _Table:

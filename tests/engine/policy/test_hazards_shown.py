@@ -313,7 +313,7 @@ def pipelined(net: str, plan: dict[str, Any], policy: Policy | None = None) -> t
 def guilty(run: PipelineRun | None, share: str) -> int:
     """Gradients that `share` (microbatching, recompute, splitting) left unequal."""
     assert run is not None and run.failure is None, run
-    return sum(share in shares.guilty for shares in run.gradients)
+    return sum(not getattr(shares, share).bitwise for shares in run.gradients)
 
 
 class TestPipelines:
