@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.errors import InvalidPolicy, nearest
-from explorer.plan.names import some
+from explorer.plan.names import listed, some
 from explorer.plan.policy.pattern import expanded, is_pattern, matches
 from explorer.plan.policy.shape import differences, shape_of
 from explorer.record.graph import ModelGraph, ModelRef
@@ -32,11 +32,11 @@ def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
 
 def _patterns(policy: Policy, called: list[str]) -> tuple[str, ...]:
     units = [unit for unit in policy.units if any(map(is_pattern, unit.blocks))]
-    found = {" and ".join(unit.blocks): matches(unit, called) for unit in units}
+    rows_of = {" and ".join(unit.blocks): matches(unit, called) for unit in units}
     return tuple(
         f"{pattern} stands for {len(rows)} {'unit' if len(rows) == 1 else 'units'}: "
         f"{some([' and '.join(row) for row in rows])}."
-        for pattern, rows in found.items()
+        for pattern, rows in rows_of.items()
     )
 
 
@@ -54,7 +54,7 @@ def _refuse_strangers(policy: Policy, graph: ModelGraph, changed: str) -> None:
     missing = [fqn for fqn in dict.fromkeys(policy.blocks) if fqn not in graph.by_fqn]
     if missing:
         raise InvalidPolicy(
-            f"{_in_words(graph.model)} has no block {', '.join(missing[:5])}{' ...' if len(missing) > 5 else ''} "
+            f"{_in_words(graph.model)} has no block {listed(missing, 5)} "
             f"({len(missing)} of the {len(policy.blocks)} that the policy names).{f' {changed}' if changed else ''}",
             hint=nearest(missing[0], graph.by_fqn) or "`python -m explorer graph MODEL` lists the blocks.",
         )

@@ -52,13 +52,6 @@ def unit_name(fqns: tuple[str, ...]) -> str:
     return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
 
 
-def some_of(fqns: list[str]) -> str:
-    """`a, b and c`; `a, b and 5 more blocks`"""
-    if len(fqns) <= 3:
-        return ", ".join(fqns[:-1]) + (" and " if len(fqns) > 1 else "") + fqns[-1]
-    return f"{fqns[0]}, {fqns[1]} and {len(fqns) - 2} more blocks"
-
-
 def signed(change: float) -> str:
     """`+12 %`"""
     return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")

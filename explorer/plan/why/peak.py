@@ -11,13 +11,12 @@ from collections.abc import Callable
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.place import PLURAL, in_place, place
-from explorer.plan.names import is_within
+from explorer.plan.names import is_within, some
 from explorer.plan.sizes import mib
 from explorer.plan.why.case import (
     PeakCase,
     largest_roles,
     signed,
-    some_of,
     toggled,
     unit_name,
 )
@@ -122,10 +121,10 @@ def _without_effect(case: PeakCase) -> str:
     if not idle:
         return ""
     uncalled = [fqn for fqn in idle if fqn in case.candidate.by_fqn and not case.candidate.by_fqn[fqn].n_forward]
-    why = f" {some_of(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
+    why = f" {some(uncalled)} never ran at all." if uncalled else " Backward needed nothing from there."
     if len(idle) == len(case.named):
         return f"The policy had no effect: none of its blocks ran forward again.{why}"
-    return f"The policy had no effect on {some_of(idle)}: no second forward.{why}"
+    return f"The policy had no effect on {some(idle)}: no second forward.{why}"
 
 
 def _optimizer_peak(case: PeakCase) -> str:
@@ -196,7 +195,7 @@ def _saves_little(case: PeakCase) -> str:
         return ""
     total = sum(case.saved(fqn) for fqn in small)
     verb = "saves" if len(small) == 1 else "save"
-    return f"{some_of(small)} {verb} little to begin with: {mib(total)} of {mib(whole)}."
+    return f"{some(small)} {verb} little to begin with: {mib(total)} of {mib(whole)}."
 
 
 def _first_block(case: PeakCase) -> str:
@@ -217,7 +216,7 @@ def _wasted(case: PeakCase) -> str:
     if not idle or case.new.phase == "optimizer":
         return ""
     cost = max(price.share_of_step_flops or 0.0 for price in idle)
-    names = some_of([unit_name(price.blocks) for price in idle])
+    names = some([unit_name(price.blocks) for price in idle])
     which = f"{names} could be kept" if len(idle) == 1 else f"Any one of {names} could be kept"
     last = case.graph.repeats[-1] if case.graph and case.graph.repeats else None
     why = (

@@ -94,7 +94,7 @@ def test_a_policy_without_effect_is_named() -> None:
     assert "The policy had no effect: none of its blocks ran forward again." in said(pair)
     never = tuple(msgspec.structs.replace(cost, n_forward=0) for cost in still)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=never))
-    assert "layers.1 and layers.2 never ran at all." in said(pair)
+    assert "layers.1, layers.2 never ran at all." in said(pair)
     assert "no effect" not in said(compared(recompute=[1, 2]))
 
 
