@@ -23,7 +23,7 @@ Value = int | float | str | bool
 HUGGING_FACE = {"batch": 2, "length": 64}
 """Arguments that shape the example batch of a transformers model; all others go to its configuration."""
 _NOT_OFFERED = ("use_cache", "tie_word_embeddings", "is_decoder", "is_encoder_decoder", "add_cross_attention")
-"""Of a configuration: what the explorer sets itself, or what makes another kind of model of it."""
+"""Arguments of a configuration that the explorer sets itself, or that make another kind of model of it."""
 
 
 class FactoryArguments(Record):
@@ -142,8 +142,8 @@ def _of_configuration(config: str) -> FactoryArguments:
 @cache
 def _of_library(kind: str) -> FactoryArguments:
     """A configuration class of transformers, by the text of the file that defines it."""
-    found = importlib.util.find_spec("transformers")  # a top-level package is found without being imported
-    folders = found.submodule_search_locations if found is not None else None
+    library = importlib.util.find_spec("transformers")  # a top-level package is found without being imported
+    folders = library.submodule_search_locations if library is not None else None
     for folder in folders or ():
         for path in sorted(Path(folder).glob("models/*/configuration_*.py")):
             text = path.read_text(encoding="utf-8")

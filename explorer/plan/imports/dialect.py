@@ -39,18 +39,18 @@ class Said:
     notes: tuple[str, ...] = ()
 
 
-def reading(written_for: str, graph: ModelGraph, found: Said) -> Reading:
-    """`found` as a policy of `graph`. Where a block has running statistics, they move twice as they do there."""
-    blocks = [fqn for unit in found.units for fqn in unit.blocks]
+def reading(written_for: str, graph: ModelGraph, meant: Said) -> Reading:
+    """`meant` as a policy of `graph`. Where a block has running statistics, they move twice as they do there."""
+    blocks = [fqn for unit in meant.units for fqn in unit.blocks]
     moves = any(graph.by_fqn[fqn].running_statistics for fqn in blocks)
     statistics = {"running_stats": "every_forward"} if moves else {}
-    policy = Policy(units=tuple(found.units), **{**statistics, **dict(found.options)})
+    policy = Policy(units=tuple(meant.units), **{**statistics, **dict(meant.options)})
     return Reading(
         source=written_for,
         file=file_of(policy, graph),
-        fit="approximated" if found.reasons else "exact",
-        reasons=found.reasons,
-        notes=(*found.notes, *((STATISTICS,) if moves else ())),
+        fit="approximated" if meant.reasons else "exact",
+        reasons=meant.reasons,
+        notes=(*meant.notes, *((STATISTICS,) if moves else ())),
     )
 
 

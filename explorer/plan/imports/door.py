@@ -23,21 +23,21 @@ SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")
 def read(text: str, graph: ModelGraph) -> Reading:
     """What `text` says of the model of `graph`. Raises UnreadableFile and InvalidPolicy, each in one sentence."""
     settings = settings_of(text)
-    said = {program.name: [path for path in settings if program.says(path)] for program in PROGRAMS}
-    found = [program for program in PROGRAMS if said[program.name]]
-    speakers = [f"of {program.name} ({listed(said[program.name])})" for program in found]
-    if len(found) > 1:
+    paths = {program.name: [path for path in settings if program.says(path)] for program in PROGRAMS}
+    programs = [program for program in PROGRAMS if paths[program.name]]
+    speakers = [f"of {program.name} ({listed(paths[program.name])})" for program in programs]
+    if len(programs) > 1:
         raise UnreadableFile(
             f"The settings are those {' and '.join(speakers)}, and only one of them can be meant.",
             hint="Keep the lines of one program.",
         )
-    if found and {"version", "policy"} <= {path.partition(".")[0] for path in settings}:
+    if programs and {"version", "policy"} <= {path.partition(".")[0] for path in settings}:
         raise UnreadableFile(
             f"This is a policy file that also holds settings {speakers[0]}, and only one of them can be meant.",
             hint="Keep the fields of the policy file, or the settings alone.",
         )
-    if found:
-        return found[0].read(settings, graph)
+    if programs:
+        return programs[0].read(settings, graph)
     try:
         return on_model(policy_file.loads(text), graph)
     except UnreadableFile as error:

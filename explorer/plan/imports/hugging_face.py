@@ -38,13 +38,13 @@ def _read(settings: Settings, graph: ModelGraph) -> Reading:
         return reading(_VERSION, graph, Said(reasons=unread, notes=("It is off there: nothing is recomputed.",)))
     layers, counted = _layers(graph)
     every, options, doubts = _kwargs(kwargs)
-    found = Said(
+    meant = Said(
         units=whole(layers[::every]),
         options=tuple(options.items()),
         reasons=(*unread, *counted, *doubts),
         notes=_ENGINE,
     )
-    return reading(_VERSION, graph, found)
+    return reading(_VERSION, graph, meant)
 
 
 _ENGINE = ("Where use_reentrant is not given, transformers 5 takes off, as here; transformers 4 took on.",)
@@ -73,11 +73,11 @@ def _kwargs(given: dict[str, Any]) -> tuple[int, dict[str, Any], tuple[str, ...]
     ]
     if wrong:
         raise refused(_VERSION, f"{wrong[0]} is {options[wrong[0]]!r}.", "It is true or false.")
-    doubts = ["offload: there the inputs of the layers wait in the memory of the host; here they stay."] * bool(
-        given.get("offload")
-    )
     other = sorted(set(given) - {*_OPTIONS, "every_n_layers", "offload"})
-    return every, options, (*doubts, *(f"{name} is not read." for name in other))
+    doubts = [f"{name} is not read." for name in other]
+    if given.get("offload"):
+        doubts.insert(0, "offload: there the inputs of the layers wait in the memory of the host; here they stay.")
+    return every, options, tuple(doubts)
 
 
 HUGGING_FACE = Dialect(name="transformers", written_for=_VERSION, says=_says, read=_read)

@@ -89,9 +89,9 @@ def _stages(plain: dict[str, Any], layers: Fqns) -> tuple[list[Fqns], tuple[str,
 
 def _selective(modules: Any, graph: ModelGraph, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:
     wanted = list(modules) if isinstance(modules, list) else str(modules).split()
-    found = {name: within(graph, layers, _MODULES.get(name, ())) for name in wanted}
-    lost = tuple(f"{name} is recomputed there; this model has no block for it." for name in wanted if not found[name])
-    units = whole(fqn for fqns in found.values() for fqn in fqns)
+    blocks = {name: within(graph, layers, _MODULES.get(name, ())) for name in wanted}
+    lost = tuple(f"{name} is recomputed there; this model has no block for it." for name in wanted if not blocks[name])
+    units = whole(fqn for fqns in blocks.values() for fqn in fqns)
     if not units:
         raise refused(_VERSION, f"no block of this model stands for {' or '.join(wanted)}.", _INSIDE)
     return units, lost

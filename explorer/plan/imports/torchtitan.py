@@ -69,8 +69,9 @@ _BY_OPERATOR = (
 
 
 def _stashes(section: dict[str, Any]) -> tuple[str, ...]:
-    unsaid = "preserve_rng_state" not in section
-    return ("preserve_rng_state is not said: its releases differ; here random numbers are set back.",) * unsaid
+    if "preserve_rng_state" in section:
+        return ()
+    return ("preserve_rng_state is not said: its releases differ; here random numbers are set back.",)
 
 
 TORCHTITAN = Dialect(name="torchtitan", written_for=_VERSION, says=_says, read=_read)

@@ -13,7 +13,7 @@ from explorer.plan.policy.counted import Fqns, counted_units, runs
 from explorer.record.graph import ModelGraph
 
 MOST_CANDIDATES = 800
-"""Of a model with more, only what no repeated block holds is offered: a program stays a matter of seconds."""
+"""A model with more is offered only what no repeated block holds: a program stays a matter of seconds."""
 MOST_SEGMENTS = 24
 """Stretches of one length more are not offered where there would be more than that."""
 

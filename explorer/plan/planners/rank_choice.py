@@ -36,7 +36,7 @@ class RankChoice(NamedTuple):
 
 
 IDLE = RankChoice(frozenset(), (), (0,))
-"""Of a rank without a stage."""
+"""The choice of a rank without a stage."""
 
 
 class RankChoices:

@@ -49,7 +49,7 @@ _SECTIONS: dict[str, type[Record]] = {
 }
 _FIELDS = ("version", *_SECTIONS)
 _OF_GRAPH = ("fingerprint", "blocks")
-"""Of the section `model`: what the model was like, beside how it is loaded."""
+"""Fields of the section `model` that say what the model was like, beside how it is loaded."""
 _AT = re.compile(r" - at `(?:key in )?`?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 

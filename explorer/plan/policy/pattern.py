@@ -20,14 +20,14 @@ def is_pattern(name: str) -> bool:
 def matching(pattern: str, fqns: Collection[str]) -> Fqns:
     """In the order of `fqns`, without the model itself. Raises InvalidPolicy where nothing matches."""
     parts = pattern.split(".")
-    found = tuple(fqn for fqn in fqns if fqn and _match(fqn.split("."), parts))
-    if not found:
+    matched = tuple(fqn for fqn in fqns if fqn and _match(fqn.split("."), parts))
+    if not matched:
         depth = [fqn for fqn in fqns if fqn.count(".") == len(parts) - 1]
         raise InvalidPolicy(
             f"No block matches {pattern!r}.",
             hint=nearest(pattern.replace("*", "0"), depth) or "A star stands for one part: blocks.*.mlp.",
         )
-    return found
+    return matched
 
 
 def expanded(policy: Policy, fqns: Collection[str]) -> Policy:

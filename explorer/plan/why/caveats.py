@@ -14,7 +14,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
 LARGE_SHARE = 0.05
-"""Of a peak: with more than this the largest part that nobody can name is said."""
+"""Above this share of a peak the largest part that nobody can name is said."""
 
 
 def beside_peak(run: Measurement) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dic
 
 
 def in_words(run: Measurement) -> str:
-    """`layers.0, layers.1 and 6 more run again x1, by the model itself`; the empty string: none does."""
+    """`layers.0, layers.1 and 6 more ran again ×1, by the model itself`; the empty string: none does."""
     times_run = own_reruns(run)
     if not times_run:
         return ""

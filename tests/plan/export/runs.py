@@ -17,7 +17,7 @@ from explorer.record.policy_file import PolicyFile
 
 Gradients = dict[str, Tensor]
 Calls = dict[str, int]
-"""Of each module without children: how often it was called."""
+"""How often each module without children was called."""
 
 
 def file_of(*blocks: str | tuple[str, ...], plan: PipelinePlan | None = None, **options: Any) -> PolicyFile:
