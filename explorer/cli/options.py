@@ -22,6 +22,7 @@ from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy_file import PolicyFile
 from explorer.record.reading import Reading
 from explorer.record.run import Device, RunSpec
 
@@ -154,15 +155,16 @@ def describe(
     return graph
 
 
-def policy_on(name: str, graph: ModelGraph) -> Policy:
-    """The policy of a preset, a pattern or a file on `graph`; what a file leaves to say goes to stderr.
+def file_on(name: str, graph: ModelGraph) -> PolicyFile:
+    """The policy of a preset or a pattern on `graph`, or a whole file, with its plan if it has one.
 
-    Raises InvalidPolicy, UnreadableFile.
+    What a file leaves to say goes to stderr. Raises InvalidPolicy, UnreadableFile.
     """
     if is_preset(name):
-        return preset(name, graph)
+        return PolicyFile(policy=preset(name, graph))
     if is_pattern(name):
-        return expanded(Policy.recompute(name.split(",")), [block.fqn for block in graph.blocks if block.n_calls])
+        called = [block.fqn for block in graph.blocks if block.n_calls]
+        return PolicyFile(policy=expanded(Policy.recompute(name.split(",")), called))
     if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in door.SUFFIXES)):
         raise InvalidPolicy(
             f"{name} is neither a preset nor a file.",
@@ -170,7 +172,7 @@ def policy_on(name: str, graph: ModelGraph) -> Policy:
         )
     read = door.load(name, graph)
     tell(read)
-    return read.policy
+    return read.file
 
 
 def tell(read: Reading) -> None:
@@ -191,16 +193,14 @@ def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
         )
 
 
-def needs_graph(name: str) -> bool:
-    """keep-all is the same on every model."""
-    return name != "keep-all"
-
-
 def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, without_data: bool = False) -> Policy:
-    """The policy by name, describing the model only where the policy depends on it."""
-    if not needs_graph(name):
+    """The policy by name. The model is described only for what depends on it: keep-all is the same on every model.
+
+    Raises RunFailed, InvalidPolicy, UnreadableFile.
+    """
+    if name == "keep-all":
         return KEEP_ALL
-    return policy_on(name, describe(worker, spec.model, spec.seed, spec.device, without_data=without_data))
+    return file_on(name, describe(worker, spec.model, spec.seed, spec.device, without_data=without_data)).policy
 
 
 def _value(text: str) -> int | float | str | bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import answer_console
@@ -22,8 +23,8 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
     shape = (
         f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}, {plan.n_microbatches} microbatches"
     )
-    where = f"[dim]{run.engine}, {run.environment.device_name}[/]"
-    console.print(f"\n[bold]{run.spec.model.target}[/]  {shape}  {where}\n", soft_wrap=True)
+    where = f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]"
+    console.print(f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}  {where}\n", soft_wrap=True)
     if run.timing is not None:
         how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
         predicted = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
@@ -33,12 +34,12 @@ def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
         )
         console.print(_rank_table(run))
         console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
-    if joint is not None and (said := cap_outcome(run, joint)):
-        console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{said}[/]\n")
+    if joint is not None and (outcome := cap_outcome(run, joint)):
+        console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
     if run.gradients:
         console.print(_truth_table(run))
     for note in run.notes:
-        console.print(f"  [dim]{note}[/]", soft_wrap=True)
+        console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
 
 
 def _rank_table(run: PipelineRun) -> Table:

@@ -10,7 +10,6 @@ import msgspec
 import typer
 
 from explorer.errors import InvalidPlan
-from explorer.plan.imports import door
 from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, check_stages, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import (
@@ -54,7 +53,6 @@ class PlanOptions:
     deferred_batch_norm: Annotated[
         bool, typer.Option("--deferred-batch-norm", help="Running statistics move once per batch.")
     ] = False
-
     plan: Annotated[
         bool, typer.Option("--plan", help="Choose cuts, microbatches and policy together, below --cap on every rank.")
     ] = False
@@ -124,8 +122,3 @@ def _cut(
         empty = msgspec.structs.replace(plan, stages=((),) * n_stages, n_ranks=n_ranks)
         pressure = (policy, rows_of(empty))
     return msgspec.structs.replace(plan, stages=stages_by(rule, graph, n_stages, profile=profile, pressure=pressure))
-
-
-def plan_in(policy: str, graph: ModelGraph) -> PipelinePlan | None:
-    """The plan of a file, if `policy` names one."""
-    return door.load(policy, graph).file.pipeline if Path(policy).is_file() else None

@@ -64,13 +64,21 @@ def check_writable(*paths: Path | None) -> None:
             raise NotSaved(f"{path} cannot be written: it {what}.", hint="Give another path.")
 
 
+def make_folder(path: Path) -> None:
+    """With all above it, unless it is there. Raises NotSaved with the system's reason."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise NotSaved(f"{path} could not be made: {error.strerror}.", hint="Give another folder.") from error
+
+
 def print_or_write(text: str, path: Path | None) -> None:
-    """To stdout, or whole into a file. Raises NotSaved."""
+    """To stdout, or whole into a file, which is told. Raises NotSaved."""
     if path is None:
         typer.echo(text, nl=False)
     else:
         write_file(path, text.encode())
-        say(f"Wrote {path}.")
+        say(f"Wrote {escape(str(path))}.")
 
 
 def write_file(path: Path, data: bytes) -> None:

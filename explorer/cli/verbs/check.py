@@ -11,17 +11,9 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import (
-    ConditionOptions,
-    Model,
-    ModelOptions,
-    PolicyPath,
-    describe,
-    refuse_strangers,
-    tell,
-)
+from explorer.cli.options import ConditionOptions, Model, ModelOptions, PolicyPath, describe, refuse_strangers, tell
 from explorer.cli.report import in_short
-from explorer.cli.worker import print_or_write, worker
+from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.known import hazards
 from explorer.plan.imports import door
@@ -48,6 +40,7 @@ def check(
 ) -> None:
     """Hazards and staleness of a policy file, or of a program's settings, on a model, before any run.
     Exit 1: stale, or an error-level hazard."""
+    check_writable(out)
     with worker() as engine:
         graph = describe(engine, options.ref(model), options.seed)
     read, stale = None, ""

@@ -18,7 +18,6 @@ from explorer.cli.command import (
     RunFailed,
     answered,
     print_json,
-    say,
     verb,
 )
 from explorer.cli.options import (
@@ -28,10 +27,10 @@ from explorer.cli.options import (
     PolicyName,
     StepOptions,
     describe,
-    policy_on,
+    file_on,
 )
 from explorer.cli.report import document, print_comparison
-from explorer.cli.worker import ask, check_writable, save_run_file, worker, write_file
+from explorer.cli.worker import ask, check_writable, print_or_write, save_run_file, worker
 from explorer.jobs.protocol import Compare
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.evidence import evidence_of
@@ -80,7 +79,7 @@ def compare(
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, baseline.device)
-        candidate = msgspec.structs.replace(baseline, policy=policy_on(policy, graph))
+        candidate = msgspec.structs.replace(baseline, policy=file_on(policy, graph).policy)
         request = Compare(baseline=baseline, candidate=candidate, full=not only.quick)
         compared = ask(engine, request, keep=not keep.no_store)
     if output.json:
@@ -91,8 +90,7 @@ def compare(
         if keep.save is not None:
             save_run_file(compared, keep.save)
         if only.out is not None:
-            write_file(only.out, policy_text(candidate.policy, compared, graph).encode())
-            say(f"Wrote {only.out}.")
+            print_or_write(policy_text(candidate.policy, compared, graph), only.out)
         if compared.failure is not None:
             raise RunFailed(compared.failure)
     raise typer.Exit(_CODES[compared.verdict])

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import say, verb
 from explorer.cli.options import describe
-from explorer.cli.worker import ask, worker, write_file
-from explorer.errors import NotSaved
+from explorer.cli.worker import ask, make_folder, worker, write_file
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Compare, RunLab
 from explorer.jobs.store import Store
@@ -36,14 +36,11 @@ def gallery(
     traceback: Annotated[bool, typer.Option("--traceback", help="After an error, show where it was raised.")] = False,
 ) -> None:
     """The sample models and the lessons as a folder of pages: stored runs where there are any, else new ones."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotSaved(f"{out} could not be made: {error.strerror}.", hint="Give another folder.") from error
+    make_folder(out)
     with worker() as engine:
         exhibits = [*_samples(engine, out), *_lessons(engine, out)]
     write_file(out / "index.html", index_text(exhibits).encode())
-    say(f"Wrote {len(exhibits)} pages; open {out / 'index.html'}.")
+    say(f"Wrote {len(exhibits)} pages; open {escape(str(out / 'index.html'))}.")
 
 
 def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:

@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, print_json, verb
-from explorer.cli.options import PolicyName, describe, policy_on
+from explorer.cli.options import PolicyName, describe, file_on
 from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput, nearest
 from explorer.jobs.protocol import Compare
@@ -31,16 +31,16 @@ def grade(output: Output, name: Name = None, policy: PolicyName = "keep-all") ->
     challenge = CHALLENGES[name]
     with worker() as engine:
         graph = describe(engine, challenge.model, 0)
-        candidate = msgspec.structs.replace(challenge.baseline, policy=policy_on(policy, graph))
+        candidate = msgspec.structs.replace(challenge.baseline, policy=file_on(policy, graph).policy)
         run = ask(engine, Compare(baseline=challenge.baseline, candidate=candidate), keep=True)
     if run.failure is not None:
         raise RunFailed(run.failure)
-    found = marks(challenge, run)
-    solved = all(mark.met for mark in found)
+    marked = marks(challenge, run)
+    solved = all(mark.met for mark in marked)
     if output.json:
-        print_json({"challenge": challenge, "solved": solved, "marks": found})
+        print_json({"challenge": challenge, "solved": solved, "marks": marked})
     else:
-        _print(challenge, found, solved=solved)
+        _print(challenge, marked, solved=solved)
     if not solved:
         raise typer.Exit(DIFFERENT)
 
@@ -53,9 +53,9 @@ def _list(output: Output) -> None:
         answer_console().print(f"  [bold]{challenge.name:<8}[/] {escape(challenge.task)}")
 
 
-def _print(challenge: Challenge, found: tuple[Marked, ...], *, solved: bool) -> None:
+def _print(challenge: Challenge, marked: tuple[Marked, ...], *, solved: bool) -> None:
     console = answer_console()
     console.print(f"\n{escape(challenge.task)}\n")
-    for mark in found:
+    for mark in marked:
         console.print(f"  {_SIGNS[mark.met]} {escape(mark.asked)}: {escape(mark.found)}")
     console.print("\n  [bold green]Solved.[/]\n" if solved else f"\n  Not solved yet. {escape(challenge.hint)}\n")

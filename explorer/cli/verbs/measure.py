@@ -79,7 +79,7 @@ def measure(
         spec = msgspec.structs.replace(spec, policy=chosen, forward_only=extra.forward_only)
         if extra.snapshot is not None:
             saved: SavedFile = ask(engine, SaveSnapshot(spec=spec, path=str(extra.snapshot.resolve())))
-            say(f"Wrote {saved.path}. Open it at https://docs.pytorch.org/memory_viz.")
+            say(f"Wrote {escape(saved.path)}. Open it at https://docs.pytorch.org/memory_viz.")
         asked = Measure(spec=spec, until_it_fits=extra.fit, without_data=extra.predict)
         measured: Measurement = ask(engine, asked, keep=not (keep.no_store or extra.predict))
         graph = describe(engine, ref, options.seed) if measured.refused else None

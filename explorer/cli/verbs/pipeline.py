@@ -8,6 +8,7 @@ from typing import Annotated
 
 import msgspec
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_failure, print_json, say, verb
 from explorer.cli.options import (
@@ -17,21 +18,18 @@ from explorer.cli.options import (
     PolicyName,
     StepOptions,
     describe,
-    policy_on,
+    file_on,
 )
 from explorer.cli.pipeline_report import print_pipeline
-from explorer.cli.plan_options import PlanOptions, plan_in, plan_of
+from explorer.cli.plan_options import PlanOptions, plan_of
 from explorer.cli.results import spec_of_results
-from explorer.cli.worker import ask, save_run_file, worker, write_file
+from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import FindJointPlan, OpenRanks, ProfileStages, RunPipeline
-from explorer.plan.export.torchrun import SCRIPT_FILE, run_files, spec_beside, torchrun_command
+from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside, torchrun_command
 from explorer.plan.pipeline.cuts import atoms, split_at_borders
-from explorer.plan.pipeline.schedules import (
-    USUAL_MICROBATCHES,
-    USUAL_SCHEDULE,
-)
+from explorer.plan.pipeline.schedules import USUAL_MICROBATCHES, USUAL_SCHEDULE
 from explorer.plan.planners.joint import once_more
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.presets import is_preset
@@ -85,20 +83,22 @@ def pipeline(
     spec = step.spec(ref, KEEP_ALL, seed=options.seed)
     _refuse_accumulation(spec)
     cap = split.cap_bytes(policy)
+    check_writable(keep.save, run.out)
     with worker() as engine:
         if run.results is not None:
             pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep)
             _answer(pipeline_run, keep, output)
             return
         graph = describe(engine, ref, options.seed, spec.device)
-        spec = msgspec.structs.replace(spec, policy=policy_on(policy, graph))
+        file = file_on(policy, graph)
+        spec = msgspec.structs.replace(spec, policy=file.policy)
         profile = None
         if cap is not None or (run.predict and run.engine != "torchrun"):
             parts = split.microbatches or USUAL_MICROBATCHES
             profile = ask(engine, ProfileStages(spec=spec, groups=atoms(graph), n_microbatches=parts))
         wish = None if cap is None else _wish(split, cap)
         joint = None if wish is None else _planned(engine, graph, profile, wish)
-        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=plan_in(policy, graph))
+        plan = joint.plan if joint else plan_of(split, graph, spec.policy, profile, kept=file.pipeline)
         chosen = split_at_borders(spec.policy, plan.stages) if is_preset(policy) else spec.policy
         spec = msgspec.structs.replace(spec, policy=joint.policy if joint else chosen, plan=plan)
         if run.engine == "torchrun":
@@ -132,8 +132,7 @@ def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None,
 
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:
     if out is not None:
-        write_file(out, policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=spec.plan)).encode())
-        say(f"Wrote {out}.")
+        print_or_write(policy_file.dumps(policy_file.file_of(spec.policy, graph, plan=spec.plan)), out)
 
 
 def _refuse_accumulation(spec: RunSpec) -> None:
@@ -145,10 +144,7 @@ def _refuse_accumulation(spec: RunSpec) -> None:
 
 
 def _opened(
-    engine: Worker,
-    results: Path,
-    asked: tuple[typer.Context, RunSpec, PlanOptions, str],
-    keep: KeepOptions,
+    engine: Worker, results: Path, asked: tuple[typer.Context, RunSpec, PlanOptions, str], keep: KeepOptions
 ) -> PipelineRun:
     """What torchrun's ranks left, under the plan that they ran."""
     context, spec, split, policy = asked
@@ -160,7 +156,7 @@ def _opened(
     typed_plan = msgspec.structs.replace(ran, **changed)
 
     def chosen() -> Policy:
-        return policy_on(policy, describe(engine, spec.model, spec.seed, spec.device))
+        return file_on(policy, describe(engine, spec.model, spec.seed, spec.device)).policy
 
     def typed(name: str) -> bool:
         source = context.get_parameter_source(name)
@@ -172,7 +168,7 @@ def _opened(
 
 
 def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for name, text in run_files(spec).items():
         write_file(folder / name, text.encode())
     (folder / SCRIPT_FILE).chmod(0o755)
@@ -181,7 +177,7 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
         print_json({"command": command, "folder": str(folder)})
     else:
         typer.echo(command)
-        say(f"Wrote {folder / SCRIPT_FILE}. Open what it leaves with --results {folder / 'results'}.")
+        say(escape(f"Wrote {folder / SCRIPT_FILE}. Open what it leaves with --results {folder / RESULTS}."))
 
 
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:

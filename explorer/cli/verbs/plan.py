@@ -13,7 +13,7 @@ from rich.markup import escape
 from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, answered, print_json, say, verb
 from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe
 from explorer.cli.report import figures
-from explorer.cli.worker import ask, check_writable, worker, write_file
+from explorer.cli.worker import ask, check_writable, print_or_write, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
@@ -78,11 +78,10 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
     else:
         _print(tries, first, met=met)
         if against:
-            answer_console().print(f"  [yellow]{against}[/]")
+            answer_console().print(f"  [yellow]{escape(against)}[/]")
     with answered(output):
         if asked.out is not None:
-            write_file(asked.out, _policy_text(chosen, first, run, graph).encode())
-            say(f"Wrote {asked.out}.")
+            print_or_write(_policy_text(chosen, first, run, graph), asked.out)
     if not met:
         raise typer.Exit(DIFFERENT)
 
@@ -141,7 +140,7 @@ def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met:
 def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
     chosen, run = tries[-1]
     console = answer_console()
-    console.print(f"[bold]{in_words(chosen.policy)}[/]")
+    console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")
     if chosen.budget_bytes is not None:
         colour, word = ("green", "kept") if met else ("bold red", "missed")
         console.print(f"  Budget       {mib(chosen.budget_bytes)}, [{colour}]{word}[/]")

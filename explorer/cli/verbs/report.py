@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, say, verb
 from explorer.cli.options import describe
-from explorer.cli.worker import check_writable, worker, write_file
-from explorer.errors import BadInput, ExplorerError, NotSaved
+from explorer.cli.worker import check_writable, make_folder, print_or_write, worker, write_file
+from explorer.errors import BadInput, ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.rank_files import files_of_ranks, opened
 from explorer.jobs.store import Store
@@ -42,8 +43,7 @@ def report(output: Output, run: Which = None, out: ReportPath = None, svg: SvgFo
     reported = found_run(run)
     if out is not None:
         of = ReportOf(run=reported.run, name=reported.name, graph=_graph(reported), created=reported.created)
-        write_file(out, report_text(of).encode())
-        say(f"Wrote {out}.")
+        print_or_write(report_text(of), out)
     if svg is not None:
         _write_charts(reported.run, svg)
 
@@ -56,7 +56,7 @@ def found_run(which: str) -> ReportOf:
     path = Path(which)
     files = [path] if path.is_file() else files_of_ranks(path)
     if len(files) > 1:
-        say(f"{which}: {len(files)} ranks side by side.")
+        say(f"{escape(which)}: {len(files)} ranks side by side.")
     stored = opened([file.read_bytes() for file in files] or [Store().export_file(which)])
     record = from_msgpack(stored.record, run_file.KINDS[stored.kind])
     assert isinstance(record, Reported), "every kind of run has a report"
@@ -72,18 +72,16 @@ def _graph(reported: ReportOf) -> ModelGraph | None:
         with worker() as engine:
             return describe(engine, reported.spec.model, reported.spec.seed)
     except ExplorerError as error:
-        say(f"[yellow]Without hazards:[/] {error.sentence}")
+        say(f"[yellow]Without hazards:[/] {escape(error.sentence)}")
         return None
 
 
 def _write_charts(run: Reported, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise NotSaved(f"{folder} could not be made: {error.strerror}.", hint="Give another folder.") from error
-    for name, chart in charts_of(run).items():
+    make_folder(folder)
+    charts = charts_of(run)
+    for name, chart in charts.items():
         write_file(folder / f"{name}.svg", svg(chart).encode())
-    say(f"Wrote {len(charts_of(run))} charts to {folder}.")
+    say(f"Wrote {len(charts)} charts to {escape(str(folder))}.")
 
 
 def _list(output: Output) -> None:
@@ -93,6 +91,6 @@ def _list(output: Output) -> None:
         return
     table = Table(box=None, show_header=False, padding=(0, 2))
     for run in runs:
-        table.add_row(f"[cyan]{run.run_id}[/]", run.kind, run.name)
+        table.add_row(f"[cyan]{run.run_id}[/]", run.kind, escape(run.name))
     console = answer_console()
     console.print(table if runs else "No run is stored yet: measure or compare a model first.")

@@ -8,6 +8,7 @@ from traceback import print_exception
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, say, verb
 from explorer.errors import BadInput, ExplorerError
@@ -52,4 +53,4 @@ def run(
             hint="Steps are counted from 1, by the optimizer.",
         )
     for step, path in watched.watch.written.items():
-        say(f"Wrote step {step} to {path}.")
+        say(escape(f"Wrote step {step} to {path}."))

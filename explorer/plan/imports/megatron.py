@@ -49,7 +49,10 @@ def _read(settings: Settings, graph: ModelGraph) -> Reading:
         units, lost = _full(given, plain, graph, layers)
     else:
         raise refused(_VERSION, f"there is no granularity {granularity!r}.", "There are full and selective.")
-    notes = (f"Its layers are the blocks in `{holder}`.", _ENGINE)
+    notes = (
+        f"Its layers are the blocks in `{holder}`." if holder else "Its layers are the model's own blocks.",
+        _ENGINE,
+    )
     return reading(_VERSION, graph, Said(units=units, reasons=(*other, *lost, *unread), notes=notes))
 
 

@@ -41,7 +41,7 @@ def test_settings_become_a_policy_file_that_measures_and_exports(net: str, tmp_p
     assert file.policy == Policy.recompute([("0", "1"), ("2", "3")])
     assert file.fingerprint and file.blocks == {"*": 4, "*.*": 8}
     assert "not a policy file" in run("export", str(settings), "--to", "torch", code=2).stderr
-    assert "0" in run("export", str(out), "--to", "torch").stdout
+    assert "(('0', '1'), 'recompute', ())" in run("export", str(out), "--to", "torch").stdout
     answer = run("compare", net, "--policy", str(settings), "--repeats", "0", "--quick", "--json", "--no-store")
     assert json.loads(answer.stdout)["verdict"] == "bitwise equal"
     assert "Read from Megatron-LM" in answer.stderr

@@ -21,9 +21,8 @@ def test_they_are_listed() -> None:
 
 def test_an_unknown_one_is_one_sentence() -> None:
     answer = CliRunner().invoke(app, ["grade", "gtp"])
-    assert answer.exit_code == 2 and "There is no challenge gtp. Did you mean gpt" in " ".join(
-        answer.stderr.split()
-    ).replace("Error: ", "")
+    assert answer.exit_code == 2
+    assert "There is no challenge gtp. Did you mean gpt" in " ".join(answer.stderr.split())
 
 
 def test_a_policy_is_marked_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,8 +34,5 @@ def test_a_policy_is_marked_by_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     document = json.loads(marked.stdout)
     assert marked.exit_code == 0 and document["solved"], document["marks"]
     kept = CliRunner().invoke(app, ["grade", "tiny"])
-    assert (
-        kept.exit_code == 1
-        and "not met  step peak at most 1.4 MiB" in kept.stdout
-        and "Not solved yet. All." in kept.stdout
-    )
+    assert kept.exit_code == 1
+    assert "not met  step peak at most 1.4 MiB" in kept.stdout and "Not solved yet. All." in kept.stdout

@@ -72,8 +72,9 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measu
 def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
     graph = graphs.gpt(4)
     matrix = DerivativeMatrix(spec=RunSpec(model=graph.model), blocks=("blocks.0",), cells=())
-    kept = {"<h2>Outcomes</h2>": Store().save(matrix), "<h2>Memory</h2>": Store().save(measured, "my run")}
+    kept = {"<h2>Outcomes</h2>": Store().save(matrix), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
     listed = run().stdout
+    assert "my run [2]" in listed
     for section, run_id in kept.items():
         assert run_id in listed
         run(run_id, "--out", str(tmp_path / "r.html"), "--svg", str(tmp_path / run_id))
