@@ -9,11 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import Any
 
 import pytest
@@ -84,27 +80,6 @@ from tiny import build
 def trouble(kind="raises"):
     return build(8, kind)
 '''
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One warm worker for all commands of this file: starting one takes seconds."""
-    worker = Worker(tmp_path_factory.mktemp("runs") / "runs.sqlite")
-    yield worker
-    worker.close()
-
-
-@pytest.fixture
-def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    @contextmanager
-    def borrowed() -> Iterator[Worker]:
-        yield engine
-
-    for listed in iter_modules(verbs.__path__):
-        module = import_module(f"{verbs.__name__}.{listed.name}")
-        if hasattr(module, "worker"):
-            monkeypatch.setattr(module, "worker", borrowed)
-    return engine
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from explorer.cli.main import app
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared")]
 
 LAYERS = """
 import torch

@@ -86,8 +86,7 @@ def pipeline(
     check_writable(keep.save, run.out)
     with worker() as engine:
         if run.results is not None:
-            pipeline_run = _opened(engine, run.results, (context, spec, split, policy), keep)
-            _answer(pipeline_run, keep, output)
+            _answer(_opened(engine, run.results, (context, spec, split, policy), keep), keep, output)
             return
         graph = describe(engine, ref, options.seed, spec.device)
         file = file_on(policy, graph)
@@ -108,9 +107,7 @@ def pipeline(
         request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
         if wish is not None and (held := fullest_bytes(pipeline_run.memory)) > wish.cap_bytes:
-            say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning once more with as much less.")
-            joint = _planned(engine, graph, profile, once_more(wish, held))
-            joint = msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
+            joint = _planned_once_more(engine, graph, profile, wish, held)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
         _write_plan(run.out, spec, graph)
@@ -128,6 +125,15 @@ def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None,
     joint: JointPlan = ask(engine, FindJointPlan(profile=profile, graph=graph, wish=wish))
     say(planned(joint))
     return joint
+
+
+def _planned_once_more(
+    engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, held: int
+) -> JointPlan:
+    """After a run whose fullest rank held `held` bytes, more than the cap."""
+    say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning once more with as much less.")
+    joint = _planned(engine, graph, profile, once_more(wish, held))
+    return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)
 
 
 def _write_plan(out: Path | None, spec: RunSpec, graph: ModelGraph) -> None:

@@ -14,6 +14,8 @@ from explorer.jobs import run_file
 from explorer.record.arena import Arena
 from explorer.record.base import from_msgpack
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 GPT = ["arena", "sample_models/gpt.py", *["--set", "n_layers=3", "--set", "length=64", "--repeats", "2"]]
 
 

@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from explorer.cli import main as cli
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 @pytest.mark.slow
 def test_the_largest_batch_under_a_policy() -> None:

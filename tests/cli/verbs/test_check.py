@@ -12,6 +12,8 @@ from explorer.cli.main import app
 from explorer.plan.policy import file as policy_file
 from explorer.record.policy import Policy
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 NET = """
 from torch import nn, randn
 

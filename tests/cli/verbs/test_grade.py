@@ -12,6 +12,8 @@ from explorer.cli.verbs import grade as verb
 from explorer.plan.challenges import CHALLENGES, Challenge
 from explorer.record.graph import ModelRef
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 
 def test_they_are_listed() -> None:
     answer = CliRunner().invoke(app, ["grade"])

@@ -12,6 +12,8 @@ from typer.testing import CliRunner, Result
 from explorer.cli import main as cli
 from explorer.plan.policy import file as policy_file
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 TINY = "tests/browser/tiny_model.py"
 
 

@@ -11,6 +11,8 @@ from typer.testing import CliRunner, Result
 from explorer.cli import main as cli
 from explorer.plan.policy import file as policy_file
 
+pytestmark = pytest.mark.usefixtures("shared")
+
 UNET = ["plan", "sample_models/unet.py", "--set", "batch=2", "--repeats", "1"]
 
 

@@ -8,14 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from explorer.cli import main as cli
-from explorer.cli.verbs import plan as verb
 from explorer.jobs.client import Worker
 
 MIB = 2**20
@@ -57,10 +55,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
-    """One warm worker for all commands of this file; each run is a process of its own all the same.
-
-    Its malloc gives every tensor pages of its own and takes no address space ahead: then the limit is one of tensors.
-    """
+    """Its malloc gives every tensor pages of its own and takes none ahead: then the limit is one of tensors."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MALLOC_ARENA_MAX", "1")
         patch.setenv("MALLOC_MMAP_THRESHOLD_", str(2**16))
@@ -74,13 +69,7 @@ Planned = Callable[..., Result]
 
 
 @pytest.fixture
-def planned(engine: Worker, monkeypatch: pytest.MonkeyPatch, nets: Path) -> Planned:
-    @contextmanager
-    def borrowed() -> Iterator[Worker]:
-        yield engine
-
-    monkeypatch.setattr(verb, "worker", borrowed)
-
+def planned(shared: Worker, nets: Path) -> Planned:
     def run(factory: str, *arguments: str) -> Result:
         asked = ["plan", f"{nets}:{factory}", "--repeats", "0", "--optimizer", "none", *arguments]
         return CliRunner().invoke(cli.app, asked)
