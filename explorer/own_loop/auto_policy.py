@@ -21,6 +21,7 @@ from explorer.engine.measure.own_steps import OwnSteps
 from explorer.errors import OutOfMemory
 from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
+from explorer.plan.planners.front import undominated
 from explorer.plan.policy.ladder import ladder
 from explorer.record.auto_plan import AutoPlan, Missed
 from explorer.record.graph import ModelGraph
@@ -60,7 +61,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         n_steps=steps.n_steps,
         measured_time_ratio=ratio[0] if ratio else None,
         time_spread=ratio[1] if ratio else None,
-        front=tuple(planner.front()),
+        front=undominated(tuple(planner.front())),
         missed=tuple(
             Missed(plan=plan, measured_peak_bytes=run.step_peak_bytes) for plan, run in tries if not kept(plan, run)
         ),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
 from explorer.plan.planners.budget import Planner
@@ -28,8 +29,20 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
     plans: list[Plan] = []
     for plan in chain(planner.front(N_POINTS), _between(planner, plans)):
         plans.append(plan)
-        report(Progress(what="finding plans", done=len(plans), total=N_POINTS + 1 + N_BETWEEN, plans=tuple(plans)))
-    return Front(plans=tuple(plans))
+        told = undominated(plans)
+        report(Progress(what="finding plans", done=len(plans), total=N_POINTS + 1 + N_BETWEEN, plans=told))
+    return Front(plans=undominated(plans))
+
+
+def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    """In their order, less those that another beats in peak or cost and equals in the other."""
+    best: dict[Plan, None] = {}
+    least_cost = math.inf
+    for plan in sorted(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost)):
+        if plan.extra_cost < least_cost:
+            least_cost = plan.extra_cost
+            best[plan] = None
+    return tuple(plan for plan in plans if plan in best)
 
 
 def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:

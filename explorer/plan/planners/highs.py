@@ -34,6 +34,7 @@ TOLERANCE = 5e-3
 SCALE = 1000.0
 """Costs are thousandths of the step's: the solver's tolerances are absolute."""
 LEAST_KIN = 4
+N_FIRST = 24
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +114,15 @@ class Shape:
             above.update(around[i])
             depth[i] = len(holders)
         return taken
+
+    def first_of_kinds(self) -> list[tuple[int, ...]]:
+        """Of each kind of candidate the first ones, which backward reaches last, in at most N_FIRST numbers."""
+        choices = []
+        for members in self._kinds:
+            if members[-1] < self.n_units:
+                counts = np.linspace(1, len(members), min(N_FIRST, len(members))).astype(int).tolist()
+                choices += [tuple(members[:n]) for n in counts]
+        return choices
 
     def all_but(self, x: NDArray[np.float64]) -> Row:
         """A row that forbids this choice and no other."""

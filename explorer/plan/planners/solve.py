@@ -4,6 +4,10 @@ All moments would be thousands of rows, of which a dozen bind. So: solve with th
 gives show where it is over the budget, add those moments as rows, solve again. Every row holds for every policy that
 fits, so each answer's bound is a bound for all; the first answer that the exact forecast finds within the budget is
 best. An answer that the rows call good and the forecast does not is forbidden by name.
+
+Time may end before the solver does. So whatever the forecast ever judged is remembered and answers all limits that it
+keeps, and what a person would try (the first so many of equal blocks) is judged before anything else: no answer is
+worse than that.
 """
 
 from __future__ import annotations
@@ -67,6 +71,20 @@ class Program:
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast's word on a choice."""
     _stretches: NDArray[np.intp] | None = None
+    _judged: dict[tuple[int, ...], tuple[int, float]] = field(default_factory=dict)
+
+    def judged(self, chosen: tuple[int, ...]) -> tuple[int, float]:
+        """Bytes of the peak of a choice, and its cost."""
+        if chosen not in self._judged:
+            self._judged[chosen] = self.peak_of(chosen), self.shape.cost(chosen)
+        return self._judged[chosen]
+
+    def known(self) -> tuple[tuple[int, ...], ...]:
+        """What was judged so far, for whatever limits, and what a person would try."""
+        if not self._judged:
+            for chosen in ((), *self.shape.first_of_kinds()):
+                self.judged(chosen)
+        return tuple(self._judged)
 
     def solve(self, limits: Limits) -> Solution | None:
         """None: no choice keeps the limits."""
@@ -75,6 +93,8 @@ class Program:
         answer = search.relaxed()
         if answer is None:
             return None
+        for chosen in self.known():
+            search.judge(chosen)
         search.round(answer)
         for _ in range(MOST_ROUNDS):
             answer = search.next()
@@ -210,8 +230,8 @@ class _Search:
 
     def judge(self, chosen: tuple[int, ...]) -> None:
         """The exact forecast's word: better than what there was, or not."""
-        shape, limits, budget = self.program.shape, self.limits, self.limits.budget_bytes
-        peak, cost = self.program.peak_of(chosen), shape.cost(chosen)
+        limits, budget = self.limits, self.limits.budget_bytes
+        peak, cost = self.program.judged(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
         value = float(peak) if budget is None else cost
@@ -237,6 +257,6 @@ class _Search:
     def refuse(self, answer: Minimum) -> None:
         """The rows have no more to say: of a choice that only the forecast refuses, all but that one is left."""
         budget, chosen = self.limits.budget_bytes, self.program.shape.chosen(answer.x)
-        if self.every or budget is not None and self.program.peak_of(chosen) > budget:
+        if self.every or budget is not None and self.program.judged(chosen)[0] > budget:
             self.forbidden.append(self.program.shape.all_but(answer.x))
         self.every = True

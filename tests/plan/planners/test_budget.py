@@ -180,6 +180,17 @@ def test_the_front_goes_down_in_peak_and_up_in_cost() -> None:
     assert points[-1].step_peak_bytes == planner("unet").floor().step_peak_bytes
 
 
+def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_the_time() -> None:
+    graph, run = known("gpt12")
+    fresh, forecaster = Planner(run, graph, seconds=1e-9), Forecaster(run, graph)
+    place = {one.unit.blocks: i for i, one in enumerate(fresh.candidates.units)}
+    for n in range(1, 13):
+        chosen = [place[f"blocks.{i}",] for i in range(n)]
+        peak = forecaster.peak_bytes(fresh.policy(chosen))
+        assert peak is not None
+        assert fresh.within(peak).extra_cost <= fresh.cost_of(chosen)
+
+
 def test_the_least_memory_that_a_time_allows() -> None:
     found = planner("unet").least_memory(0.10)
     assert found.cost_ratio is not None and found.cost_ratio <= 1.10 + 1e-9

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from explorer.errors import BadInput
-from explorer.plan.planners.front import find_plans
+from explorer.plan.planners.front import find_plans, undominated
 from explorer.record import RunSpec
 from explorer.record.plan import Wish
 from explorer.record.progress import Progress, silent
@@ -21,10 +22,19 @@ def test_every_plan_is_told_as_soon_as_it_is_found() -> None:
     front = find_plans(RUN, GRAPH, Wish(), told.append)
     peaks = [plan.step_peak_bytes for plan in front.plans]
     assert peaks[0] == RUN.step_peak_bytes == max(peaks) and len(set(peaks)) > 2
+    assert [progress.done for progress in told] == list(range(len(told)))
     growing = [len(progress.plans) for progress in told]
-    assert growing[0] == 0 and growing[1:] == list(range(1, len(peaks) + 1))
+    assert growing[0] == 0 and growing == sorted(growing) and all(growing[1:])
     assert told[-1].plans == front.plans
     assert not front.plans[0].policy.units
+
+
+def test_what_another_plan_beats_is_no_point_of_the_front() -> None:
+    some = find_plans(RUN, GRAPH, Wish(), silent).plans
+    dearer = msgspec.structs.replace(some[1], extra_cost=some[2].extra_cost * 1.5)
+    again = msgspec.structs.replace(some[1], budget_bytes=some[1].step_peak_bytes)
+    assert undominated((*some, again)) == some
+    assert undominated((some[0], dearer, *some[2:])) == (some[0], *some[2:])
 
 
 def test_a_wish_is_answered_by_one_plan() -> None:
