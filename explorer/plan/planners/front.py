@@ -35,14 +35,17 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
 
 
 def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """In their order, less those that another beats in peak or cost and equals in the other."""
+    """In their order, less those that another beats in peak or cost and equals in the other.
+
+    Everything kept stays: the line begins there, also where some recompute counts no FLOPs.
+    """
     best: dict[Plan, None] = {}
     least_cost = math.inf
     for plan in sorted(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost)):
         if plan.extra_cost < least_cost:
             least_cost = plan.extra_cost
             best[plan] = None
-    return tuple(plan for plan in plans if plan in best)
+    return tuple(plan for plan in plans if plan in best or not plan.policy.units)
 
 
 def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:

@@ -35,6 +35,8 @@ def test_what_another_plan_beats_is_no_point_of_the_front() -> None:
     again = msgspec.structs.replace(some[1], budget_bytes=some[1].step_peak_bytes)
     assert undominated((*some, again)) == some
     assert undominated((some[0], dearer, *some[2:])) == (some[0], *some[2:])
+    for_nothing = msgspec.structs.replace(some[1], extra_cost=0.0)
+    assert undominated((some[0], for_nothing)) == (some[0], for_nothing)
 
 
 def test_a_wish_is_answered_by_one_plan() -> None:
