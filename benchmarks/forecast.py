@@ -51,31 +51,30 @@ def main() -> None:
         recorded(RunSpec(model=model))  # the first step of a process has its own libraries to load
         base = recorded(RunSpec(model=model))
         for kind in KINDS:
-            found = errors(kind, n_policies, graph, base)
-            together[kind] += found
-            say(f"{name}, {kind}", found, n_policies)
-    for kind, found in together.items():
-        say(f"all models, {kind}", found, n_policies * len(sys.argv[2:] or MODELS))
+            together[kind] += (offs := errors(kind, n_policies, graph, base))
+            say(f"{name}, {kind}", offs, n_policies)
+    for kind, offs in together.items():
+        say(f"all models, {kind}", offs, n_policies * len(sys.argv[2:] or MODELS))
 
 
-def say(what: str, found: list[float], n_drawn: int) -> None:
-    told = f"{len(found)} of {n_drawn} foretold and run"
-    if found:
-        exact = sum(error <= 1e-4 for error in found)
-        told += f", peak off by {statistics.median(found):.4%} (median), {max(found):.3%} (worst), {exact} below 0.01 %"
-    print(f"{what}: {told}", flush=True)
+def say(what: str, offs: list[float], n_drawn: int) -> None:
+    line = f"{len(offs)} of {n_drawn} foretold and run"
+    if offs:
+        exact = sum(off <= 1e-4 for off in offs)
+        line += f", peak off by {statistics.median(offs):.4%} (median), {max(offs):.3%} (worst), {exact} below 0.01 %"
+    print(f"{what}: {line}", flush=True)
 
 
 def errors(kind: str, n_policies: int, graph: ModelGraph, base: Measurement) -> list[float]:
     """Relative errors of the peak, of the policies that are foretold and whose step runs."""
-    told = base
+    known = base
     if kind == "offload":
-        told = msgspec.structs.replace(base, environment=msgspec.structs.replace(base.environment, device="cuda"))
-    forecaster, found = Forecaster(told, graph), []
+        known = msgspec.structs.replace(base, environment=msgspec.structs.replace(base.environment, device="cuda"))
+    forecaster, offs = Forecaster(known, graph), []
     for seed in range(n_policies):
         policy = random_policy(kind, graph, base, random.Random(f"{kind}{seed}"))
-        said = forecaster.forecast(policy).step_peak_bytes
-        if not policy.units or said is None:
+        foretold = forecaster.forecast(policy).step_peak_bytes
+        if not policy.units or foretold is None:
             continue
         on_host = offload.to_host
         if kind == "offload":
@@ -85,8 +84,8 @@ def errors(kind: str, n_policies: int, graph: ModelGraph, base: Measurement) -> 
         finally:
             offload.to_host = on_host
         if run.step_peak_bytes:
-            found.append(abs(said / run.step_peak_bytes - 1))
-    return found
+            offs.append(abs(foretold / run.step_peak_bytes - 1))
+    return offs
 
 
 def stand_in(tensor: Tensor) -> offload.Back:

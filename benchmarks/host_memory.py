@@ -40,8 +40,8 @@ def peak_bytes(what: str) -> int:
     """Growth of the resident memory of a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         script = SCRIPT.format(model=MODEL)
-        said = subprocess.run([sys.executable, "-c", script, folder, what], capture_output=True, text=True, check=True)
-    return int(said.stdout.split()[-1])
+        ran = subprocess.run([sys.executable, "-c", script, folder, what], capture_output=True, text=True, check=True)
+    return int(ran.stdout.split()[-1])
 
 
 def main() -> None:

@@ -12,9 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from explorer.engine.device.allocator import clock_skew_ns
 from explorer.engine.device.device import device_of
@@ -60,8 +57,8 @@ def table(policy: str, trainee: Trainee, rounds: int) -> None:
         low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
         budget = BUDGET[name]
         read_ms = statistics.median(read for _, read in took[name]) * 1e3
-        said = f"{budget:7.2f}" if budget else f"{'-':>7}"
-        print(f"{policy:14} {name:10} {middle:7.3f} {(high - low) / 2:7.3f} {said} {read_ms:6.0f} ms")
+        limit = f"{budget:7.2f}" if budget else f"{'-':>7}"
+        print(f"{policy:14} {name:10} {middle:7.3f} {(high - low) / 2:7.3f} {limit} {read_ms:6.0f} ms")
 
 
 def timed(step: Callable[[], object]) -> float:

@@ -12,9 +12,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
@@ -38,17 +35,17 @@ def main(target: str = "sample_models/gpt.py", rounds: str = "12") -> None:
         setattr(LiveStep, name, clocked(getattr(LiveStep, name), apart[name]))
     ratios: dict[str, list[float]] = {"recorded": [], "beside": []}
     for i in range(1, 3 * n):
-        n_clocked = [len(found) for found in apart.values()]
+        n_clocked = [len(took_s) for took_s in apart.values()]
         alone, under = seconds(bare[1]), seconds(watched[1])
-        between = sum(sum(found[n:]) for found, n in zip(apart.values(), n_clocked))
+        between = sum(sum(took_s[n:]) for took_s, n in zip(apart.values(), n_clocked))
         ratios["recorded" if i in watch.runs else "beside"].append((under - between) / alone)
     watch.close()
     print(f"{target}, CPU time with 1 thread, ratio to the same step of a bare loop, in turns\n")
-    for name, found in ratios.items():
-        low, middle, high = statistics.quantiles(found, n=4, method="inclusive")
-        print(f"{name:10} x{middle:.3f} +- {(high - low) / 2:.3f}   budget x{BUDGET[name]:.2f}   {len(found)} steps")
-    for name, found in zip(("begin", "record"), apart.values()):
-        print(f"{name:10} {statistics.median(found):.3f} s between two steps, for each recorded one")
+    for name, series in ratios.items():
+        low, middle, high = statistics.quantiles(series, n=4, method="inclusive")
+        print(f"{name:10} x{middle:.3f} +- {(high - low) / 2:.3f}   budget x{BUDGET[name]:.2f}   {len(series)} steps")
+    for name, took_s in zip(("begin", "record"), apart.values()):
+        print(f"{name:10} {statistics.median(took_s):.3f} s between two steps, for each recorded one")
 
 
 def clocked(function: Callable[..., None], took: list[float]) -> Callable[..., None]:

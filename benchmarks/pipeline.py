@@ -57,8 +57,8 @@ def main(target: str = "sample_models/gpt.py") -> None:
     replays = {name: [Replay(spec_of(base, graph, stages, schedule, name)) for schedule in SPLITS] for name in PRESETS}
 
     def turn(progress: Progress) -> None:
-        for name, said in PRESETS.items():
-            for one in replays[name] if progress.what.startswith(said) else ():
+        for name, told in PRESETS.items():
+            for one in replays[name] if progress.what.startswith(told) else ():
                 one.time()
 
     profile = profile_blocks(base, atoms(graph), turn, n_microbatches=N_MICROBATCHES)
@@ -97,9 +97,9 @@ class Replay:
         for turn in self.turns:
             trace = run_pass(self.pipeline, alone=turn, memory=True)
             memory += trace.memory(self.pipeline, tuple(trace.actions), turn[0])
-        said = predict(profile, plan, spec.policy)
-        ratio = said.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
-        replayed, predicted = _worst(memory, real.memory), _worst(said.memory, real.memory)
+        foreseen = predict(profile, plan, spec.policy)
+        ratio = foreseen.makespan_ms / compose(self.pipeline, self.readings).makespan_ms
+        replayed, predicted = _worst(memory, real.memory), _worst(foreseen.memory, real.memory)
         print(
             f"{plan.schedule:16s} {name:9s} makespan predicted / replay {ratio:5.3f}   "
             f"peak off real ranks: replay {replayed:.3%}, predicted {predicted:.3%}"

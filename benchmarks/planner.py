@@ -39,16 +39,16 @@ def main() -> None:
 
 def plans(name: str, graph: ModelGraph, run: Measurement) -> dict[str, Any]:
     planner, built = timed(lambda: Planner(run, graph))
-    found: dict[str, Any] = {f"{name}: program of {len(planner.candidates.units)} candidates (CPU s)": built}
+    figures: dict[str, Any] = {f"{name}: program of {len(planner.candidates.units)} candidates (CPU s)": built}
     for share in SHARES:
         budget = int(share * planner.keep_all_bytes)
         plan, spent = timed(lambda budget=budget: attempt(planner, budget))
-        told = "out of reach" if plan is None else f"gap {plan.certificate.gap:.2%}"
-        found[f"{name}: plan at {share:.0%} (CPU s), {told}"] = spent
+        outcome = "out of reach" if plan is None else f"gap {plan.certificate.gap:.2%}"
+        figures[f"{name}: plan at {share:.0%} (CPU s), {outcome}"] = spent
     if name != "1,000 equal blocks":
         points, spent = timed(lambda: list(planner.front()))
-        found[f"{name}: front of {len(points)} plans (CPU s)"] = spent
-    return found
+        figures[f"{name}: front of {len(points)} plans (CPU s)"] = spent
+    return figures
 
 
 def attempt(planner: Planner, budget: int) -> Plan | None:

@@ -71,9 +71,9 @@ def errors_of(name: str) -> tuple[Offs, Offs]:
     foretold = {key: forecaster.forecast(policy) for key, policy in policies.items() if policy.units}
     measured = {key: ratio_with_spread(steps[key], steps["keep"]) for key in foretold}
     seen = []
-    if SEEN in foretold and (whole := measured[SEEN]) is not None and foretold[SEEN].time_ratio is not None:
+    if SEEN in foretold and (whole := measured[SEEN]) and (foreseen := foretold[SEEN].time_ratio):
         error = error_of_median(whole[1], N_ROUNDS)
-        seen.append(TimedStep(foreseen=foretold[SEEN].time_ratio or 1.0, measured=whole[0], error=error))
+        seen.append(TimedStep(foreseen=foreseen, measured=whole[0], error=error))
     before: Offs = []
     after: Offs = []
     for key, one in foretold.items():
@@ -91,12 +91,12 @@ def off(foretold: Forecast, real: float) -> tuple[float, bool]:
 
 def policies_of(graph: ModelGraph, planner: Planner) -> Mapping[str, Policy]:
     """Presets, plans, and modules at random, no two of which lie in each other."""
-    found = {"keep": KEEP_ALL}
+    policies = {"keep": KEEP_ALL}
     for name in (SEEN, "every-2", "sqrt"):
-        found[name] = preset(name, graph)
+        policies[name] = preset(name, graph)
     for share in (0.8, 0.6):
         try:
-            found[f"plan {share:.0%}"] = planner.within(int(share * planner.keep_all_bytes)).policy
+            policies[f"plan {share:.0%}"] = planner.within(int(share * planner.keep_all_bytes)).policy
         except ExplorerError as error:
             print(error, file=sys.stderr)
     draw = random.Random(0)
@@ -107,8 +107,8 @@ def policies_of(graph: ModelGraph, planner: Planner) -> Mapping[str, Policy]:
             apart = not any(is_within(fqn, other) or is_within(other, fqn) for other in taken)
             if apart and draw.random() < 0.4:
                 taken.append(fqn)
-        found[f"random {i}"] = Policy.recompute(sorted(taken))
-    return found
+        policies[f"random {i}"] = Policy.recompute(sorted(taken))
+    return policies
 
 
 def timed(model: ModelRef, policies: Mapping[str, Policy]) -> dict[str, Samples]:

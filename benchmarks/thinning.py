@@ -72,24 +72,23 @@ def main() -> None:
 
 
 def median_ms(work: Callable[[], object], n: int = 15) -> float:
-    work()
-    readings = []
-    for _ in range(n):
-        start = time.perf_counter()
-        work()
-        readings.append((time.perf_counter() - start) * 1e3)
-    return round(statistics.median(readings), 2)
+    return round(statistics.median(readings_ms(work, n, time.perf_counter_ns)), 2)
 
 
 def least_cpu_ms(work: Callable[[], object], n: int = 25) -> float:
     """Least of `n`: what others do on the machine only ever adds."""
+    return round(min(readings_ms(work, n, time.process_time_ns)), 2)
+
+
+def readings_ms(work: Callable[[], object], n: int, clock_ns: Callable[[], int]) -> list[float]:
+    """Of `n` calls after one that is not clocked."""
     work()
     readings = []
     for _ in range(n):
-        start = time.process_time_ns()
+        start = clock_ns()
         work()
-        readings.append((time.process_time_ns() - start) / 1e6)
-    return round(min(readings), 2)
+        readings.append((clock_ns() - start) / 1e6)
+    return readings
 
 
 def step(n_allocations: int, n_blocks: int = N_BLOCKS) -> Measurement:

@@ -56,12 +56,12 @@ def finish(job: Job) -> None:
 def jobs_cpu_s(worker: Worker) -> float:
     """User and system time of all jobs so far: the fork server counts what its dead children took."""
     assert worker._child is not None
-    found = 0.0
+    spent_s = 0.0
     for path in Path("/proc").glob("[0-9]*/stat"):
         fields = path.read_text().rpartition(")")[2].split() if path.exists() else ["", "0"]
         if int(fields[1]) == worker._child.pid:
-            found += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
-    return found
+            spent_s += (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+    return spent_s
 
 
 def main() -> None:

@@ -37,24 +37,25 @@ class Outcome:
     entry: Entry
     word: str
     """A verdict, `skipped` or `failed`."""
-    said: str
+    detail: str
+    """Figures of a verdict, the reason of anything else."""
 
 
 def entries(words: list[str]) -> list[Entry]:
     """The lines of the list that contain one of the words; all where there are none."""
-    found = []
+    listed = []
     for line in (HERE / "zoo.txt").read_text().splitlines():
         if line.startswith("#") or (words and not any(word in line for word in words)):
             continue
         kind, target, arguments = (part.strip() for part in line.split("|"))
-        found.append(Entry(kind=kind, target=target, arguments=tuple(arguments.split())))
-    return found
+        listed.append(Entry(kind=kind, target=target, arguments=tuple(arguments.split())))
+    return listed
 
 
 def tried(entry: Entry) -> Outcome:
     """One model through `explorer compare --policy all --quick`, in a process of its own."""
     if importlib.util.find_spec(entry.package) is None:
-        return Outcome(entry=entry, word="skipped", said=f"{entry.package} is not installed")
+        return Outcome(entry=entry, word="skipped", detail=f"{entry.package} is not installed")
     options = [part for argument in entry.arguments for part in ("--set", argument)]
     command = [sys.executable, "-m", "explorer", "compare", entry.target, "--policy", "all", *options]
     command += ["--quick", "--repeats", "2", "--no-store", "--json"]
@@ -62,23 +63,23 @@ def tried(entry: Entry) -> Outcome:
     try:
         ran = subprocess.run(command, cwd=HERE.parent, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        return Outcome(entry=entry, word="failed", said=f"not done after {SECONDS} s")
+        return Outcome(entry=entry, word="failed", detail=f"not done after {SECONDS} s")
     seconds = time.monotonic() - began
     try:
-        said = json.loads(ran.stdout)
+        document = json.loads(ran.stdout)
     except ValueError:
-        return Outcome(entry=entry, word="failed", said=_last(ran.stderr))
-    if said.get("verdict") in (None, "not comparable"):
-        return Outcome(entry=entry, word="failed", said=_reason(said) or _last(ran.stderr))
-    peaks = [said[run]["step_peak_bytes"] / 2**20 for run in ("baseline", "candidate")]
-    figures = f"{peaks[0]:.1f} -> {peaks[1]:.1f} MiB, {len(said['candidate']['spec']['policy']['units'])} units"
-    return Outcome(entry=entry, word=said["verdict"], said=f"{figures}, {seconds:.0f} s")
+        return Outcome(entry=entry, word="failed", detail=_last(ran.stderr))
+    if document.get("verdict") in (None, "not comparable"):
+        return Outcome(entry=entry, word="failed", detail=_reason(document) or _last(ran.stderr))
+    peaks = [document[run]["step_peak_bytes"] / 2**20 for run in ("baseline", "candidate")]
+    figures = f"{peaks[0]:.1f} -> {peaks[1]:.1f} MiB, {len(document['candidate']['spec']['policy']['units'])} units"
+    return Outcome(entry=entry, word=document["verdict"], detail=f"{figures}, {seconds:.0f} s")
 
 
-def _reason(said: dict[str, object]) -> str:
-    failure = said.get("failure") or said.get("error") or {}
-    sentence = failure.get("sentence", "") if isinstance(failure, dict) else str(failure)
-    return str(sentence or said.get("not_reproducible_because") or "").replace("\n", " ")
+def _reason(document: dict[str, object]) -> str:
+    failure = document.get("failure") or {}
+    sentence = failure.get("sentence") if isinstance(failure, dict) else None
+    return str(sentence or document.get("not_reproducible_because") or "").replace("\n", " ")
 
 
 def _last(text: str) -> str:
@@ -90,7 +91,7 @@ def main(words: list[str]) -> None:
     outcomes = []
     for entry in entries(words):
         outcomes.append(tried(entry))
-        print(f"{outcomes[-1].word:15} {entry.kind:20} {entry.target:50} {outcomes[-1].said}", flush=True)
+        print(f"{outcomes[-1].word:15} {entry.kind:20} {entry.target:50} {outcomes[-1].detail}", flush=True)
     for word, n in Counter(outcome.word for outcome in outcomes).most_common():
         print(f"{n:4} {word}")
 
