@@ -16,11 +16,11 @@ import pytest
 from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
+from explorer.errors import InvalidPlan
 from explorer.plan.arena import rivals, table
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import known
 from explorer.plan.hazards.case import Case
-from explorer.plan.pipeline.clock import simulate
 from explorer.plan.pipeline.orders import gpipe
 from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
@@ -72,7 +72,7 @@ def test_a_preset_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its conditions warn on a plan that breaks them, its actions are simulated."""
+    """Its actions are those of the row, and its conditions refuse a plan that breaks them, as a hazard."""
     few = Condition(rule="few", met=lambda sizes: sizes.n_microbatches < 3, sentence="takes two.", remedy="Take two.")
     row = Schedule(
         name="Upwards",
@@ -85,9 +85,11 @@ def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SCHEDULES, row.name, row)
     graph = gpt(4)
     plan = PipelinePlan(stages=(graph.chain[:2], graph.chain[2:]), n_microbatches=2, schedule="Upwards")
-    assert simulate(rows_of(plan)).bubble_fraction == simulate(gpipe(2, 2)).bubble_fraction
+    assert rows_of(plan) == gpipe(2, 2)
     assert "few" not in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, plan)}
     larger = replace(plan, n_microbatches=4)
+    with pytest.raises(InvalidPlan, match="Upwards takes two"):
+        rows_of(larger)
     assert "few" in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, larger)}
 
 

@@ -326,14 +326,14 @@ def test_no_two_classes_share_a_name() -> None:
 @pytest.mark.parametrize("statement", ["import explorer", "import explorer.ui", "import explorer.jobs.client"])
 def test_the_app_process_never_imports_torch(statement: str) -> None:
     check = f"import sys; {statement}; print(sorted({{'torch', 'explorer.engine'}} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    ran = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 def test_importing_the_package_is_cheap() -> None:
     check = "import sys, explorer; print(sorted({'torch', 'streamlit', 'plotly', 'numpy'} & set(sys.modules)))"
-    said = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "[]"
+    ran = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
 
 
 def test_top_level_holds_what_was_agreed() -> None:

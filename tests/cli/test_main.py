@@ -241,8 +241,8 @@ def test_state_that_moved_twice_is_exit_code_3(shared: Worker, tmp_path: Path) -
     assert document["moved_twice"] == ["step of 0", "step of 1"]
     evidence = policy_file.load(str(out)).evidence
     assert evidence is not None and evidence.verdict == "state moved"
-    said = run(*arguments, code=3).stdout
-    assert "state moved twice: step of 0, step of 1" in said and "(1 → 2)" in said
+    printed = run(*arguments, code=3).stdout
+    assert "state moved twice: step of 0, step of 1" in printed and "(1 → 2)" in printed
 
 
 def test_check_knows_under_which_conditions_the_policy_runs(tiny: str, tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_arguments_of_the_factory_have_the_type_they_look_like() -> None:
 
 
 def test_presets_are_named_in_the_help() -> None:
-    said = run("compare", "--help").stdout
-    assert all(name in said for name in PRESETS)
+    shown = run("compare", "--help").stdout
+    assert all(name in shown for name in PRESETS)
 
 
 def spawn(*arguments: str, **environment: str) -> subprocess.Popen[str]:

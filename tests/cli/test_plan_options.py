@@ -86,14 +86,14 @@ def test_a_model_that_is_a_file_goes_with_the_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "words"),
     [(None, "cannot be read"), (b"", "holds no action"), (b"\n\n", "holds no action"), (b"\xff\xfe0F0", "is not text")],
 )
-def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, content: bytes | None, said: str) -> None:
+def test_a_schedule_that_is_no_text_of_actions_is_a_sentence(tmp_path: Path, content: bytes | None, words: str) -> None:
     rows = tmp_path / "own.csv"
     if content is not None:
         rows.write_bytes(content)
-    with pytest.raises(InvalidPlan, match=said):
+    with pytest.raises(InvalidPlan, match=words):
         plan_of(PlanOptions(stages=2, microbatches=1, rows=rows), GRAPH, KEEP_ALL, None, kept=None)
 
 

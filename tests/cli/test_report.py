@@ -14,7 +14,7 @@ def test_caveats_of_the_peak_are_in_the_document_of_every_run() -> None:
     assert plain.allocations is not None
     log = msgspec.structs.replace(plain.allocations, ops=(*plain.allocations.ops, "aten::mkldnn_rnn_layer"))
     recurrent = msgspec.structs.replace(plain, allocations=log)
-    (said,) = document(recurrent)["caveats"]
-    assert "oneDNN" in said
+    (caveat,) = document(recurrent)["caveats"]
+    assert "oneDNN" in caveat
     both = document(msgspec.structs.replace(compared(), candidate=recurrent))
-    assert both["candidate"]["caveats"] == (said,) and both["baseline"]["caveats"] == ()
+    assert both["candidate"]["caveats"] == (caveat,) and both["baseline"]["caveats"] == ()

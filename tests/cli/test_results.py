@@ -39,7 +39,7 @@ def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "changed", "said"),
+    ("option", "changed", "sentence"),
     [
         ("schedule", {"schedule": "GPipe"}, "its schedule was 1F1B, not GPipe"),
         ("microbatches", {"n_microbatches": 8}, "4 microbatches, not 8"),
@@ -48,8 +48,8 @@ def test_results_come_with_the_plan_that_ran(tmp_path: Path) -> None:
         ("model", {"model": ModelRef(target="other.py:build")}, "its model was net.py:build"),
     ],
 )
-def test_what_is_typed_may_not_deny_what_ran(tmp_path: Path, option: str, changed: dict, said: str) -> None:
-    with pytest.raises(InvalidPlan, match=said):
+def test_what_is_typed_may_not_deny_what_ran(tmp_path: Path, option: str, changed: dict, sentence: str) -> None:
+    with pytest.raises(InvalidPlan, match=sentence):
         opened(tmp_path, option, **changed)
 
 

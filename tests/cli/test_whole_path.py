@@ -17,38 +17,14 @@ from explorer.cli.main import app
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("shared")]
 
-LAYERS = """
-import torch
-from torch import nn
-
-
-class Layer(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 8))
-
-    def forward(self, x):
-        return x + self.inner(x)
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return x
-
-
-def build():
-    return Net(), torch.randn(16, 8)
-
+LAYERS = (
+    (Path(__file__).parents[1] / "browser" / "tiny_model.py").read_text()
+    + """
 
 def loss_of(model):
-    return model(torch.linspace(0, 1, 128).reshape(16, 8)).square().mean()
+    return model(torch.linspace(0, 1, 128).reshape(8, 16)).square().mean()
 """
+)
 LLAMA = """
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -92,7 +68,7 @@ APPLY = {
 }
 torch.manual_seed(0)
 first = net.build()[0].train()
-kept, said = {}, {}
+kept, outcomes = {}, {}
 for target in ["kept", *sys.argv[1:]]:
     model = copy.deepcopy(first)
     names = {module: name for name, module in model.named_modules()}
@@ -102,14 +78,14 @@ for target in ["kept", *sys.argv[1:]]:
         module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
     torch.manual_seed(1)
     net.loss_of(model).backward()
-    found = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
     if target == "kept":
-        kept, once = found, calls
-    said[target] = {
-        "same": found.keys() == kept.keys() and all(torch.equal(found[name], kept[name]) for name in kept),
+        kept, once = gradients, calls
+    outcomes[target] = {
+        "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
         "again": [name for name in calls if calls[name] > once[name]],
     }
-print(json.dumps(said))
+print(json.dumps(outcomes))
 """
 
 
@@ -150,8 +126,8 @@ def test_what_was_chosen_here_runs_there(net: str, holder: str, targets: tuple[s
         env={**os.environ, "PYTHONPATH": ""},
     )
     assert child.returncode == 0, child.stderr[-2000:]
-    said = json.loads(child.stdout.splitlines()[-1])
+    outcomes = json.loads(child.stdout.splitlines()[-1])
     for target in targets:
-        layers = {".".join(name.split(".")[: holder.count(".") + 2]) for name in said[target]["again"]}
-        assert said[target]["same"], target
-        assert layers == {f"{holder}.0", f"{holder}.2"}, (target, said[target])
+        layers = {".".join(name.split(".")[: holder.count(".") + 2]) for name in outcomes[target]["again"]}
+        assert outcomes[target]["same"], target
+        assert layers == {f"{holder}.0", f"{holder}.2"}, (target, outcomes[target])

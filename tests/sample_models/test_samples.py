@@ -57,10 +57,10 @@ def test_the_docstring_is_a_lesson_and_both_sizes_are_there(sample: object) -> N
 @samples
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     loaded = tiny(name)
-    found = step(loaded, Policy())
-    assert {n for n, _ in loaded.model.named_parameters()} <= found.keys()
-    assert all(tensor.isfinite().all() for tensor in found.values())
-    dead = [n for n, _ in loaded.model.named_parameters() if not found[n].any()]
+    gradients = step(loaded, Policy())
+    assert {n for n, _ in loaded.model.named_parameters()} <= gradients.keys()
+    assert all(tensor.isfinite().all() for tensor in gradients.values())
+    dead = [n for n, _ in loaded.model.named_parameters() if not gradients[n].any()]
     assert all("expert" in n for n in dead), dead
 
 

@@ -24,18 +24,18 @@ def test_the_document_the_file_and_the_table_say_the_same(tmp_path: Path, capsys
     saved = tmp_path / "arena.run"
     asked = ["--budgets", "0.8", "--only", "recompute-all,explorer,ckptplan", "--no-store", "--save", str(saved)]
     result = CliRunner().invoke(cli.app, [*GPT, *asked, "--json"])
-    said = json.loads(result.stdout)
-    assert result.exit_code == (1 if said["beaten"] else 0), result.stderr
+    document = json.loads(result.stdout)
+    assert result.exit_code == (1 if document["beaten"] else 0), result.stderr
     ours, everything, stranger = (
-        next(bout for bout in said["bouts"] if bout["rival"] == name)
+        next(bout for bout in document["bouts"] if bout["rival"] == name)
         for name in ("explorer", "recompute-all", "ckptplan")
     )
     assert ours["fits"] and ours["verdict"] == everything["verdict"] == "bitwise equal"
-    assert ours["step_peak_bytes"] <= ours["budget_bytes"] < said["ground"]["peak_bytes"]
+    assert ours["step_peak_bytes"] <= ours["budget_bytes"] < document["ground"]["peak_bytes"]
     assert everything["share"] is None and not stranger["ran"] and "CUDA" in stranger["why"]
 
     arena = from_msgpack(run_file.read(saved.read_bytes()).record, Arena)
-    assert [bout.rival for bout in arena.bouts] == [bout["rival"] for bout in said["bouts"]]
+    assert [bout.rival for bout in arena.bouts] == [bout["rival"] for bout in document["bouts"]]
     print_arena(arena)
     table = capsys.readouterr().out
     assert "This explorer" in table and "80 %" in table and "ckptplan at 80 %: did not run:" in table

@@ -17,10 +17,11 @@ def test_the_largest_batch_under_a_policy() -> None:
     asked = ["batch", "sample_models/mlp.py", "--budget", "8MiB", "--policy", "all", "--repeats", "0", "--json"]
     answer = CliRunner().invoke(cli.app, asked)
     assert answer.exit_code == 0, answer.stderr
-    said = json.loads(answer.stdout)
-    assert said["event_by_event"] and said["predicted_peak_bytes"] == said["step_peak_bytes"] <= said["budget_bytes"]
-    per_batch = said["step_peak_bytes"] / said["largest"]
-    assert said["budget_bytes"] - said["step_peak_bytes"] < per_batch
+    figures = json.loads(answer.stdout)
+    assert figures["event_by_event"]
+    assert figures["predicted_peak_bytes"] == figures["step_peak_bytes"] <= figures["budget_bytes"]
+    per_batch = figures["step_peak_bytes"] / figures["largest"]
+    assert figures["budget_bytes"] - figures["step_peak_bytes"] < per_batch
 
 
 @pytest.mark.slow

@@ -25,10 +25,10 @@ def test_a_plan_is_confirmed_by_a_run_and_written_with_its_evidence(tmp_path: Pa
     path = tmp_path / "policy.yaml"
     result = run("--budget", "70%", "--json", "--out", str(path))
     assert result.exit_code == 0, result.stderr
-    said = json.loads(result.stdout)
-    plan, measured = said["plan"], said["measured"]
-    assert said["met"] and not said["missed"]
-    assert measured["step_peak_bytes"] <= plan["budget_bytes"] < said["first_run"]["step_peak_bytes"]
+    document = json.loads(result.stdout)
+    plan, measured = document["plan"], document["measured"]
+    assert document["met"] and not document["missed"]
+    assert measured["step_peak_bytes"] <= plan["budget_bytes"] < document["first_run"]["step_peak_bytes"]
     assert plan["step_peak_bytes"] == pytest.approx(measured["step_peak_bytes"], rel=2e-3)
     assert plan["certificate"]["bound"] <= plan["extra_cost"] and plan["cost_ratio"] > 1
     file = policy_file.load(str(path))

@@ -79,8 +79,8 @@ def planned(shared: Worker, nets: Path) -> Planned:
 
 def headings(stderr: str) -> list[str]:
     """What the progress lines say in front of their colon, each once: the rungs that were tried."""
-    said = (line.rpartition(": ")[0] for line in stderr.splitlines() if "does not fit, now" in line)
-    return list(dict.fromkeys(said))
+    words = (line.rpartition(": ")[0] for line in stderr.splitlines() if "does not fit, now" in line)
+    return list(dict.fromkeys(words))
 
 
 @pytest.mark.slow
@@ -109,12 +109,12 @@ def test_below_that_blocks_inside_blocks_are_recomputed_too(planned: Planned) ->
     ]
     (sentence,) = [line for line in one_line_each(result.stderr) if line.startswith("Did not fit")]
     assert "everything kept, at least" in sentence and "then every block recomputed, at least" in sentence
-    said = json.loads(result.stdout)
-    assert said["met"] and not said["contradiction"]
-    assert said["plan"]["baseline_step_peak_bytes"] == pytest.approx(111 * MIB, rel=0.04)
-    assert said["plan"]["step_peak_bytes"] == pytest.approx(said["measured"]["step_peak_bytes"], rel=1e-3)
-    assert said["measured"]["step_peak_bytes"] <= 24 * MIB
-    assert said["first_run"]["step_peak_bytes"] < 24 * MIB, "the rung that fitted"
+    document = json.loads(result.stdout)
+    assert document["met"] and not document["contradiction"]
+    assert document["plan"]["baseline_step_peak_bytes"] == pytest.approx(111 * MIB, rel=0.04)
+    assert document["plan"]["step_peak_bytes"] == pytest.approx(document["measured"]["step_peak_bytes"], rel=1e-3)
+    assert document["measured"]["step_peak_bytes"] <= 24 * MIB
+    assert document["first_run"]["step_peak_bytes"] < 24 * MIB, "the rung that fitted"
 
 
 @pytest.mark.slow
@@ -122,10 +122,10 @@ def test_a_chain_of_single_operations_goes_down_to_segments_and_is_planned_in_se
     result = planned("operators", "--memory-limit", "50MiB", "--budget", "40MiB", "--json")
     assert result.exit_code == 0, result.stderr
     assert headings(result.stderr) == ["everything kept does not fit, now every block recomputed"]
-    said = json.loads(result.stdout)
-    assert said["met"] and said["plan"]["baseline_step_peak_bytes"] == pytest.approx(76 * MIB, rel=0.02)
-    assert all(len(unit["blocks"]) > 1 for unit in said["plan"]["policy"]["units"])
-    assert said["plan"]["step_peak_bytes"] == pytest.approx(said["measured"]["step_peak_bytes"], rel=1e-3)
+    document = json.loads(result.stdout)
+    assert document["met"] and document["plan"]["baseline_step_peak_bytes"] == pytest.approx(76 * MIB, rel=0.02)
+    assert all(len(unit["blocks"]) > 1 for unit in document["plan"]["policy"]["units"])
+    assert document["plan"]["step_peak_bytes"] == pytest.approx(document["measured"]["step_peak_bytes"], rel=1e-3)
 
 
 @pytest.mark.slow

@@ -98,8 +98,7 @@ def test_the_files_that_ranks_wrote_are_one_report_by_their_common_name(tmp_path
     assert "<h2>Ranks</h2>" not in (tmp_path / "r.html").read_text()
     (tmp_path / "step2.rank1.explorer").write_bytes(of_rank(measured, 1, n_ranks=4, step=3))
     refused = run(str(tmp_path / "step2.explorer"), "--out", str(tmp_path / "r.html"), code=2).stderr
-    said = " ".join(refused.split())
-    assert (
+    sentence = (
         "they are of trainings with 2 and 4 ranks; they were recorded in train.py, step 2 and in train.py, step 3"
-        in said
     )
+    assert sentence in " ".join(refused.split())

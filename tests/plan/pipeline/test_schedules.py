@@ -9,13 +9,9 @@ from hypothesis import given
 from hypothesis.strategies import integers, sampled_from
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.actions import format_rows
-from explorer.plan.pipeline.orders import gpipe
-from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, default_ranks, rows_of
+from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
 from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.policy import KEEP_ALL
-from tests.graphs import gpt
 
 
 def plan(schedule: str, n_stages: int, n_microbatches: int, **fields: object) -> PipelinePlan:
@@ -67,26 +63,6 @@ def test_impossible_plans_are_refused_with_their_numbers(wrong: PipelinePlan, wo
     with pytest.raises(InvalidPlan) as caught:
         rows_of(wrong)
     assert words in str(caught.value)
-
-
-def test_a_new_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    condition = Condition(
-        rule="too-even", met=lambda sizes: sizes.n_microbatches % 2 == 1, sentence="wants odd.", remedy=""
-    )
-    row = Schedule(
-        name="Upwards",
-        generate=lambda p, m, v: gpipe(p, m),
-        shape="single",
-        words="a second GPipe",
-        source="here",
-        conditions=(condition,),
-    )
-    monkeypatch.setitem(SCHEDULES, "Upwards", row)
-    assert rows_of(plan("Upwards", 2, 3)) == gpipe(2, 3)
-    with pytest.raises(InvalidPlan, match="Upwards wants odd"):
-        rows_of(plan("Upwards", 2, 2))
-    upwards = plan("Upwards", 2, 2)
-    assert "too-even" in {hazard.rule for hazard in hazards(gpt(2), KEEP_ALL, upwards)}
 
 
 def test_own_actions_are_taken_as_they_are() -> None:
