@@ -19,7 +19,8 @@ from explorer.record.plan import Plan
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.sketch import sketch
-from explorer.view.report.report import ReportOf, report_text
+from explorer.view.report.parts import ReportOf
+from explorer.view.report.report import report_text
 
 
 class RecordedRun:

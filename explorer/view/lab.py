@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
+from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
 from explorer.view.drawing.figure import bars, empty, figure
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
 
@@ -27,7 +27,6 @@ _COLOURS = {"baseline": RUN_COLOURS["baseline"], "candidate": RUN_COLOURS["candi
     "forward": PHASE_COLOURS["forward"],
     "backward": PHASE_COLOURS["backward"],
 }
-_DASHES = ("solid", "dash", "dot", "dashdot")
 
 
 def lab_chart(outcome: LabOutcome) -> Chart:
@@ -130,7 +129,7 @@ def _lines(chart: LabChart) -> go.Figure:
                 name=series.name,
                 mode="lines+markers",
                 customdata=[NOT_MEASURED if y is None else _value_text(chart, y) for y in series.y],
-                line={"color": _colour(series, index), "dash": _DASHES[index % len(_DASHES)]},
+                line={"color": _colour(series, index), "dash": DASHES[index % len(DASHES)]},
                 hovertemplate=f"<b>{chart.x_title} %{{x}}</b><br>{series.name}: %{{customdata}}<extra></extra>",
             )
         )

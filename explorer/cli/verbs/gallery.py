@@ -24,7 +24,8 @@ from explorer.record.lab import Lesson
 from explorer.record.run import RunSpec
 from explorer.view.compare.gradients import verdict_sentence
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
-from explorer.view.report.report import ReportOf, report_text
+from explorer.view.report.parts import ReportOf
+from explorer.view.report.report import report_text
 
 POLICY = "every-2"
 """Of a sample model that has no stored comparison yet."""

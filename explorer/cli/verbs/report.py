@@ -21,7 +21,8 @@ from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
-from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
+from explorer.view.report.parts import Reported, ReportOf
+from explorer.view.report.report import charts_of, report_text
 from explorer.view.report.svg import svg
 
 Which = Annotated[

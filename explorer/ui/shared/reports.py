@@ -11,7 +11,8 @@ from explorer.errors import ExplorerError
 from explorer.jobs.run_file import name_of
 from explorer.ui.session import backend
 from explorer.ui.shared.download import Offer, download
-from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
+from explorer.view.report.parts import Reported, ReportOf
+from explorer.view.report.report import charts_of, report_text
 from explorer.view.report.svg import svg
 
 
@@ -24,8 +25,8 @@ def report_button(
     key: str, *, stem: str, widget: str, label: str = "Report (HTML)", width: Literal["content", "stretch"] = "content"
 ) -> None:
     """Offers the report of the run under `key`; `stem` of the file, `widget`: key of the button."""
-    said = "One HTML file for somebody else: figures, charts, verdict, environment. No server, no network."
-    offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=said)
+    about = "One HTML file for somebody else: figures, charts, verdict, environment. No server, no network."
+    offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=about)
     download(offer, key=widget, width=width)
 
 

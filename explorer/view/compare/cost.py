@@ -12,11 +12,13 @@ from explorer.record.times import Samples, ratio_with_spread
 from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
-from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.lying_bars import BarSeries, add_bars
 from explorer.view.drawing.rows import Row
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
 
 QUESTION = "Which blocks compute twice?"
+SPREAD = GRID.replace("0.25", "1")
 QUESTION_OF_TIME = "How long does each block take?"
 
 
@@ -60,21 +62,20 @@ def _flops_picture(comparison: Comparison) -> go.Figure:
     fields = {"forward": "forward_flops", "recompute": "recompute_flops", "skipped by early stop": "skipped_flops"}
     lines = {name: [row_sum(run, row, field) for row in rows] for name, field in fields.items()}
     unit, unit_name = flop_axis(max(max(sum(column) for column in zip(*lines.values())), 1))
-    marks = {
-        "forward": {"color": KEEP},
-        "recompute": {"color": RECOMPUTE, "pattern": hatch("/")},
-        "skipped by early stop": {"color": translucent(RECOMPUTE, 0.2), "line": {"color": RECOMPUTE, "width": 1}},
+    looks = {
+        "forward": (KEEP, "", ""),
+        "recompute": (RECOMPUTE, "/", ""),
+        "skipped by early stop": (translucent(RECOMPUTE, 0.2), "", RECOMPUTE),
     }
     fig = figure(QUESTION, _answer(comparison), height=150 + 24 * max(len(rows), 4))
     for name, line in lines.items():
         if any(line) or name == "forward":
-            fig.add_trace(
-                go.Bar(
-                    y=[row.label for row in rows], x=[n / unit for n in line], name=name, orientation="h",
-                    customdata=[[" ".join(row.fqns), flops(n)] for row, n in zip(rows, line)], marker=marks[name],
-                    hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata[1]}}<extra></extra>",
-                )
+            colour, pattern, edge = looks[name]
+            series = BarSeries(
+                name=name, lengths=[n / unit for n in line], figures=[flops(n) for n in line],
+                colour=colour, pattern=pattern, edge=edge,
             )  # fmt: skip
+            add_bars(fig, [row.label for row in rows], series)
     return bars(fig, f"{unit_name}, counted; backward apart")
 
 
@@ -89,16 +90,12 @@ def _time_picture(comparison: Comparison) -> go.Figure:
     for name, colour, shape in (("forward", KEEP, ""), ("recompute", RECOMPUTE, "/")):
         samples = [_samples(run, row, name) for row in timed]
         if any(one.ms for one in samples):
-            fig.add_trace(
-                go.Bar(
-                    y=[row.label for row in timed], x=[one.median_ms for one in samples], name=name, orientation="h",
-                    error_x={"type": "data", "array": [one.spread_ms for one in samples], "thickness": 1.5,
-                             "color": GRID.replace("0.25", "1")},
-                    customdata=[[row.fqns[0], milliseconds(one)] for row, one in zip(timed, samples)],
-                    marker={"color": colour, "pattern": hatch(shape)},
-                    hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata[1]}}<extra></extra>",
-                )
+            series = BarSeries(
+                name=name, lengths=[one.median_ms for one in samples], figures=[milliseconds(one) for one in samples],
+                colour=colour, pattern=shape,
             )  # fmt: skip
+            spread = {"type": "data", "array": [one.spread_ms for one in samples], "thickness": 1.5, "color": SPREAD}
+            add_bars(fig, [row.label for row in timed], series, error_x=spread)
     clock = run.times.clock if run.times else NOT_MEASURED
     return bars(fig, f"milliseconds, {clock}", mode="group")
 

@@ -13,7 +13,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import RECOMPUTE, RUN_COLOURS
+from explorer.view.drawing.colours import DASHES, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
 
@@ -25,7 +25,6 @@ SIGNS = (
     "baseline. Grey: everything kept. A click selects the run."
 )
 SYMBOLS = ("circle", "square", "triangle-up", "star", "hexagon", "pentagon", "triangle-down", "triangle-left")
-DASHES = ("solid", "dash", "dot", "dashdot")
 UNSAFE = ("different", "state moved", "not comparable")
 """A run with one of these verdicts is drawn as a cross and is on no front: it is not the same training step."""
 

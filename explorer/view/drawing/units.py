@@ -41,11 +41,11 @@ def flops(n: int | None) -> str:
     return f"{n / unit:,.2f} {prefix}FLOP" if prefix else f"{n:,} FLOP"
 
 
-def count(n: int | None, what: str) -> str:
-    """`1 tensor`, `54 tensors`."""
+def count(n: int | None, what: str, several: str = "") -> str:
+    """`1 tensor`, `54 tensors`; `several` where that is not `what` with an s."""
     if n is None:
         return NOT_MEASURED
-    return f"{n:,} {what}" if n == 1 else f"{n:,} {what}s"
+    return f"{n:,} {what}" if n == 1 else f"{n:,} {several or what + 's'}"
 
 
 def milliseconds(samples: Samples | None) -> str:
@@ -72,7 +72,7 @@ def percent(share: float | None, *, signed: bool = False) -> str:
 
 
 def percent_whole(share: float) -> str:
-    """0.5 as `50 %`: budgets and other shares that were typed."""
+    """0.5 as `50 %`: shares that were typed, and those of which a rough word is enough."""
     return f"{100 * share:.0f} %"
 
 

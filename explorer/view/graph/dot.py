@@ -27,10 +27,10 @@ def graph_dot(graph: ModelGraph, opened: Collection[str] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def graph_svg(graph: ModelGraph, opened: Collection[str] | None = None) -> str:
+def graph_svg(graph: ModelGraph) -> str:
     """SVG, laid out by Graphviz. Raises NotOnThisDevice where its `dot` program is not installed."""
     try:
-        return str(graphviz.Source(graph_dot(graph, opened)).pipe(format="svg", encoding="utf-8"))
+        return str(graphviz.Source(graph_dot(graph)).pipe(format="svg", encoding="utf-8"))
     except graphviz.ExecutableNotFound as error:
         raise NotOnThisDevice(
             "SVG needs Graphviz's program `dot`, which is not installed here.",

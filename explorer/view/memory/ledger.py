@@ -12,9 +12,10 @@ from explorer.record.allocations import ROLES, Role
 from explorer.record.ledger import Ledger
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
-from explorer.view.drawing.figure import bars, figure, hatch
+from explorer.view.drawing.figure import bars, figure
+from explorer.view.drawing.lying_bars import BarSeries, add_bars
 from explorer.view.drawing.rows import ROOT_LABEL, rows_of
-from explorer.view.drawing.units import byte_axis, mib, percent
+from explorer.view.drawing.units import byte_axis, mib, percent, percent_whole
 
 
 def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
@@ -40,18 +41,13 @@ def _picture(ledger: Ledger, fqns: Sequence[str]) -> go.Figure:
     for role in ROLES:
         line = [row.get(role, 0) for row in sizes]
         if any(line):
-            custom = [
-                [" ".join(fqn), mib(size), percent(size / ledger.total_bytes)] for fqn, size in zip(members, line)
-            ]
-            fig.add_trace(
-                go.Bar(
-                    y=labels, x=[size / unit for size in line], name=role, orientation="h", customdata=custom,
-                    marker={"color": ROLE_COLOURS[role], "pattern": hatch(ROLE_PATTERNS[role])},
-                    unselected={"marker": {"opacity": 1}},  # a click finds a block, it does not single out a bar
-                    hovertemplate=f"<b>%{{y}}</b><br>{role}: %{{customdata[1]}}, %{{customdata[2]}} of all"
-                    "<extra></extra>",
-                )
+            series = BarSeries(
+                name=role, lengths=[size / unit for size in line], colour=ROLE_COLOURS[role],
+                figures=[f"{mib(size)}, {percent(size / ledger.total_bytes)} of all" for size in line],
+                pattern=ROLE_PATTERNS[role], picks=[" ".join(fqn) for fqn in members],
             )  # fmt: skip
+            # A click finds a block, it does not single out a bar.
+            add_bars(fig, labels, series, unselected={"marker": {"opacity": 1}})
     return bars(fig, f"bytes alive ({unit_name})")
 
 
@@ -78,7 +74,7 @@ def place(ledger: Ledger) -> str:
     phase = f"{ledger.phase} of {ledger.phase_block}" if ledger.phase_block else ledger.phase
     known = not ledger.at_block or (ledger.phase_block and is_within(ledger.at_block, ledger.phase_block))
     inside = "" if known else f", in {ledger.at_block}"
-    return f"{ledger.phase_share:.0%} into {phase}{inside}".replace("%", " %")
+    return f"{percent_whole(ledger.phase_share)} into {phase}{inside}"
 
 
 def _natural(fqn: str) -> list[tuple[int, str]]:

@@ -16,6 +16,7 @@ from explorer.view.drawing.block_rows import runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.lying_bars import BarSeries, add_bars
 from explorer.view.drawing.units import byte_axis, count, mib
 
 MOST = 5
@@ -61,14 +62,10 @@ def _picture(named: str, kept: dict[str, dict[str, tuple[int, int]]]) -> go.Figu
     unit, unit_name = byte_axis(max(size for line in lines.values() for size, _ in line))
     fig = figure(question, _answer(kept), height=150 + (14 + 12 * len(kept)) * max(len(names), 3))
     for run, line in lines.items():
-        fig.add_trace(
-            go.Bar(
-                y=names, x=[size / unit for size, _ in line], name=run, orientation="h",
-                customdata=[[mib(size), count(n, "allocation")] for size, n in line],
-                marker={"color": RUN_COLOURS[run]}, showlegend=len(lines) > 1,
-                hovertemplate=f"<b>%{{y}}</b>, {run}<br>%{{customdata[0]}} in %{{customdata[1]}}<extra></extra>",
-            )
-        )  # fmt: skip
+        figures = [f"{mib(size)} in {count(n, 'allocation')}" for size, n in line]
+        lengths = [size / unit for size, _ in line]
+        series = BarSeries(name=run, lengths=lengths, figures=figures, colour=RUN_COLOURS[run])
+        add_bars(fig, names, series, showlegend=len(lines) > 1)
     return bars(fig, f"saved for backward ({unit_name})", mode="group")
 
 

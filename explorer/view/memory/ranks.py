@@ -13,8 +13,9 @@ from explorer.record.allocations import ROLES
 from explorer.record.measurement import Measurement
 from explorer.record.ranks import RecordedRanks
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_colour
-from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
+from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.lying_bars import BarSeries, add_bars
 from explorer.view.drawing.thin import minmax
 from explorer.view.drawing.units import byte_axis, change, count, mib, percent
 from explorer.view.memory.ledger import place
@@ -25,43 +26,45 @@ AT_PEAK = "What is each rank's peak made of?"
 MOST_LINES = 8
 """Ranks whose lines are drawn: the fullest ones."""
 N_POINTS = 800
-DASHES = ("solid", "dash", "dot", "dashdot")
-"""Equal ranks lie on each other: what is below shows through the gaps."""
 
 
-def ranks_over_time(of: RecordedRanks) -> Chart:
+def ranks_over_time(ranks: RecordedRanks) -> Chart:
     """What every rank held over the step, each since its own start."""
     return Chart(
         name="ranks over the step",
-        figure=_lines(of),
-        alt=f"Line chart of the bytes that each rank held over the step. {spread_of_ranks(of)}",
-        rows=lambda: rank_rows(of),
+        figure=_lines(ranks),
+        alt=f"Line chart of the bytes that each rank held over the step. {spread_of_ranks(ranks)}",
+        rows=lambda: rank_rows(ranks),
     )
 
 
-def ranks_at_peak(of: RecordedRanks) -> Chart:
+def ranks_at_peak(ranks: RecordedRanks) -> Chart:
     """The peak of every rank, by role."""
     return Chart(
         name="peaks of the ranks",
-        figure=_bars(of),
-        alt=f"Stacked bars of what each rank's peak is made of. {spread_of_ranks(of)}",
-        rows=lambda: _role_rows(of),
+        figure=_bars(ranks),
+        alt=f"Stacked bars of what each rank's peak is made ranks. {spread_of_ranks(ranks)}",
+        rows=lambda: _role_rows(ranks),
     )
 
 
-def spread_of_ranks(of: RecordedRanks) -> str:
+def spread_of_ranks(ranks: RecordedRanks) -> str:
     """One sentence: the fullest rank, by how much, and who wrote no file."""
-    full = of.fullest
-    low = min(of.ranks, key=lambda run: run.held_peak_bytes or 0)
+    missing = f" No file of {_named(ranks.missing)}." if ranks.missing else ""
+    known = [run for run in ranks.ranks if run.held_peak_bytes is not None]
+    if not known:
+        return f"No rank recorded what it held.{missing}"
+    full, low = ranks.fullest, min(known, key=lambda run: run.held_peak_bytes or 0)
     more = change(low.held_peak_bytes, full.held_peak_bytes)
-    beside = f", {percent(more, signed=True)} over rank {low.rank} ({peak_and_end(low)})" if more else ""
-    if not more and len(of.ranks) > 1:
-        beside = ", and so do all others"
-    missing = f" No file of {_ranks(of.missing)}." if of.missing else ""
+    beside = ""
+    if more:
+        beside = f", {percent(more, signed=True)} over rank {low.rank} ({peak_and_end(low)})"
+    elif len(known) > 1:
+        beside = ", and so do all others" if len(known) == len(ranks.ranks) else ", as all others that recorded it"
     return f"Rank {full.rank} holds most: {peak_and_end(full)}{beside}.{missing}"
 
 
-def rank_rows(of: RecordedRanks) -> list[dict[str, Any]]:
+def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
     """One row a rank."""
     return [
         {
@@ -72,18 +75,18 @@ def rank_rows(of: RecordedRanks) -> list[dict[str, Any]]:
             "blocks that ran again": sum(cost.n_recompute > 0 for cost in run.blocks),
             "device": run.environment.device_name,
         }
-        for run in of.ranks
+        for run in ranks.ranks
     ]
 
 
-def _lines(of: RecordedRanks) -> go.Figure:
-    timed = [run for run in of.ranks if run.allocations is not None and len(run.allocations.time_ns)]
+def _lines(ranks: RecordedRanks) -> go.Figure:
+    timed = [run for run in ranks.ranks if run.allocations is not None and len(run.allocations.time_ns)]
     drawn = sorted(timed, key=lambda run: -(run.held_peak_bytes or 0))[:MOST_LINES]
     if not drawn:
         return empty(OVER_TIME, "No rank recorded its step as it ran, only what it held in the end.")
-    unit, name = byte_axis(of.fullest.held_peak_bytes or 0)
+    unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
     left = f"; the {MOST_LINES} fullest of {count(len(timed), 'rank')}" if len(timed) > MOST_LINES else ""
-    fig = figure(OVER_TIME, f"{spread_of_ranks(of).removesuffix('.')}{left}", height=400)
+    fig = figure(OVER_TIME, f"{spread_of_ranks(ranks).removesuffix('.')}{left}", height=400)
     for run in sorted(drawn, key=lambda run: run.rank or 0):
         fig.add_trace(_line(run, unit, name))
     fig.update_xaxes(title={"text": "time since the start of the step on that rank, recording included (ms)"})
@@ -107,28 +110,25 @@ def _line(run: Measurement, unit: int, name: str) -> go.Scatter:
     )
 
 
-def _bars(of: RecordedRanks) -> go.Figure:
-    drawn = [(run, ledger(run)) for run in of.ranks if run.allocations is not None]
+def _bars(ranks: RecordedRanks) -> go.Figure:
+    drawn = [(run, ledger(run)) for run in ranks.ranks if run.allocations is not None]
     if not drawn:
         return empty(AT_PEAK, "No rank has a memory timeline.")
-    unit, name = byte_axis(of.fullest.held_peak_bytes or 0)
-    fig = figure(AT_PEAK, spread_of_ranks(of).removesuffix("."), height=190 + 34 * max(len(drawn), 2))
+    unit, name = byte_axis(ranks.fullest.held_peak_bytes or 0)
+    fig = figure(AT_PEAK, spread_of_ranks(ranks).removesuffix("."), height=190 + 34 * max(len(drawn), 2))
     for role in ROLES:
         sizes = [at.by_role[role] for _, at in drawn]
         if any(sizes):
-            fig.add_trace(
-                go.Bar(
-                    orientation="h", name=role, y=[f"rank {run.rank}" for run, _ in drawn],
-                    x=[size / unit for size in sizes], customdata=[[mib(size)] for size in sizes],
-                    marker={"color": ROLE_COLOURS[role], "pattern": hatch(ROLE_PATTERNS[role])},
-                    hovertemplate=f"%{{y}}, {role}: %{{customdata[0]}}<extra></extra>",
-                )
+            series = BarSeries(
+                name=role, lengths=[size / unit for size in sizes], figures=[mib(size) for size in sizes],
+                colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role],
             )  # fmt: skip
+            add_bars(fig, [f"rank {run.rank}" for run, _ in drawn], series)
     return bars(fig, f"held at the rank's peak ({name})")
 
 
-def _role_rows(of: RecordedRanks) -> list[dict[str, Any]]:
-    at = [(run, ledger(run).by_role) for run in of.ranks if run.allocations is not None]
+def _role_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
+    at = [(run, ledger(run).by_role) for run in ranks.ranks if run.allocations is not None]
     seen = [role for role in ROLES if any(by_role[role] for _, by_role in at)]
     return [
         {"rank": run.rank, "peak": peak_and_end(run), **{role: mib(by_role[role]) for role in seen}}
@@ -136,5 +136,5 @@ def _role_rows(of: RecordedRanks) -> list[dict[str, Any]]:
     ]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _named(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

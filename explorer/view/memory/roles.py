@@ -14,7 +14,7 @@ from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
 from explorer.view.drawing.figure import HOVER_ALONG_X, empty, figure, mark_cursor
-from explorer.view.drawing.units import byte_axis, mib
+from explorer.view.drawing.units import byte_axis, mib, percent_whole
 from explorer.view.memory.bands import add_bands
 from explorer.view.memory.counters import add_counters
 from explorer.view.memory.stack import Layer, area, drawn_ticks, parts_at, rows_of_stack, total_line
@@ -112,4 +112,6 @@ def _answer(run: Measurement, block: str | None, line: Bytes | None) -> str:
     assert run.allocations is not None
     at_peak = int(line[int(held(run.allocations).argmax())])
     share = at_peak / (run.held_peak_bytes or 1)
-    return f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({100 * share:.0f} %) of the peak"
+    return (
+        f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({percent_whole(share)}) of the peak"
+    )

@@ -16,9 +16,9 @@ import plotly.graph_objects as go
 from explorer.plan.pipeline.transfers import links, transfers
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
 from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
+from explorer.view.drawing.colours import ON_COLOUR, PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
 from explorer.view.drawing.figure import empty, figure, hatch
-from explorer.view.drawing.units import mib, percent
+from explorer.view.drawing.units import mib, percent, percent_whole
 
 QUESTION = "Who works when, and who waits?"
 KINDS = {"F": "forward", "B": "backward", "I": "backward, input part", "W": "backward, weight part"}
@@ -35,7 +35,6 @@ PATTERNS = {"F": "", "R": "/", "B": "", "I": "|", "W": "-"}
 TRANSFER = "#9A7B5B"
 CRITICAL = RUN_COLOURS["candidate"]
 FADED = 0.18
-ON_BAR = "#000000"  # reads at 4.5:1 on the colour of every action, in both themes
 """Opacity of the microbatches that are not followed."""
 FAINT = "rgba(255, 255, 255, 0.28)"
 """Pattern of the bars that carry a number."""
@@ -87,7 +86,7 @@ def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow:
     fig.update_yaxes(
         range=[n_ranks - 0.45, -0.55],
         tickvals=list(range(n_ranks)),
-        ticktext=[f"rank {use.rank}<br>idle {100 * use.bubble_fraction:.0f} %" for use in forecast.ranks],
+        ticktext=[f"rank {use.rank}<br>idle {percent_whole(use.bubble_fraction)}" for use in forecast.ranks],
         showgrid=False,
     )
     return fig
@@ -124,7 +123,7 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             insidetextanchor="middle",
             textangle=0,
             constraintext="none",
-            insidetextfont={"color": ON_BAR},
+            insidetextfont={"color": ON_COLOUR},
             marker={
                 "color": COLOURS[part],
                 "opacity": [1.0 if follow in (None, a.microbatch) else FADED for a, _, _ in spans],

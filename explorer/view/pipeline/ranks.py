@@ -12,6 +12,7 @@ from explorer.record.pipeline_run import PipelineRun, RankMemory
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
 from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.lying_bars import BarSeries, add_bars
 from explorer.view.drawing.thin import minmax
 from explorer.view.drawing.units import byte_axis, mib, percent
 
@@ -124,7 +125,7 @@ def _one_rank(one: RankMemory) -> go.Figure:
                 stackgroup="held",
                 line={"color": colour, "width": 1, "shape": "hv"},
                 fillcolor=translucent(colour, 0.55),
-                fillpattern={**hatch(pattern), "fillmode": "overlay"} if pattern else None,
+                fillpattern=hatch(pattern) if pattern else None,
                 customdata=[_action(one, i) for i in kept],
                 hovertemplate=f"{label}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
             )
@@ -199,16 +200,11 @@ def _bands(memory: Sequence[RankMemory]) -> go.Figure:
     unit, name = byte_axis(max(one.peak_bytes or 0 for one in drawn))
     fig = figure(AT_PEAK, height=180 + 34 * len(drawn))
     for (label, colour, pattern), n_bytes in zip(PARTS, zip(*(_parts(one) for one in drawn))):
-        fig.add_trace(
-            go.Bar(
-                orientation="h",
-                name=label,
-                y=[f"rank {one.rank}" for one in drawn],
-                x=[value / unit for value in n_bytes],
-                marker={"color": colour, "pattern": hatch(pattern)},
-                hovertemplate=f"%{{y}}, {label}: %{{x:.2f}} {name}<extra></extra>",
-            )
-        )
+        series = BarSeries(
+            name=label, lengths=[value / unit for value in n_bytes], figures=[mib(value) for value in n_bytes],
+            colour=colour, pattern=pattern,
+        )  # fmt: skip
+        add_bars(fig, [f"rank {one.rank}" for one in drawn], series)
     return bars(fig, f"held at the rank's peak ({name})")
 
 
@@ -237,16 +233,12 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
     rows = [f"rank {rank}" for rank, _, _ in pairs]
     looks = (("measured", 1, RUN_COLOURS["candidate"], ""), ("predicted", 2, RUN_COLOURS["baseline"], "/"))
     for label, place, colour, pattern in looks:
-        fig.add_trace(
-            go.Bar(
-                orientation="h",
-                name=label,
-                y=rows,
-                x=[pair[place] / unit for pair in pairs],
-                marker={"color": colour, "pattern": hatch(pattern)},
-                hovertemplate=f"%{{y}}, {label}: %{{x:.2f}} {name}<extra></extra>",
-            )
-        )
+        peaks = [pair[place] for pair in pairs]
+        series = BarSeries(
+            name=label, lengths=[peak / unit for peak in peaks], figures=[mib(peak) for peak in peaks],
+            colour=colour, pattern=pattern,
+        )  # fmt: skip
+        add_bars(fig, rows, series)
     return bars(fig, f"peak ({name})", mode="group")
 
 

@@ -11,7 +11,7 @@ from explorer.view.drawing.chart import Chart
 from explorer.view.report.svg import svg_with_hovers
 
 MOST_ROWS = 60
-"""Of a table in a report; the run file has all."""
+"""Rows of a table in a report; the run file has all."""
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """For the browser: nothing is fetched, whatever a name in a run may say."""
@@ -49,6 +49,14 @@ def paragraph(words: str, kind: str = "") -> str:
 def box(words: Sequence[str], kind: str = "") -> str:
     """Paragraphs in a frame."""
     return f'<div class="box {kind}">{"".join(map(paragraph, words))}</div>'
+
+
+def card(label: str, value: str, tooltip: str, notes: Sequence[tuple[str, str]]) -> str:
+    """A figure in large type; `notes` stand below it, each with its kind, and empty ones are left out."""
+    below = "".join(f'<span class="{kind}">{escape(words)}</span>' for words, kind in notes if words)
+    return (
+        f'<div class="card" title="{escape(tooltip)}"><span>{escape(label)}</span><b>{escape(value)}</b>{below}</div>'
+    )
 
 
 def drawn(chart: Chart, *, zooms: bool = False) -> str:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from explorer.view.drawing.colours import ON_COLOUR
 from explorer.view.report import ink
 from explorer.view.report.scales import Scale
 
-ON_COLOUR = "#000000"
-"""Words on a bar: read on the colour of every action, in both themes."""
 MAX_HOVERS = 500
 """Points of a line that answer the pointer."""
 
@@ -129,10 +128,8 @@ def _marks(drawing: Drawing, trace: Any, y: Scale, xs: Sequence[Any], ys: Sequen
     for i, (left, up) in enumerate(zip(xs, ys)):
         if left is None or up is None:
             continue
-        kind, colour = (
-            of_one(marker.symbol, i) or "circle",
-            of_one(marker.color, i) or trace.line.color or "currentColor",
-        )
+        kind = of_one(marker.symbol, i) or "circle"
+        colour = of_one(marker.color, i) or trace.line.color or "currentColor"
         shape = ink.symbol(kind, marker.size or 6, colour)
         if trace.error_y.array is not None and trace.error_y.array[i]:
             ends = [y.pixels(up + sign * trace.error_y.array[i]) - y.pixels(up) for sign in (-1, 1)]
@@ -183,11 +180,11 @@ def draw_bars(drawing: Drawing, trace: Any, *, place: tuple[int, int]) -> None:
         if trace.error_x.array is not None and trace.error_x.array[j] is not None:
             drawing.inside.append(_spread(drawing.x, start + value, trace.error_x.array[j], middle))
         if trace.text is not None and trace.text[j]:
-            words, within = str(trace.text[j]), trace.textposition == "inside"
-            at = ((left + right) / 2, {"fill": ON_COLOUR, "text_anchor": "middle"}) if within else (
-                right + 5, {"class_": "ink"}
-            )  # fmt: skip
-            drawing.above.append(ink.text(words, at[0], middle + 4, **at[1]))
+            if trace.textposition == "inside":
+                beside, paint = (left + right) / 2, {"fill": ON_COLOUR, "text_anchor": "middle"}
+            else:
+                beside, paint = right + 5, {"class_": "ink"}
+            drawing.above.append(ink.text(str(trace.text[j]), beside, middle + 4, **paint))
 
 
 def of_one(given: Any, j: int) -> Any:
@@ -217,8 +214,8 @@ def draw_grid(drawing: Drawing, trace: Any) -> None:
             px, py = drawing.x.pixels(k), drawing.y.pixels(i)
             corner = f'x="{px - wide / 2 + 2:.1f}" y="{py - tall / 2 + 2:.1f}"'
             box = f'{corner} width="{wide - 4:.1f}" height="{tall - 4:.1f}"'
-            said = ink.filled(trace.hovertemplate, trace.customdata[i][k], {"x": trace.x[k], "y": trace.y[i]})
-            drawing.inside.append(f'<rect {box} fill="{colours[int(number)]}">{_title(said)}</rect>')
+            hover = ink.filled(trace.hovertemplate, trace.customdata[i][k], {"x": trace.x[k], "y": trace.y[i]})
+            drawing.inside.append(f'<rect {box} fill="{colours[int(number)]}">{_title(hover)}</rect>')
             drawing.above.append(ink.text(trace.text[i][k], px, py + 4, class_="ink", text_anchor="middle"))
 
 

@@ -31,7 +31,7 @@ from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.operators import operators_chart
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import timeline
-from explorer.view.report.html import box, drawn, folded, paragraph, section
+from explorer.view.report.html import box, card, drawn, folded, paragraph, section
 from explorer.view.report.parts import ReportOf, environment, failures_said, model_in_words, page, whereabouts
 from explorer.view.words.cut_short import did_not_fit, what_failed
 from explorer.view.words.policy import in_words
@@ -93,10 +93,7 @@ def _head(of: ReportOf, run: Run) -> Iterator[str]:
 
 def _card(figure: Headline) -> str:
     tone = "" if figure.tone == "neutral" else figure.tone
-    delta = f'<span class="{tone}">{escape(figure.delta)}</span>' if figure.delta else ""
-    origin = f'<span class="quiet">{", ".join(figure.origin)}</span>'
-    inside = f"<span>{figure.label}</span><b>{escape(figure.value)}</b>{delta}{origin}"
-    return f'<div class="card" title="{escape(figure.tooltip)}">{inside}</div>'
+    return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (", ".join(figure.origin), "quiet")])
 
 
 def _memory(of: ReportOf, run: Run) -> Iterator[str]:
@@ -121,8 +118,10 @@ def _alone(chart: Chart) -> Chart:
     """Where there is one run, it is nobody's baseline."""
     for trace in chart.figure.data:
         if trace.name == "baseline":
-            said = (trace.hovertemplate or "").replace(", %{customdata[0]}", "").replace(", baseline", "")
-            trace.update(name="this run", hovertemplate=said)
+            hover = trace.hovertemplate or ""
+            for name in (", %{customdata[0]}", ", baseline", "baseline: "):
+                hover = hover.replace(name, "")
+            trace.update(name="this run", hovertemplate=hover)
     for note in chart.figure.layout.annotations:
         note.text = note.text.removesuffix("<br>baseline")
     return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
@@ -187,7 +186,7 @@ def hazards_said(of: ReportOf) -> Iterator[str]:
 def _environment(run: Measurement) -> Iterator[str]:
     yield from environment(run.environment, run.spec, run)
     yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
-    said = "measured by a clock or an allocator"
+    instruments = "measured by a clock or an allocator"
     if run.origin == "recorded":
-        said = "recorded by the same instruments in one step of a script"
-    yield paragraph(f"Every figure says where it comes from: {said}, counted, or predicted.")
+        instruments = "recorded by the same instruments in one step of a script"
+    yield paragraph(f"Every figure says where it comes from: {instruments}, counted, or predicted.")

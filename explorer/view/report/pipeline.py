@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from html import escape
 
 from explorer.record.pipeline_run import PipelineRun
 from explorer.view.drawing.chart import Chart
@@ -12,7 +11,7 @@ from explorer.view.pipeline.gantt import gantt, link_table, rank_table
 from explorer.view.pipeline.headline import Figure, figures
 from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
 from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
-from explorer.view.report.html import drawn, folded, paragraph, section, table
+from explorer.view.report.html import card, drawn, folded, paragraph, section, table
 from explorer.view.report.one_or_two import hazards_said
 from explorer.view.report.parts import ReportOf, environment, failures_said, model_in_words, page, whereabouts
 from explorer.view.words.policy import in_words
@@ -56,9 +55,8 @@ def _head(of: ReportOf, run: PipelineRun) -> Iterator[str]:
 
 
 def _card(figure: Figure) -> str:
-    inside = f"<span>{figure.label}</span><b>{escape(figure.value)}</b>"
-    inside += f'<span>{escape(figure.delta)}</span><span class="quiet">{figure.origin}</span>'
-    return f'<div class="card" title="{escape(figure.help.replace("**", ""))}">{inside}</div>'
+    tooltip = figure.help.replace("**", "")
+    return card(figure.label, figure.value, tooltip, [(figure.delta, ""), (figure.origin, "quiet")])
 
 
 def _schedule(run: PipelineRun) -> Iterator[str]:

@@ -17,8 +17,6 @@ from explorer.view.report.parts import Reported, ReportOf
 from explorer.view.report.pipeline import pipeline_charts, pipeline_report
 from explorer.view.report.ranks import ranks_report
 
-__all__ = ["ReportOf", "Reported", "charts_of", "report_text"]
-
 
 def report_text(of: ReportOf) -> str:
     """The file's text: no network, at most two megabytes."""

@@ -27,9 +27,9 @@ _ALONE = (
 )
 
 
-def svg(chart: Chart, *, alone: bool = True) -> str:
-    """The picture. `alone`: for a file of its own, with its style and its two grounds' inks."""
-    return _Sheet(chart).drawn(alone=alone)
+def svg(chart: Chart) -> str:
+    """The picture as a file of its own, with its style and its two grounds' inks."""
+    return _Sheet(chart).drawn(alone=True)
 
 
 def svg_with_hovers(chart: Chart) -> str:

@@ -9,7 +9,7 @@ from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.matrix import DerivativeCell, DerivativeMatrix
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.ranks import RecordedRanks
-from explorer.view.report.report import Reported
+from explorer.view.report.parts import Reported
 from tests import graphs, pipelines
 from tests.view.builders import HOST, MIB, Chain, measured
 

@@ -8,7 +8,8 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from explorer.view.pipeline.headline import figures
-from explorer.view.report.report import ReportOf, charts_of, report_text
+from explorer.view.report.parts import ReportOf
+from explorer.view.report.report import charts_of, report_text
 from explorer.view.report.svg import svg
 from tests.view.report.kinds import GRAPH, KINDS, arena, matrix, pipelined, ranks
 from tests.view.report.test_report import MOST_BYTES

@@ -14,7 +14,8 @@ from explorer.record.base import from_msgpack
 from explorer.record.lab import LabChart, LabOutcome, LabSeries
 from explorer.view.compare.headline import headlines
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
-from explorer.view.report.report import Reported, ReportOf, charts_of, report_text
+from explorer.view.report.parts import Reported, ReportOf
+from explorer.view.report.report import charts_of, report_text
 from tests.view.builders import Chain, compared
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"

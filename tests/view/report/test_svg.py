@@ -91,9 +91,9 @@ def test_stacked_bars_of_the_ledger_add_up(charts: dict[str, Chart]) -> None:
 
 def test_hovers_are_json_that_ends_no_script(charts: dict[str, Chart]) -> None:
     drawn = svg_with_hovers(charts["memory-timeline"])
-    said = re.search(r'<script type="application/json">(.*)</script>$', drawn, re.S)
-    assert said is not None and "</" not in said[1]
-    entries = json.loads(said[1])
+    hovers = re.search(r'<script type="application/json">(.*)</script>$', drawn, re.S)
+    assert hovers is not None and "</" not in hovers[1]
+    entries = json.loads(hovers[1])
     assert any("held, candidate" in text for _, text in entries)
     assert all(isinstance(place, float | int) for place, _ in entries)
 
