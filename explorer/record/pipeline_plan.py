@@ -10,6 +10,8 @@ CheckpointMode = Literal["always", "except_last", "never"]
 """Which microbatches are checkpointed: torchgpipe's words and meaning."""
 
 PipelineEngine = Literal["inproc", "replay", "procs", "torchrun"]
+OWN_SCHEDULE = "own schedule"
+"""As rows of a person's own are called where a schedule's name stands."""
 
 
 class PipelinePlan(Record):
@@ -34,4 +36,4 @@ class PipelinePlan(Record):
     @property
     def schedule_name(self) -> str:
         """What a reader is told."""
-        return "own schedule" if self.actions else self.schedule
+        return OWN_SCHEDULE if self.actions else self.schedule

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from explorer.errors import ExplorerError
 from explorer.plan.policy import marks as decision
 from explorer.plan.policy.pattern import matching
 from explorer.plan.policy.presets import preset, preset_titles
@@ -88,13 +87,9 @@ def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
     name = st.session_state.get("presets")
     if name is None:
         return
-    try:
-        policy = preset(name, graph)
-    except ExplorerError as error:
-        page_job.fail(state.job, error)
-        return
     draft = state.draft
-    drafts.set_policy(draft, drafts.with_units(draft.spec.policy, policy.units), graph)
+    with page_job.failing(state.job):
+        drafts.set_policy(draft, drafts.with_units(draft.spec.policy, preset(name, graph).units), graph)
 
 
 def _search(state: ExploreState, graph: ModelGraph) -> None:
@@ -109,15 +104,11 @@ def _search(state: ExploreState, graph: ModelGraph) -> None:
 
 def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
     """Recomputes what matches beside what is recomputed already."""
-    draft = state.draft
-    try:
-        found = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
-    except ExplorerError as error:
-        page_job.fail(state.job, error)
-        return
-    units = draft.spec.policy.units
-    new = Policy.recompute(fqn for fqn in found if fqn not in draft.spec.policy.blocks).units
-    drafts.set_policy(draft, drafts.with_units(draft.spec.policy, (*units, *new)), graph)
+    policy = state.draft.spec.policy
+    with page_job.failing(state.job):
+        matches = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
+        new = Policy.recompute(fqn for fqn in matches if fqn not in policy.blocks).units
+        drafts.set_policy(state.draft, drafts.with_units(policy, (*policy.units, *new)), graph)
 
 
 def graph_panel(state: ExploreState, facts: Facts) -> None:

@@ -66,11 +66,10 @@ def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: F
         st.text_input(
             "Budget",
             field.value,
-            key=field.key,
-            on_change=field.on_change,
             placeholder="60 MiB, 50 %, +10 % time",
             help=words.BUDGET,
             width=FIELD_WIDTH,
+            **field.wired,
         )
         with st.container(width="stretch"):
             _slider(state, graph, foreseen, () if search.running else front)
@@ -109,8 +108,8 @@ def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
 def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
     """What the worker does, or how the drawn policy does."""
     search, mine = plans.look(known, graph), state.budget
-    if mine.said:
-        small(f":red[{plain(mine.said)}]")
+    if mine.none_because:
+        small(f":red[{plain(mine.none_because)}]")
     elif mine.job is not None:
         small(f":material/hourglass_top: {plain(words.looking(mine.text))}")
     else:

@@ -61,7 +61,7 @@ def _take_upload(state: ExploreState, graph: ModelGraph) -> None:
 
 def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
     """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
-    try:
+    with page_job.failing(state.job):
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
         read = door.read(_text(data), graph)
@@ -69,8 +69,6 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
         state.job.failure = None
         state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
         state.read = read if read.told or read.source != OWN else None
-    except ExplorerError as error:
-        page_job.fail(state.job, error)
 
 
 def _text(data: bytes) -> str:

@@ -140,10 +140,9 @@ def _view_picker(state: ExploreState, views: list[str]) -> str:
         "View",
         views,
         default=shown.value,
-        key=shown.key,
-        on_change=shown.on_change,
         required=True,
         label_visibility="collapsed",
+        **shown.wired,
     )
     return str(shown.value)
 

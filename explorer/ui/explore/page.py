@@ -30,7 +30,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.failure import last_failure
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.readable import small
 from explorer.ui.shared.run_bar import RunBar, run_bar
@@ -124,9 +124,7 @@ def _trouble(state: ExploreState) -> None:
             plain(f"{state.warning} Its figures stay here until you leave; the run file can be downloaded now."),
             icon=":material/save:",
         )
-    if state.job.failure is not None and failure_panel(state.job.failure, key="last"):
-        state.job.failure = None
-        st.rerun()
+    last_failure(state.job, key="last")
 
 
 def _told(state: ExploreState, read: Reading) -> None:

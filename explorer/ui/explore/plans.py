@@ -70,12 +70,12 @@ def ask(state: ExploreState, known: Shown, graph: ModelGraph, text: str) -> None
     if not mine.text:
         return
     if known.kept is None or known.kept.step_peak_bytes is None:
-        mine.said = "The baseline is not measured yet; a budget is planned from its timeline."
+        mine.none_because = "The baseline is not measured yet; a budget is planned from its timeline."
         return
     try:
         mine.wish = parse_wish(mine.text, known.kept.step_peak_bytes)
     except ExplorerError as error:
-        mine.said = _sentence(error.sentence, error.hint)
+        mine.none_because = _sentence(error.sentence, error.hint)
         return
     backend.give_way()
     request = FindPlans(run=known.kept, graph=graph, wish=mine.wish)
@@ -98,8 +98,8 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
     mine.job = None
     if job is None or job.failure is not None:
         failure = job.failure if job is not None else None
-        mine.said = _sentence(failure.sentence, failure.hint) if failure else "The app was restarted; ask again."
-        mine.said += _segments_reach(state, graph)
+        why = _sentence(failure.sentence, failure.hint) if failure else "The app was restarted; ask again."
+        mine.none_because = why + _segments_reach(state, graph)
         return
     assert isinstance(job.result, Front), "what FindPlans gives"
     (mine.plan,) = job.result.plans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.jobs.protocol import DeriveMatrix, DrawAutograd
+from explorer.jobs.protocol import DeriveMatrix, DrawAutograd, RunArena
 from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
@@ -69,8 +69,7 @@ def results(state: ExploreState) -> None:
                 return
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
             if asked is not None:
-                page_job.start(state.job, DrawAutograd(spec=state.draft.spec, block=asked))
-                st.rerun()
+                _start(state, DrawAutograd(spec=state.draft.spec, block=asked))
     if arena.open:
         with arena:
             _arena(state, recorded=recorded)
@@ -82,8 +81,12 @@ def _arena(state: ExploreState, *, recorded: bool) -> None:
         return
     request = arena_panel(state.draft.spec, work.result(state, "arena"), state.arena, busy=state.job.id is not None)
     if request is not None:
-        page_job.start(state.job, request)
-        st.rerun()
+        _start(state, request)
+
+
+def _start(state: ExploreState, request: DrawAutograd | RunArena | DeriveMatrix) -> None:
+    page_job.start(state.job, request)
+    st.rerun()
 
 
 def _waiting(state: ExploreState) -> None:
@@ -132,5 +135,4 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
     if matrix_panel(work.result(state, "matrix"), state.matrix, busy=state.job.id is not None):
-        page_job.start(state.job, DeriveMatrix(spec=spec))
-        st.rerun()
+        _start(state, DeriveMatrix(spec=spec))

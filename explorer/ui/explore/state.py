@@ -32,7 +32,7 @@ class Budget:
     text: str = ""
     wish: Wish | None = None
     """None: nothing was typed, or nothing that can be read."""
-    said: str = ""
+    none_because: str = ""
     """Why there is no plan for it."""
     job: str | None = None
     """Which job looks for the plan."""

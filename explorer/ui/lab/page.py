@@ -12,7 +12,6 @@ from functools import partial
 
 import streamlit as st
 
-from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lessons import lesson_called, lessons, settings
@@ -26,7 +25,7 @@ from explorer.ui.session.page_job import PageJob
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
-from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.failure import last_failure
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.view.drawing.chart import Chart
 from explorer.view.lab import lab_chart, lab_origins
@@ -81,9 +80,7 @@ def page() -> None:
         )
         _words(lesson)
     with right:
-        if state.job.failure is not None and failure_panel(state.job.failure, key="lab"):
-            state.job.failure = None
-            st.rerun()
+        last_failure(state.job, key="lab")
         _result(state, request)
     _to_address(request)
 
@@ -93,13 +90,11 @@ def _first() -> LabState:
     query = st.query_params.to_dict()
     query.pop("job", None)
     state = LabState()
-    try:
+    with page_job.failing(state.job):
         lesson = lesson_called(query.pop("experiment", state.name))
         state.device = "cuda" if query.pop("device", "cpu") == "cuda" else "cpu"
         state.switches[lesson.name] = settings(lesson, query)
         state.name = lesson.name
-    except ExplorerError as error:
-        page_job.fail(state.job, error)
     return state
 
 

@@ -25,12 +25,12 @@ def catch_up(key: str) -> None:
     """Takes over where the slider was moved to, once. A button that overrules it calls this first: where both arrive
     in one rerun, Streamlit may call the button first."""
     drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
-    said = (st.session_state.get(key) or {}).get("at")
-    if drawn is None or said is None or said["n"] <= drawn.heard:
+    move = (st.session_state.get(key) or {}).get("at")
+    if drawn is None or move is None or move["n"] <= drawn.heard:
         return
-    drawn.heard = said["n"]
-    if 0 <= said["place"] < drawn.n_places:
-        drawn.take(said["place"])
+    drawn.heard = move["n"]
+    if 0 <= move["place"] < drawn.n_places:
+        drawn.take(move["place"])
 
 
 @dataclass(slots=True)

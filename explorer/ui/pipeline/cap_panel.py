@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.errors import ExplorerError, InvalidPlan
+from explorer.errors import InvalidPlan
 from explorer.jobs.protocol import FindJointPlan
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
@@ -32,11 +32,10 @@ def cap_panel(
         st.text_input(
             "Cap a rank",
             typed.value,
-            key=typed.key,
-            on_change=typed.on_change,
             placeholder="200MiB",
             help=words.CAP,
             width=CAP_WIDTH,
+            **typed.wired,
         )
         st.button(
             "Plan below the cap",
@@ -49,9 +48,9 @@ def cap_panel(
         )
     if split.planned is not None and _is_drawn(split, graph, split.planned):
         st.caption(plain(words.planned(split.planned)))
-        if run is not None and (said := words.cap_outcome(run, split.planned)):
+        if run is not None and (outcome := words.cap_outcome(run, split.planned)):
             colour = "green" if words.cap_kept(run, split.planned) else "red"
-            st.caption(f":{colour}[**{plain(said.replace('cap', 'Cap', 1))}.**]")
+            st.caption(f":{colour}[**{plain(outcome.replace('cap', 'Cap', 1))}.**]")
 
 
 def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
@@ -60,27 +59,24 @@ def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | No
         return
     pipeline_state.absorb(split, graph, until_press=True)
     split.planned, split.job.failure = None, None
-    try:
+    with page_job.failing(split.job):
         wish = CapWish(asked=plan_of(split, pipeline_state.stages_of(split, graph)), cap_bytes=parse_bytes(split.cap))
-    except ExplorerError as error:
-        page_job.fail(split.job, error)
-        return
-    page_job.start(split.job, FindJointPlan(profile=profile, graph=graph, wish=wish))
+        page_job.start(split.job, FindJointPlan(profile=profile, graph=graph, wish=wish))
 
 
-def take_plan(split: PipelineState, request: FindJointPlan, found: JointPlan) -> None:
+def take_plan(split: PipelineState, request: FindJointPlan, joint: JointPlan) -> None:
     """Takes over what was planned, unless another plan was drawn meanwhile: cut and policy are a step of undo each."""
     graph, drawn = request.graph, backend.graph_of(split.draft.spec)
     if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
         page_job.fail(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more."))
         return
-    pipeline_state.choose(split, "n_microbatches", found.plan.n_microbatches)
-    pipeline_state.cut_at(split, graph, found.plan.stages)
-    pipeline_state.recompute(split, graph, drafts.with_units(split.draft.spec.policy, found.policy.units))
-    split.planned = found
+    pipeline_state.choose(split, "n_microbatches", joint.plan.n_microbatches)
+    pipeline_state.cut_at(split, graph, joint.plan.stages)
+    pipeline_state.recompute(split, graph, drafts.with_units(split.draft.spec.policy, joint.policy.units))
+    split.planned = joint
 
 
-def _is_drawn(split: PipelineState, graph: ModelGraph, found: JointPlan) -> bool:
+def _is_drawn(split: PipelineState, graph: ModelGraph, joint: JointPlan) -> bool:
     """Whether nothing was chosen since."""
     drawn = plan_of(split, pipeline_state.stages_of(split, graph))
-    return drawn == found.plan and set(split.draft.spec.policy.blocks) == set(found.policy.blocks)
+    return drawn == joint.plan and set(split.draft.spec.policy.blocks) == set(joint.policy.blocks)

@@ -30,7 +30,7 @@ from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import backend, page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.failure import failure_panel
+from explorer.ui.shared.failure import last_failure
 from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
@@ -134,9 +134,7 @@ def _trouble(split: PipelineState, known: Results | None) -> None:
     """Links that cannot be read, runs without a result, plans that cannot run."""
     for message in filter(None, (split.draft.message, split.message)):
         st.warning(plain(message), icon=":material/link_off:")
-    if split.job.failure is not None and failure_panel(split.job.failure, key="pipeline"):
-        split.job.failure = None
-        st.rerun()
+    last_failure(split.job, key="pipeline")
     if known is not None and known.fault:
         st.error(plain(known.fault), icon=":material/error:")
     elif known is not None and known.plan.n_ranks == 1 and len(known.plan.stages) > 1:

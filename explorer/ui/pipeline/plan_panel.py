@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import streamlit as st
 
-from explorer.errors import ExplorerError
 from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import fitting, rows_of
 from explorer.record.graph import ModelGraph
@@ -48,27 +47,12 @@ def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
         wanted = bound("pipeline_stages", len(stages), lambda n: _take_stages(split, graph, profile, n))
         most = max(len(atoms(graph)), len(stages), 1)
-        st.number_input(
-            "Stages",
-            1,
-            most,
-            wanted.value,
-            key=wanted.key,
-            on_change=wanted.on_change,
-            help=words.STAGE,
-            width=STAGES_WIDTH,
-        )
+        st.number_input("Stages", 1, most, wanted.value, help=words.STAGE, width=STAGES_WIDTH, **wanted.wired)
         number = _bound(split, "n_microbatches", "pipeline_microbatches")
         st.number_input(
-            "Microbatches",
-            1,
-            MOST_MICROBATCHES,
-            number.value,
-            key=number.key,
-            on_change=number.on_change,
-            help=words.MICROBATCH,
-            width=MICROBATCHES_WIDTH,
-        )
+            "Microbatches", 1, MOST_MICROBATCHES, number.value, help=words.MICROBATCH, width=MICROBATCHES_WIDTH,
+            **number.wired,
+        )  # fmt: skip
         schedule_picker(split, len(stages))
     _tools(split, graph, profile)
     return plan_of(split, stages)
@@ -121,12 +105,12 @@ def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence
     """One of some values; `offered` with the words that explain it."""
     options, help = offered
     now = _bound(split, name, f"pipeline_{name}")
-    st.selectbox(label, options, options.index(now.value), key=now.key, on_change=now.on_change, help=help)
+    st.selectbox(label, options, options.index(now.value), help=help, **now.wired)
 
 
 def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
     now = _bound(split, name, f"pipeline_{name}")
-    st.toggle(label, now.value, key=now.key, on_change=now.on_change, help=help)
+    st.toggle(label, now.value, help=help, **now.wired)
 
 
 def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
@@ -190,15 +174,12 @@ def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
 
 def _cut(split: PipelineState, graph: ModelGraph, wanted: tuple[int, CutRule], profile: PipelineProfile | None) -> None:
     n_stages, rule = wanted
-    try:
+    with page_job.failing(split.job):
         pressure = None
         if rule == "by-memory":
             pressure = (split.draft.spec.policy, rows_of(plan_of(split, ((),) * n_stages)))
         stages = stages_by(rule, graph, n_stages, profile=profile, pressure=pressure)
-    except ExplorerError as error:
-        page_job.fail(split.job, error)
-        return
-    pipeline_state.cut_at(split, graph, stages)
+        pipeline_state.cut_at(split, graph, stages)
 
 
 def engine_picker(split: PipelineState) -> None:
@@ -209,8 +190,7 @@ def engine_picker(split: PipelineState) -> None:
         list(words.ENGINES),
         format_func=words.ENGINES.__getitem__,
         default=now.value,
-        key=now.key,
-        on_change=now.on_change,
         label_visibility="collapsed",
         help=words.ENGINE_HELP,
+        **now.wired,
     )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import streamlit as st
 
-from explorer.errors import ExplorerError, InvalidPlan
+from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows, rows_in
 from explorer.plan.pipeline.cuts import stages_by
 from explorer.plan.pipeline.rules import check_rows
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rank_counts
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.pipeline_plan import OWN_SCHEDULE
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES, PlanChoices
 from explorer.ui.pipeline.state import PipelineState
@@ -20,8 +20,6 @@ from explorer.view.words import pipeline as words
 
 RANKS_WIDTH = 85
 UPLOAD = "upload_schedule"
-OWN = PipelinePlan(stages=(), n_microbatches=1, actions=(("0F0", "0B0"),)).schedule_name
-"""As it is called where a name stands."""
 
 
 def n_ranks_of(choices: PlanChoices, n_stages: int) -> int:
@@ -36,28 +34,22 @@ def n_ranks_of(choices: PlanChoices, n_stages: int) -> int:
 
 def schedule_picker(split: PipelineState, n_stages: int) -> None:
     """The schedule's name, and how many ranks share the stages."""
-    names = [*SCHEDULES, *([OWN] if split.own_schedule else [])]
-    shown = OWN if split.choices.actions else split.choices.schedule
+    names = [*SCHEDULES, *([OWN_SCHEDULE] if split.own_schedule else [])]
+    shown = OWN_SCHEDULE if split.choices.actions else split.choices.schedule
     now = bound("pipeline_schedule", shown, lambda name: _choose(split, name))
-    st.selectbox("Schedule", names, names.index(now.value), key=now.key, on_change=now.on_change, help=words.SCHEDULE)
+    st.selectbox("Schedule", names, names.index(now.value), help=words.SCHEDULE, **now.wired)
     n_ranks = n_ranks_of(split.choices, n_stages)
     known = () if split.choices.actions else rank_counts(split.choices.schedule, n_stages)
     offered = sorted({*known, n_ranks})
     number = bound("pipeline_n_ranks", n_ranks, lambda n: pipeline_state.choose(split, "n_ranks", n))
     st.selectbox(
-        "Ranks",
-        offered,
-        offered.index(number.value),
-        key=number.key,
-        on_change=number.on_change,
-        disabled=len(offered) < 2,
-        help=words.RANKS,
-        width=RANKS_WIDTH,
-    )
+        "Ranks", offered, offered.index(number.value), disabled=len(offered) < 2, help=words.RANKS, width=RANKS_WIDTH,
+        **number.wired,
+    )  # fmt: skip
 
 
 def _choose(split: PipelineState, name: str) -> None:
-    own = name == OWN
+    own = name == OWN_SCHEDULE
     pipeline_state.choose(split, "actions", split.own_schedule if own else ())
     if not own:
         pipeline_state.choose(split, "schedule", name)
@@ -87,7 +79,7 @@ def _take(split: PipelineState, graph: ModelGraph) -> None:
 def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
     """Its rows become the schedule, with as many stages and microbatches as they name. A fault is a sentence."""
     split.job.failure = None
-    try:
+    with page_job.failing(split.job):
         rows = rows_in(data, name)
         n_stages = 1 + max(action.stage for row in rows for action in row)
         n_microbatches = 1 + max(action.microbatch for row in rows for action in row)
@@ -99,9 +91,6 @@ def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: byte
         check_rows(rows, n_stages=n_stages, n_microbatches=n_microbatches)
         if len(pipeline_state.stages_of(split, graph)) != n_stages:
             pipeline_state.cut_at(split, graph, stages_by("by-parameters", graph, n_stages))
-    except ExplorerError as error:
-        page_job.fail(split.job, error)
-        return
-    split.own_schedule = format_rows(rows)
-    pipeline_state.choose(split, "actions", split.own_schedule)
-    pipeline_state.choose(split, "n_microbatches", n_microbatches)
+        split.own_schedule = format_rows(rows)
+        pipeline_state.choose(split, "actions", split.own_schedule)
+        pipeline_state.choose(split, "n_microbatches", n_microbatches)

@@ -23,6 +23,11 @@ class Bound(NamedTuple):
     value: Any
     on_change: Callable[[], None]
 
+    @property
+    def wired(self) -> dict[str, Any]:
+        """Key and callback as the widget takes them: `st.toggle(label, shown.value, **shown.wired)`."""
+        return {"key": self.key, "on_change": self.on_change}
+
 
 def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
     """For a widget that shows the record's `value`; `take` writes into the record what a person chooses."""

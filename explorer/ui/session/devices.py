@@ -10,7 +10,7 @@ from pathlib import Path
 from explorer.record.run import Device
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""Of Linux, and of Linux within Windows."""
+"""What stands there on Linux, and on Linux within Windows."""
 
 
 def devices(drawn: Device) -> tuple[Device, ...]:

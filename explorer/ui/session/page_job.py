@@ -10,6 +10,7 @@ The address bar names the job (`?job=`), so that a refresh finds it again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,13 +59,11 @@ def start(life: PageJob, request: Request) -> None:
     if life.id is not None:  # a button that was drawn before that started
         return
     life.failure, life.cancelling = None, False
-    try:
+    with failing(life):
         for model in _models(request):
             backend.check_offered(model)
         backend.give_way()
         life.id, life.what = backend.worker().submit(request).id, type(request).__name__
-    except ExplorerError as error:
-        fail(life, error)
     _name_in_address(life)
 
 
@@ -110,6 +109,15 @@ def fail(life: PageJob, failure: Failure | ExplorerError) -> None:
     life.failure = failure
 
 
+@contextmanager
+def failing(life: PageJob) -> Iterator[None]:
+    """An ExplorerError raised inside ends what is inside and becomes the failure."""
+    try:
+        yield
+    except ExplorerError as error:
+        fail(life, error)
+
+
 def forget(life: PageJob) -> None:
     """The page waits for no job any more; why the last one failed stays."""
     life.id, life.what, life.cancelling = None, "", False
@@ -118,11 +126,9 @@ def forget(life: PageJob) -> None:
 
 def record(life: PageJob, key: str | None) -> Any:
     """The record under `key`; None where there is none. What cannot be read becomes the failure."""
-    try:
+    with failing(life):
         return backend.record(key)
-    except ExplorerError as error:
-        fail(life, error)
-        return None
+    return None
 
 
 def _models(request: Request) -> Iterator[ModelRef]:

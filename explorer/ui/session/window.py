@@ -16,7 +16,7 @@ import streamlit as st
 from explorer.view.drawing.window import Window
 
 USUAL_HEIGHT = 800
-"""Of a laptop's window: the page fits it without scrolling."""
+"""Pixels of a laptop's window: the page fits it without scrolling."""
 LARGEST_HEIGHT = 1600
 KEY = "window"
 

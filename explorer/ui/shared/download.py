@@ -30,6 +30,7 @@ class Offer(NamedTuple):
 
 
 def download(offer: Offer, *, key: str, width: Literal["content", "stretch"] = "content") -> None:
+    """A button; the type of the file follows from its name."""
     st.download_button(
         offer.label,
         data=offer.data,

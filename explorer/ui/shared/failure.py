@@ -5,6 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.record.failure import Failure
+from explorer.ui.session.page_job import PageJob
 from explorer.view.drawing.units import mib
 
 TITLES = {
@@ -17,6 +18,13 @@ TITLES = {
     "not on this device": "Not on this device",
     "internal": "An error of the explorer itself",
 }
+
+
+def last_failure(life: PageJob, *, key: str) -> None:
+    """Why the last job of a page has no result; it stands there until the next one starts, or a person closes it."""
+    if life.failure is not None and failure_panel(life.failure, key=key):
+        life.failure = None
+        st.rerun()
 
 
 def failure_panel(failure: Failure, *, key: str) -> bool:

@@ -66,10 +66,9 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
         "Model",
         targets,
         targets.index(shown.value),
-        key=shown.key,
-        on_change=shown.on_change,
         format_func=lambda target: titles.get(target, target),
         help=_lesson(by_target.get(model.target)),
+        **shown.wired,
     )
     sizes = _sizes(by_target.get(model.target))
     offered = sizes or [AS_BUILT]
@@ -79,11 +78,10 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
         "Size",
         offered,
         offered.index(size) if size in offered else 0,
-        key=chosen.key,
-        on_change=chosen.on_change,
         disabled=not sizes,
         help=glossary.SIZE,
         width=SIZE_WIDTH,
+        **chosen.wired,
     )
 
 
@@ -203,10 +201,9 @@ def _choice(name: str, value: Any, offered: tuple[Any, ...], change: Change, *, 
         name,
         offered,
         offered.index(value),
-        key=shown.key,
         format_func=lambda choice: own if choice == "own" else choice,
-        on_change=shown.on_change,
         help=glossary.OPTIONS[name],
+        **shown.wired,
     )
 
 
@@ -219,9 +216,8 @@ def _number(name: str, value: float, limits: tuple[float, float, float], change:
         high,
         value,
         step,
-        key=shown.key,
-        on_change=shown.on_change,
         help=glossary.OPTIONS[name],
+        **shown.wired,
     )
 
 
@@ -234,9 +230,8 @@ def _frozen(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
         "frozen",
         known,
         shown.value,
-        key=shown.key,
-        on_change=shown.on_change,
         help=glossary.OPTIONS["frozen"],
+        **shown.wired,
     )
 
 
@@ -245,7 +240,7 @@ def _policy_options(policy: Policy, change: Change) -> None:
 
     def switch(name: str, value: bool, take: Callable[[bool], None]) -> None:
         shown = bound(f"option_{name}", value, take)
-        st.toggle(name, shown.value, key=shown.key, on_change=shown.on_change, help=glossary.OPTIONS[name])
+        st.toggle(name, shown.value, help=glossary.OPTIONS[name], **shown.wired)
 
     for name in ("preserve_rng_state", "early_stop", "use_reentrant"):
         switch(name, getattr(policy, name), partial(change, name))

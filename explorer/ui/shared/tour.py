@@ -24,6 +24,8 @@ from explorer.view.words.tour import OFFER, STEPS
 GPT = ModelRef(target="sample_models/gpt.py", size="small")
 _ON_GPT = ("see", "guess", "toggle", "run")
 RESNET = ModelRef(target="sample_models/resnet.py", size="small")
+_TO_SEE = "A run will say whether it is true."
+_AGAIN = "The Lab page begins it again."
 
 
 @dataclass(slots=True, kw_only=True)
@@ -128,9 +130,6 @@ def _steps(tour: Tour, *, is_done: bool) -> None:
         st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour,))
 
 
-_AGAIN = "The Lab page begins it again."
-
-
 def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
     ran = seen.comparison is not None
     done = {
@@ -146,9 +145,8 @@ def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
 
 def _filled(text: str, seen: OnPage) -> str:
     """The text with this page's own figures; what is not measured is said so."""
-    figures = seen.comparison.headlines() if seen.comparison else {}
-    ratio = figures.get("time_ratio")
     run = seen.comparison
+    ratio = run.headlines()["time_ratio"] if run else None
     return text.format(
         peak=mib(seen.baseline.step_peak_bytes if seen.baseline else None),
         saved=mib(seen.baseline.saved_after_forward_bytes if seen.baseline else None),
@@ -169,20 +167,17 @@ def _question(tour: Tour, seen: OnPage) -> None:
     with st.container(horizontal=True, gap="small", key="tour_guesses"):
         for guess in guesses:
             st.button(
-                f"{mib(guess.peak_bytes)}",
+                mib(guess.peak_bytes),
                 key=f"tour_guess_{guess.peak_bytes}",
-                on_click=_guess,
-                args=(tour, guess.peak_bytes),
+                on_click=setattr,
+                args=(tour, "guess", guess.peak_bytes),
             )
     chosen = next((guess for guess in guesses if guess.peak_bytes == tour.guess), None)
     if chosen is not None:
-        said = "Right" if chosen.right else f"Not {mib(chosen.peak_bytes)}"
-        more = "" if chosen.right else f" It is foretold to be {mib(foreseen)}."
-        (st.success if chosen.right else st.info)(f"{said}. {chosen.because}{more} A run will say whether it is true.")
-
-
-def _guess(tour: Tour, n_bytes: int) -> None:
-    tour.guess = n_bytes
+        if chosen.right:
+            st.success(f"Right. {chosen.because} {_TO_SEE}")
+        else:
+            st.info(f"Not {mib(chosen.peak_bytes)}. {chosen.because} It is foretold to be {mib(foreseen)}. {_TO_SEE}")
 
 
 def _challenges(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:

@@ -47,18 +47,18 @@ class PipelineWorker(FakeWorker):
                 if not self.waits:
                     job.finish(self.run(spec, engine))
 
-    def plan(self, job: FakeJob, found: Callable[[], JointPlan]) -> None:
+    def plan(self, job: FakeJob, look: Callable[[], JointPlan]) -> None:
         try:
-            job.finish(found())
+            job.finish(look())
         except ExplorerError as error:
             job.finish(failure=Failure(kind="bad input", sentence=error.sentence, hint=error.hint))
 
     def run(self, spec: RunSpec, engine: Any) -> Any:
-        found = pipelines.ran(GRAPH, spec, engine=engine)
+        ran = pipelines.ran(GRAPH, spec, engine=engine)
         if self.ended is None:
-            return found
+            return ran
         failure, rank = self.ended
-        return msgspec.structs.replace(found, failure=failure, failed_rank=rank, gradients=(), composed=None)
+        return msgspec.structs.replace(ran, failure=failure, failed_rank=rank, gradients=(), composed=None)
 
 
 def settled(at: AppTest) -> AppTest:

@@ -101,8 +101,8 @@ def test_a_plan_nobody_touched_is_evened_out_once_blocks_are_priced(
 def test_a_block_inside_a_block_is_said_to_be_left_out_of_the_prediction(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
     assert "leaves out" not in texts(at)
-    said = texts(say(at, on=["blocks.2.mlp"])).replace("\\", "")
-    assert "leaves out what is recomputed inside one (blocks.2.mlp)" in said
+    answer = texts(say(at, on=["blocks.2.mlp"])).replace("\\", "")
+    assert "leaves out what is recomputed inside one (blocks.2.mlp)" in answer
 
 
 def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
@@ -116,10 +116,10 @@ def test_a_toggle_here_is_the_policy_everywhere(visit: Open) -> None:
 
 def test_a_policy_from_elsewhere_is_drawn_and_keeps_the_click_under_way(visit: Open) -> None:
     at = say(visit(), on=["blocks.1"])
-    said = message(at, on=["blocks.1", "blocks.3"])
+    answer = message(at, on=["blocks.1", "blocks.3"])
     draft = at.session_state["draft"]
     draft.spec = msgspec.structs.replace(draft.spec, policy=Policy.recompute(["head"]))
-    at.session_state[pipeline_state.WIDGET] = said
+    at.session_state[pipeline_state.WIDGET] = answer
     at = settled(at.run())
     assert graph_data(at)["on"] == ["blocks.3", "head"]
     assert set(policy(at).blocks) == {"blocks.3", "head"}
@@ -225,9 +225,9 @@ def test_the_address_restores_the_plan(visit: Open) -> None:
         ({"cuts": "40"}, "behind block 40"),
     ],
 )
-def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: dict[str, str], said: str) -> None:
+def test_a_broken_plan_in_a_link_says_so_and_the_page_works(visit: Open, query: dict[str, str], answer: str) -> None:
     at = visit(model="sample_models/gpt.py", **query)
-    assert said in texts(at).replace("\\", "")
+    assert answer in texts(at).replace("\\", "")
     assert figures(at)["Plan"] == "2 stages"
 
 

@@ -20,7 +20,7 @@ OWN_ROWS = b"0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 
 
 def give(at: AppTest, data: bytes) -> AppTest:
-    """Of a file called own.csv."""
+    """Gives `data` as a file called own.csv."""
     at.file_uploader(key="upload_schedule").upload("own.csv", data)
     return settled(at.run())
 
@@ -41,7 +41,7 @@ def test_an_own_schedule_is_given_as_a_file_and_has_its_own_name(visit: Open, wo
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "fault"),
     [
         (b"", "holds no action"),
         (b"\xff\xfe", "is not text"),
@@ -51,10 +51,10 @@ def test_an_own_schedule_is_given_as_a_file_and_has_its_own_name(visit: Open, wo
         (b"99F0,99B0\n", "is missing"),
     ],
 )
-def test_a_schedule_that_cannot_be_read_is_a_sentence_and_changes_nothing(visit: Open, data: bytes, said: str) -> None:
+def test_a_schedule_that_cannot_be_read_is_a_sentence_and_changes_nothing(visit: Open, data: bytes, fault: str) -> None:
     at = visit(cuts="1.2")
     at = give(at, data)
-    assert said in texts(at).replace("\\", "")
+    assert fault in texts(at).replace("\\", "")
     assert chosen(at, "actions") == ()
     assert figures(at)["Plan"] == "3 stages"
 
