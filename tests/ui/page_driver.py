@@ -37,9 +37,9 @@ def message(at: AppTest, *, pressed: bool = False, **marks: Any) -> dict[str, An
     With `pressed` something outside the graph was pressed behind the click; else the click came last.
     """
     data = graph_data(at)
-    said = {"seq": data["seq"] + 1, "base": data["revision"]}
-    said |= {name: data[name] for name in ("on", "open", "cuts", "selected")} | marks
-    return {"marks": {**said, "press": said if pressed else None}}
+    marked = {"seq": data["seq"] + 1, "base": data["revision"]}
+    marked |= {name: data[name] for name in ("on", "open", "cuts", "selected")} | marks
+    return {"marks": {**marked, "press": marked if pressed else None}}
 
 
 def say(at: AppTest, **marks: Any) -> AppTest:
@@ -62,5 +62,5 @@ def texts(at: AppTest) -> str:
 
 def widget(at: AppTest, kind: str, name: str) -> Any:
     """The widget that shows the record's `name` now: ui/session/bound.py puts another in its place when it must."""
-    (found,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]
-    return found
+    (shown,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]
+    return shown

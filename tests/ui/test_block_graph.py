@@ -46,8 +46,8 @@ class Browser:
         """To the server: messages, and presses on a button that replaces the marks."""
 
     def message(self) -> dict[str, Any]:
-        said: dict[str, Any] = marks(self.seq, self.revision, self.on)["marks"]
-        return said
+        told: dict[str, Any] = marks(self.seq, self.revision, self.on)["marks"]
+        return told
 
     def click(self, id: str) -> None:
         self.on ^= {id}
@@ -75,18 +75,18 @@ class Server:
 
     def __init__(self) -> None:
         self.state = bg.GraphMarks()
-        self.said: dict[str, Any] | None = None
+        self.told: dict[str, Any] | None = None
         self.answers: list[bg.GraphMarks] = []
 
     def rerun(self, came: list[dict[str, Any]], *, interrupted: bool = False) -> None:
         for item in came:
-            self.said = item if "marks" in item else self.said
+            self.told = item if "marks" in item else self.told
         for item in came:
             if "replace" in item:
-                bg.adopt(self.state, self.said, until_press=True)
+                bg.adopt(self.state, self.told, until_press=True)
                 bg.replace(self.state, item["replace"])
         if not interrupted:
-            bg.adopt(self.state, self.said)
+            bg.adopt(self.state, self.told)
             self.answers.append(dataclasses.replace(self.state, on=list(self.state.on)))
 
 

@@ -69,8 +69,8 @@ def all_charts() -> list[Chart]:
 
 
 def test_no_two_charts_share_their_words() -> None:
-    said = Counter(chart.alt for chart in all_charts())
-    assert not [alt for alt, n in said.items() if n > 1]
+    n_by_words = Counter(chart.alt for chart in all_charts())
+    assert not [alt for alt, n in n_by_words.items() if n > 1]
 
 
 def test_every_chart_has_a_table_and_a_name_for_it() -> None:

@@ -72,8 +72,8 @@ def test_recomputed_for_exactly_the_chosen_blocks(pair: Comparison) -> None:
     assert not held_by_role(pair.baseline.allocations)[again].any()
     log = pair.candidate.allocations
     chosen = pair.candidate.spec.policy.blocks
-    found = {log.blocks[block] for block, role in zip(log.block, log.role) if role == again}
-    assert found and all(any(is_within(fqn, block) for block in chosen) for fqn in found)
+    recomputed = {log.blocks[block] for block, role in zip(log.block, log.role) if role == again}
+    assert recomputed and all(any(is_within(fqn, block) for block in chosen) for fqn in recomputed)
     assert all(pair.candidate.by_fqn[block].n_recompute == 1 for block in chosen)
 
 

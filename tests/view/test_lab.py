@@ -37,19 +37,19 @@ def test_a_missing_result_is_said_and_never_drawn_as_zero() -> None:
 
 
 @pytest.mark.parametrize(
-    ("y", "said"),
+    ("y", "sentence"),
     [
         ((0.0, 0.0), "distance: 0 everywhere. The"),
         ((0.0, None), "0 everywhere but for 1 run without a result"),
         ((None, None), "No run gave a result"),
     ],
 )
-def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], said: str) -> None:
+def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...], sentence: str) -> None:
     plain = outcome()
     series = (LabSeries(name="distance", y=y, part="recompute"),)
     chart = lab_chart(msgspec.structs.replace(plain, chart=msgspec.structs.replace(plain.chart, series=series)))
     (note,) = chart.figure.layout.annotations
-    assert not chart.figure.data and said in note.text
+    assert not chart.figure.data and sentence in note.text
 
 
 def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:

@@ -43,19 +43,22 @@ class Plane(Record):
 
 def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane) -> list[str]:
     """For each mark and its name one of PLACES, or the empty string where there is no room."""
-    marks = [plane.pixels(mark) for mark in plane.marks]
-    taken: list[Rectangle] = [(x - MARK, x + MARK, y - MARK, y + MARK) for x, y in marks]
-    found: list[str] = []
+    taken = [_around(mark, plane) for mark in plane.marks]
+    places: list[str] = []
     for mark, name in named:
-        x, y = plane.pixels(mark)
-        own = {(x - MARK, x + MARK, y - MARK, y + MARK)}
-        fits = ((place, _rectangle(x, y, name, place)) for place in PLACES)
-        free = ((place, box) for place, box in fits if _is_free(box, [one for one in taken if one not in own], plane))
-        place, box = next(free, ("", None))
-        found.append(place)
+        own, (x, y) = _around(mark, plane), plane.pixels(mark)
+        others = [box for box in taken if box != own]
+        boxes = ((place, _rectangle(x, y, name, place)) for place in PLACES)
+        place, box = next(((place, box) for place, box in boxes if _is_free(box, others, plane)), ("", None))
+        places.append(place)
         if box is not None:
             taken.append(box)
-    return found
+    return places
+
+
+def _around(mark: tuple[float, float], plane: Plane) -> Rectangle:
+    x, y = plane.pixels(mark)
+    return x - MARK, x + MARK, y - MARK, y + MARK
 
 
 def _along(value: float, values: Sequence[float], pixels: int) -> float:

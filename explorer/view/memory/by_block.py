@@ -32,7 +32,7 @@ QUESTION = "Which blocks are the bytes held for?"
 REST, AGAIN = "parameters and state", "recomputed"
 """The first: with gradients, optimizer state and inputs, all that no policy frees."""
 LEAST_NAMED = 0.01
-"""Of the peak: thinner bands have no line in the legend, only in the hover and the table."""
+"""Share of the peak: thinner bands have no line in the legend, only in the hover and the table."""
 MOST_BANDS = 20
 """Ten colours, each with two patterns, tell them apart."""
 

@@ -41,6 +41,7 @@ def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
 
 
 def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
+    """One layer of the stack; `x` and `y` are drawn points, `y` in units of the axis. `named`: in the legend."""
     fill = translucent(layer.colour, PALE if layer.pale else 0.85)
     return go.Scatter(
         x=x, y=y, name=layer.name, showlegend=named and not layer.pale, stackgroup="held", mode="lines",

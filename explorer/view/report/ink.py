@@ -95,7 +95,7 @@ def symbol(kind: str, size: float, colour: str) -> str:
 def filled(template: str, custom: Any, place: dict[str, Any]) -> str:
     """A hover text of Plotly's: `%{customdata[2]}`, `%{y}`, `%{x:.2f}`."""
 
-    def said(match: re.Match[str]) -> str:
+    def value(match: re.Match[str]) -> str:
         field, _, form = match[1].partition(":")
         if field.startswith("customdata"):
             value = custom[int(field[11:-1])] if "[" in field else custom
@@ -103,4 +103,4 @@ def filled(template: str, custom: Any, place: dict[str, Any]) -> str:
             value = place.get(field, "")
         return f"{value:{form}}" if form else str(value)
 
-    return plain(re.sub(r"<extra>.*", "", re.sub(r"%\{([^}]+)\}", said, template)))
+    return plain(re.sub(r"<extra>.*", "", re.sub(r"%\{([^}]+)\}", value, template)))

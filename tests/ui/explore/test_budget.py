@@ -77,8 +77,8 @@ def test_what_is_no_budget_gets_a_sentence_and_changes_nothing(app: App, worker:
 
 def test_an_impossible_budget_is_told_what_can_be_reached(app: App) -> None:
     at = typed(app(), "3 MiB")
-    (said,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
-    assert "least that can be reached is 34" in said.replace("\\", "")
+    (line,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
+    assert "least that can be reached is 34" in line.replace("\\", "")
     assert not graph_data(at)["on"]
 
 
@@ -91,8 +91,8 @@ def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch:
 
     at = app()
     monkeypatch.setattr(plans, "presets_foreseen", lower)
-    said = texts(typed(at, "3 MiB")).replace("\\", "")
-    assert "least that can be reached is 34" in said and "But the preset √n segments does, predicted." in said
+    line = texts(typed(at, "3 MiB")).replace("\\", "")
+    assert "least that can be reached is 34" in line and "But the preset √n segments does, predicted." in line
 
 
 def test_the_line_watches_the_budget_while_blocks_are_clicked(app: App) -> None:

@@ -62,12 +62,12 @@ def test_run_compares_with_what_fitted_and_says_so(
 ) -> None:
     fitting = refuse_keep_all(worker, monkeypatch)
     at = app()
-    assert "at least 90.0 MiB, then refused" in said(at)
+    assert "at least 90.0 MiB, then refused" in unescaped(at)
     at = settle(say(at, on=[f"blocks.{i}" for i in range(6)]).button(key="run").click().run())
     (asked,) = worker.of(Compare)
     assert asked.request.baseline.policy == fitting, "not everything kept: that would be refused again"
-    assert "Compared with the run that fitted" in said(at) and "pinned baseline" not in said(at)
-    assert "against what fitted" in said(at)
+    assert "Compared with the run that fitted" in unescaped(at) and "pinned baseline" not in unescaped(at)
+    assert "against what fitted" in unescaped(at)
 
 
 def test_a_refresh_does_not_measure_again_what_did_not_fit(
@@ -75,11 +75,11 @@ def test_a_refresh_does_not_measure_again_what_did_not_fit(
 ) -> None:
     refuse_keep_all(worker, monkeypatch)
     app()
-    assert "at least 90.0 MiB, then refused" in said(app())
+    assert "at least 90.0 MiB, then refused" in unescaped(app())
     assert len(worker.of(Measure)) == 1
 
 
-def said(at: AppTest) -> str:
+def unescaped(at: AppTest) -> str:
     """What stands on the page, read by a person: without the marks that keep names from becoming markup."""
     return texts(at).replace("\\", "")
 

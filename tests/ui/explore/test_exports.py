@@ -21,11 +21,11 @@ def choose(at: AppTest, target: str) -> AppTest:
 @pytest.mark.parametrize("target", FORMATS)
 def test_every_target_answers_what_is_drawn(app: App, target: str) -> None:
     at = choose(say(app(), on=SOME), target)
-    said = texts(at)
+    words = texts(at)
     pipeline_only = target in ("stages", "schedule", "megatron-layout", "flagscale")
-    assert ("holds no pipeline plan" in said) is pipeline_only
+    assert ("holds no pipeline plan" in words) is pipeline_only
     if not pipeline_only:
-        assert any(f"badge[{fit}]" in said for fit in ("exact", "approximated", "not expressible"))
+        assert any(f"badge[{fit}]" in words for fit in ("exact", "approximated", "not expressible"))
 
 
 def test_what_a_target_really_does_is_drawn_and_undone(app: App) -> None:

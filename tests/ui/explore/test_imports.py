@@ -39,8 +39,8 @@ def upload(at: AppTest, name: str, text: str) -> AppTest:
 def test_it_is_drawn_and_told_until_read(app: App, name: str, text: str, chosen: list[str], words: str) -> None:
     at = upload(app(), name, text)
     assert graph_data(at)["on"] == chosen
-    said = texts(at).replace("\\", "")
-    assert "read from" in said and words in said
+    told = texts(at).replace("\\", "")
+    assert "read from" in told and words in told
     at = settle(at.button(key="read_understood").click().run())
     assert "read from" not in texts(at) and graph_data(at)["on"] == chosen
 

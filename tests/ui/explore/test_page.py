@@ -313,14 +313,14 @@ def test_the_policy_file_carries_evidence_of_exactly_this_policy(app: App) -> No
     state, graph = at.session_state["explore"], graphs.gpt(6)
     from explorer.plan.policy import file as policy_file
 
-    said = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
-    assert said.policy == Policy.recompute(ALL)
-    assert said.evidence is not None
-    assert said.evidence.verdict == "bitwise equal"
+    file = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
+    assert file.policy == Policy.recompute(ALL)
+    assert file.evidence is not None
+    assert file.evidence.verdict == "bitwise equal"
     at = say(at, on=ALL[:2])
-    said = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
-    assert said.policy == Policy.recompute(ALL[:2])
-    assert said.evidence is None
+    file = policy_file.loads(_in_session(at, lambda: policy_text(state, graph)))
+    assert file.policy == Policy.recompute(ALL[:2])
+    assert file.evidence is None
 
 
 def test_a_policy_file_comes_back_in(app: App) -> None:
@@ -449,11 +449,11 @@ def test_a_run_that_was_cut_short_is_never_a_win(app: App, worker: FakeWorker, m
 
     monkeypatch.setattr(graphs, "compared", cut)
     at = press(say(app(), on=ALL), "run")
-    said = figures(at)
-    assert said["Step peak"] == "at least 34.5 MiB"
-    assert said["FLOPs"] == said["Step time"] == said["Saved after forward"] == "not measured"
-    assert said["Gradients"] == "not comparable"
-    assert not any("→" in figure for figure in said.values())
+    strip = figures(at)
+    assert strip["Step peak"] == "at least 34.5 MiB"
+    assert strip["FLOPs"] == strip["Step time"] == strip["Saved after forward"] == "not measured"
+    assert strip["Gradients"] == "not comparable"
+    assert not any("→" in figure for figure in strip.values())
     assert "failed" in texts(at) and "Why" not in texts(at) and "Measured." not in texts(at)
     assert graph_data(at)["labels"]["blocks"][0].startswith("15.0 → ≈")
     text = _in_session(at, lambda: policy_text(at.session_state["explore"], graphs.gpt(6)))

@@ -62,7 +62,7 @@ def outcome(request: RunLab) -> LabOutcome:
     chart = LabChart(
         kind="bars", title="What?", x_title="x", y_title="y", x=("a",), series=(LabSeries(name="s", y=(1.0,)),)
     )
-    said = f"Found with {sorted(request.switches.items())}."
+    finding = f"Found with {sorted(request.switches.items())}."
     rows = (LabRow(label="kept", outcome="baseline"),)
     return LabOutcome(
         experiment=request.name,
@@ -70,7 +70,7 @@ def outcome(request: RunLab) -> LabOutcome:
         device=request.device,
         rows=rows,
         chart=chart,
-        findings=(said, "<img src=x onerror=alert(1)> **bold**"),
+        findings=(finding, "<img src=x onerror=alert(1)> **bold**"),
         seconds=0.1,
     )
 
@@ -162,8 +162,8 @@ def test_a_run_under_way_shows_progress_and_can_be_cancelled(
 
 
 def test_what_an_outcome_says_never_becomes_markup(open_lab: Callable[..., AppTest]) -> None:
-    said = text(open_lab())
-    assert "\\<img src=x" in said and "\\*\\*bold\\*\\*" in said
+    finding = text(open_lab())
+    assert "\\<img src=x" in finding and "\\*\\*bold\\*\\*" in finding
 
 
 @pytest.mark.parametrize("name", [lesson.name for lesson in lessons()])

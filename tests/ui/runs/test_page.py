@@ -96,8 +96,8 @@ def test_the_list_says_what_a_run_costs(runs_page: Callable[..., AppTest], store
     store.save(pair.baseline, "alone")
     store.save(pair, "both")
     rows = {row["name"]: row for row in runs_page().dataframe[0].value.to_dict("records")}
-    said = pair.headlines()
-    assert rows["both"]["FLOPs"] == f"+{said['flop_ratio'] - 1:.0%}".replace("%", " %")
+    both = pair.headlines()
+    assert rows["both"]["FLOPs"] == f"+{both['flop_ratio'] - 1:.0%}".replace("%", " %")
     assert rows["alone"]["FLOPs"].endswith("FLOP")
     assert rows["both"]["step time"].startswith("×") and rows["alone"]["step time"].endswith(" ms")
 

@@ -57,7 +57,7 @@ def test_the_table_has_every_mark_and_its_origin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "budget", "n_segments", "said"),
+    ("gap", "budget", "n_segments", "sentence"),
     [
         (0.0, MIB, 0, "Proven: no other choice among 99 modules is faster."),
         (0.0, None, 0, "Proven: no other choice among 99 modules needs less memory."),
@@ -71,14 +71,14 @@ def test_the_table_has_every_mark_and_its_origin() -> None:
         (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
     ],
 )
-def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, said: str) -> None:
+def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
     plan = Plan(
         policy=SOME, step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0, step_cost=10.0,
         cost_unit="ms", budget_bytes=budget,
         certificate=Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments),
     )  # fmt: skip
     words, meaning = certificate(plan)
-    assert words == said and "7 moments of the step decided it, 1 call of the solver." in meaning
+    assert words == sentence and "7 moments of the step decided it, 1 call of the solver." in meaning
 
 
 def test_a_budget_is_kept_or_passed() -> None:

@@ -109,8 +109,8 @@ def test_what_moved_is_named_and_the_rest_counted() -> None:
         for i in range(6)
     ]  # fmt: skip
     pair = msgspec.structs.replace(compared(), carried=tuple(moved))
-    said = "step of blocks.0, step of blocks.1, step of blocks.2, step of blocks.3 and 2 more"
-    assert verdict_sentence(pair) == f"gradients equal, state moved twice: {said}"
+    sentence = "step of blocks.0, step of blocks.1, step of blocks.2, step of blocks.3 and 2 more"
+    assert verdict_sentence(pair) == f"gradients equal, state moved twice: {sentence}"
     row = carried_table(pair)[0]
     assert (row["block"], row["what"], row["baseline"], row["candidate"]) == ("blocks.0", "step", "1", "2")
 
@@ -118,9 +118,9 @@ def test_what_moved_is_named_and_the_rest_counted() -> None:
 def test_what_the_verdict_leaves_out_is_said() -> None:
     assert unjudged_sentence(compared()) == ""
     pair = msgspec.structs.replace(compared(), unjudged=tuple(f"blocks.{i}.clock" for i in range(5)))
-    said = unjudged_sentence(pair)
-    assert said.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
-    assert said.endswith(" and 1 more")
+    sentence = unjudged_sentence(pair)
+    assert sentence.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
+    assert sentence.endswith(" and 1 more")
 
 
 def test_a_failure_is_shown_in_its_own_words() -> None:

@@ -42,8 +42,8 @@ def test_every_cell_has_a_tile_of_its_outcome() -> None:
 
 def test_words_say_what_colour_says() -> None:
     drawn = json.loads(matrix_chart(full()).figure.to_json())["data"][0]
-    said = {word.partition("<br>")[0].partition(",")[0] for row in drawn["text"] for word in row}
-    assert said == set(OUTCOMES)
+    outcomes = {word.partition("<br>")[0].partition(",")[0] for row in drawn["text"] for word in row}
+    assert outcomes == set(OUTCOMES)
 
 
 def test_what_a_model_says_cannot_become_markup() -> None:

@@ -22,13 +22,13 @@ DOT = """digraph {
 
 @pytest.mark.parametrize("dark", [True, False])
 def test_fills_and_lines_follow_the_page(dark: bool) -> None:
-    said = themed(DOT, dark=dark)
+    picture = themed(DOT, dark=dark)
     for fill in ("darkolivegreen1", "lightblue"):
-        assert fill not in said
-    assert 'bgcolor="transparent"' in said
-    assert said.count('fillcolor="#') == 4
-    assert 'label="saved orange"' in said
-    assert said.count("1 -> 2") == 1
+        assert fill not in picture
+    assert 'bgcolor="transparent"' in picture
+    assert picture.count('fillcolor="#') == 4
+    assert 'label="saved orange"' in picture
+    assert picture.count("1 -> 2") == 1
 
 
 def test_light_and_dark_differ() -> None:

@@ -14,8 +14,8 @@ def pair(n_nodes: int) -> AutogradPictures:
 
 
 def test_non_reentrant_recompute_keeps_the_nodes_and_empties_them() -> None:
-    said = difference(pair(62))
-    assert said == "The 62 nodes stay; recomputed they hold 1 saved tensor (0.5 MiB) instead of 20 (15.0 MiB)."
+    sentence = difference(pair(62))
+    assert sentence == "The 62 nodes stay; recomputed they hold 1 saved tensor (0.5 MiB) instead of 20 (15.0 MiB)."
 
 
 def test_reentrant_recompute_replaces_them() -> None:

@@ -52,7 +52,7 @@ def test_hover_names_block_phase_operator_and_bytes() -> None:
         "recompute of layers.3", "allocated 4.0 MiB (recomputed) in layers.3 by aten::softmax"
     ]  # fmt: skip
     assert words[0] == ["before the step", "held before the step"]
-    assert any(said[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for said in words.values())
+    assert any(expected[1].startswith("freed 7.0 MiB (recomputed) in layers.3.inner") for expected in words.values())
 
 
 def test_the_baseline_is_stretched_phase_onto_phase() -> None:
@@ -244,9 +244,9 @@ def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture
 
 def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
     run = on_cuda(measured())
-    said = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
-    assert timeline(run).figure.layout.title.subtitle.text.endswith(said)
-    assert said in headlines(run)[0].tooltip
+    expected = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
+    assert timeline(run).figure.layout.title.subtitle.text.endswith(expected)
+    assert expected in headlines(run)[0].tooltip
     table = timeline(run).rows()
     assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
     assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512

@@ -114,13 +114,13 @@ def test_tables_hold_every_action_and_every_rank() -> None:
 def test_bars_of_a_rank_with_several_stages_say_which() -> None:
     plan = pipelines.planned(GRAPH, 4, schedule="Interleaved1F1B")
     one = predict(pipelines.priced(GRAPH, SPEC), plan, SPEC.policy)
-    said = {
+    sentences = {
         text: edge
         for trace in bars(gantt(one).figure)
         for text, edge in zip(trace.text, trace.marker.line.color, strict=True)
         if text
     }
-    assert {f"{action.stage}:{action.microbatch}" for action in one.actions} >= set(said)
-    assert len({edge for text, edge in said.items() if text.startswith("0:")}) == 1
-    assert len(set(said.values())) == 4
+    assert {f"{action.stage}:{action.microbatch}" for action in one.actions} >= set(sentences)
+    assert len({edge for text, edge in sentences.items() if text.startswith("0:")}) == 1
+    assert len(set(sentences.values())) == 4
     assert {text for trace in bars(gantt(forecast()).figure) for text in trace.text} <= {"", "0", "1", "2", "3"}

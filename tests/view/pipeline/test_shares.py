@@ -25,8 +25,8 @@ def counts(fig: Any) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_step_counts_all_gradients() -> None:
-    found = counts(truth_chart(run(n_moved=3)).figure)
-    assert found == {
+    ran = counts(truth_chart(run(n_moved=3)).figure)
+    assert ran == {
         "bitwise equal": (0, N, N - 3),
         "rounding": (N, 0, 0),
         "different": (0, 0, 3),
@@ -37,24 +37,24 @@ def test_every_step_counts_all_gradients() -> None:
 
 def test_the_record_judges_not_the_size_of_a_distance() -> None:
     """A distance that is small beside the gradient, and ten thousand times that of the baseline from float64."""
-    found = run()
+    ran = run()
     far = msgspec.structs.replace(
         pipelines.gradient_diff("w", 1e-6), baseline_error=1e-10, candidate_error=1e-6, tiny=0.0
     )
-    first = msgspec.structs.replace(found.gradients[0], splitting=far)
-    shown = msgspec.structs.replace(found, gradients=(first, *found.gradients[1:]))
+    first = msgspec.structs.replace(ran.gradients[0], splitting=far)
+    shown = msgspec.structs.replace(ran, gradients=(first, *ran.gradients[1:]))
     assert counts(truth_chart(shown).figure)["different"] == (0, 0, 1)
     assert truth_table(shown)[0]["splitting"] == "1e-06 (different)"
     assert [moved.name for moved in shown.moved] == [first.name]
 
 
 def test_a_gradient_that_never_came_is_no_distance() -> None:
-    found = run()
+    ran = run()
     lost = msgspec.structs.replace(
         pipelines.gradient_diff("w", 0.0), presence="baseline only", bitwise=False, relative_norm=None
     )
-    first = msgspec.structs.replace(found.gradients[0], splitting=lost)
-    shown = msgspec.structs.replace(found, gradients=(first, *found.gradients[1:]))
+    first = msgspec.structs.replace(ran.gradients[0], splitting=lost)
+    shown = msgspec.structs.replace(ran, gradients=(first, *ran.gradients[1:]))
     assert truth_table(shown)[0]["splitting"] == "no gradient came"
     assert "lost 1 gradient" in truth_chart(shown).figure.layout.title.subtitle.text
 

@@ -64,10 +64,10 @@ def test_nothing_reads_like_a_win(pair: Comparison) -> None:
 
 def test_a_part_of_a_step_has_no_headline_figure() -> None:
     run = cut_short(RAISED)
-    said = run.headlines()
-    assert said["complete"] is False and said["held_peak_bytes"] == 112 * 2**20
-    silent = set(said) - {"complete", "failed_in", "held_peak_bytes"}
-    assert all(said[name] is None for name in silent), said
+    figures = run.headlines()
+    assert figures["complete"] is False and figures["held_peak_bytes"] == 112 * 2**20
+    silent = set(figures) - {"complete", "failed_in", "held_peak_bytes"}
+    assert all(figures[name] is None for name in silent), figures
 
 
 def test_it_says_where_and_how_much() -> None:

@@ -90,11 +90,11 @@ def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
     base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
     hazard = Hazard(rule="r", severity="error", blocks=("head",), sentence="It breaks.", remedy="Do not.")
     facts = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate, hazards=(hazard,))
-    said = labels(facts)
-    assert said["blocks.0"].bytes == "15.0 → 0.5 MiB"
-    assert said["blocks.0"].note == "ran 2×"
-    assert said["norm"].bytes == "0.5 MiB"
-    assert said["head"].badges[0].text == "It breaks. Do not."
+    drawn = labels(facts)
+    assert drawn["blocks.0"].bytes == "15.0 → 0.5 MiB"
+    assert drawn["blocks.0"].note == "ran 2×"
+    assert drawn["norm"].bytes == "0.5 MiB"
+    assert drawn["head"].badges[0].text == "It breaks. Do not."
     unmeasured = labels(Facts(graph=GRAPH, policy=SPEC.policy))
     assert unmeasured["blocks.0"].bytes.endswith("?")
 
@@ -118,12 +118,12 @@ def test_models_come_from_the_command_line() -> None:
 
 
 def test_a_block_around_a_hazard_shows_it_too() -> None:
-    """Of a leaf deep in a folded block, and of the fold of equal blocks: folded away it would not be seen."""
+    """A block folded away would not be seen: what stands around it shows its hazard."""
     hazard = Hazard(rule="r", severity="error", blocks=("blocks.2.mlp",), sentence="Something.", remedy="Do.")
-    said = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
-    assert said["blocks.2"].badges[0].text == "Inside: Something. Do."
-    assert said["blocks"].badges[0].text == "1 of 6 blocks: Inside: Something. Do."
-    assert said["blocks.1"].badges[0].sign != "✕"
+    drawn = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
+    assert drawn["blocks.2"].badges[0].text == "Inside: Something. Do."
+    assert drawn["blocks"].badges[0].text == "1 of 6 blocks: Inside: Something. Do."
+    assert drawn["blocks.1"].badges[0].sign != "✕"
 
 
 def test_an_error_is_said_before_a_run() -> None:
@@ -147,8 +147,8 @@ def test_each_is_said_only_of_members_that_are_alike() -> None:
         for cost in both.candidate.blocks
     )
     segment = msgspec.structs.replace(both.candidate, blocks=costs)
-    said = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
-    assert said == "90.0 → 4.5 MiB in all"
+    drawn = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
+    assert drawn == "90.0 → 4.5 MiB in all"
     some = Facts(graph=GRAPH, policy=Policy.recompute(ALL[:4]), baseline=base)
     freed = dict.fromkeys(ALL[:4], 14 * graphs.MIB)
     assert labels(msgspec.structs.replace(some, freed_bytes=freed))["blocks"].bytes == "90.0 → ≈ 34.0 MiB in all"
@@ -200,9 +200,9 @@ def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() 
 def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
     pinned = graphs.measured(GRAPH, SPEC)
     kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
-    said = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
-    for id in said[""]:
-        assert len({labels[id].bytes for labels in said.values()}) == 1, id
+    drawn = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
+    for id in drawn[""]:
+        assert len({labels[id].bytes for labels in drawn.values()}) == 1, id
 
 
 @pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])
