@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, Replay
+from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, UNATTRIBUTED, Replay
 from explorer.plan.forecast.saved_by_call import SavedByCall, most_at_once, saved_by_calls
 from explorer.plan.memory.series import Bytes, Mask
 from explorer.plan.names import is_within
@@ -28,7 +28,7 @@ from explorer.record.allocations import ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
-BUFFER, UNATTRIBUTED = ROLES.index("buffer"), ROLES.index("unattributed")
+BUFFER = ROLES.index("buffer")
 FOREVER = 2**62
 COUNTER_BYTES = 8
 """num_batches_tracked, with which no norm computes."""

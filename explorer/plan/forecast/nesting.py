@@ -119,10 +119,12 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
         died[place[entry]] = FOREVER  # kept for the unit that is given it
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
-    begun = np.array([one.first for one in below if one.first < last], dtype=np.int64)
+    # The unit that running again ends at has stashed its generators' state before.
+    begun = [one.first for one in below if one.first < last]
+    begun += [one.first for one in children if nest.stops_inside[i] and one.first == last]
     return most_at_once(
         np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
-        np.concatenate((born, begun)),
+        np.concatenate((born, np.array(begun, dtype=np.int64))),
         np.concatenate((died, np.full(len(begun), FOREVER))),
     )
 

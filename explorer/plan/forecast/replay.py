@@ -18,7 +18,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
-SAVED = ROLES.index("saved activation")
+SAVED, UNATTRIBUTED = ROLES.index("saved activation"), ROLES.index("unattributed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +38,8 @@ class Replay:
     by_birth: NDArray[np.intp]
     births: Bytes
     """Ticks at which anything is born, ascending, and the tick behind the last."""
+    results: Bytes
+    """Those at which an operator returned what is born, and the same tick behind the last."""
     by_block: NDArray[np.intp]
     """Entries such that everything below one fqn lies side by side."""
     keys: list[tuple[str, ...]]
@@ -77,6 +79,7 @@ class Replay:
             ops=log.ops,
             by_birth=by_birth,
             births=np.append(born[by_birth], log.n_ticks + 1),
+            results=np.append(np.sort(born[array_of(log.role) != UNATTRIBUTED]), log.n_ticks + 1),
             by_block=by_block,
             keys=[tuple(log.blocks[i].split(".")) for i in order],
             starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),

@@ -1,9 +1,9 @@
 """What each call of a unit leaves behind for its backward, and would not if it were recomputed.
 
-1. What a call saves for its own backward leaves when its forward ends and is back when its backward begins. In a
-   segment that happens block by block on the way out, and for all of its blocks at once on the way back. An output
-   leaves where the graph says that nobody else saves it, once the last block that was given it is through; autocast's
-   copy of a weight leaves when forward ends.
+1. What a call saves for its own backward leaves when its forward ends and is back when its backward begins; the last
+   that it saves is there until something is made of it. In a segment that happens block by block on the way out, and
+   for all of its blocks at once on the way back. An output leaves where the graph says that nobody else saves it, once
+   the last block that was given it is through; autocast's copy of a weight leaves when forward ends.
 2. The inputs of a call are kept by its checkpoint until its backward has ended.
 3. Running forward again holds its scratch once more.
 
@@ -149,8 +149,11 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
     for call, following in zip(members, [*members[1:], members[-1]]):
         here = (born > call.first) & (born <= call.end)
         if here.any():
-            leaves[here] = born[here].max() + 1
-            output = here & (born == born[here].max()) & (call is not following)
+            last = born[here].max()
+            leaves[here] = last + 1
+            then = int(replay.results[np.searchsorted(replay.results, last, side="right")])
+            leaves[here & (born == last)] = (then if then <= call.end else last) + 1
+            output = here & (born == last) & (call is not following)
             leaves[output] = following.end + 1
     leaves = np.minimum(leaves, replay.let_go[saved])
     for entry in own_outputs:
