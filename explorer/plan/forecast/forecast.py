@@ -15,6 +15,7 @@ from explorer.plan.forecast.actions import PlayedStep, calls_of, results_unknown
 from explorer.plan.forecast.at_peak import ledger_at_peak
 from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
 from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.forecast.layout import with_copied_gradients
 from explorer.plan.forecast.nesting import Nest, enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import unit_flops
@@ -96,11 +97,13 @@ class Forecaster:
     def _play(self, replay: Replay, policy: Policy) -> _Play:
         assert self.baseline is not None, "it was replayed"
         units = self._units(replay, policy)
+        if policy.use_reentrant:
+            units = with_copied_gradients(replay, units, self._graph)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(self.baseline, policy)
         played = changes_of(replay, nest, self.baseline.forward_end_tick, stash_bytes=stash)
         return _Play(replay=replay, units=units, nest=nest, played=played, stash_bytes=stash)
 
-    def _units(self, replay: Replay, policy: Policy) -> dict[Unit, list[SavedByCall]]:
+    def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
         assert self.baseline is not None, "it was replayed"
         step = PlayedStep(replay=replay, graph=self._graph, on_gpu=self.baseline.environment.device != "cpu")
         offloaded = tuple(unit for unit in policy.units if unit.action == "offload")

@@ -23,6 +23,7 @@ from tests.engine.measure.random_policies import KINDS, random_policy
 SMALL = {
     "gpt": {"n_layers": 2, "width": 32, "length": 32, "batch": 2, "vocabulary": 64},
     "mlp": {"n_layers": 4, "width": 32, "batch": 256},
+    "vit": {"n_layers": 2, "width": 32, "side": 32, "patch": 4, "batch": 2},
     "resnet": {"width": 8, "blocks_per_stage": 2, "n_stages": 2, "side": 16, "batch": 4},
 }
 FEW_BYTES = 256
@@ -76,6 +77,27 @@ def test_reentrant_checkpointing() -> None:
     assert run.by_fqn["blocks.0"].n_recompute == 1
     assert said.step_peak_bytes != Forecaster(base, graph).forecast(Policy.recompute(graph.repeats)).step_peak_bytes
     holds(graph, base, Policy.recompute([graph.repeats, *(f"{fqn}.mlp" for fqn in graph.repeats)], use_reentrant=True))
+
+
+@pytest.mark.parametrize("blocks", [("head",), ("blocks.0", "blocks.1.norm1", "head")])
+def test_reentrant_checkpointing_of_what_does_not_lie_row_after_row(blocks: tuple[str, ...]) -> None:
+    """The patches of a picture are transposed: torch lays the gradient that a unit hands on like its input."""
+    graph, base = known("vit")
+    policy = Policy.recompute(blocks, use_reentrant=True)
+    said, _ = holds(graph, base, policy)
+    known_no_layout = tuple(msgspec.structs.replace(block, traits=()) for block in graph.blocks)
+    without = Forecaster(base, msgspec.structs.replace(graph, blocks=known_no_layout)).forecast(policy)
+    assert said.step_peak_bytes is not None and without.step_peak_bytes is not None
+    assert said.step_peak_bytes - without.step_peak_bytes == 2 * 64 * 32 * 4, "one gradient of the stream"
+
+
+@pytest.mark.parametrize("inside", [("attention_dropout", "dropout"), ("dropout",), ("attention_dropout",)])
+def test_units_inside_an_attention(inside: tuple[str, ...]) -> None:
+    """The noise of a dropout is there until the weights are multiplied by it; where running again ends, that unit has
+    stashed the generator's state."""
+    graph, base = known("gpt")
+    named = [f"blocks.{i}.attention" for i in range(2)]
+    holds(graph, base, Policy.recompute([*named, *(f"{fqn}.{one}" for fqn in named for one in inside)]))
 
 
 def on_this_machine(tensor: Tensor) -> offload.Back:

@@ -334,6 +334,24 @@ def test_ways_of_calling_that_checkpointing_cares_for() -> None:
     assert having(graph(Walk(1)), "inputs_need_no_grad") == ["", "stem"]
 
 
+@pytest.mark.parametrize(
+    ("laid", "strided"),
+    [
+        (lambda x: x, []),
+        (lambda x: x.mT.contiguous().mT, ["speaks", "speaks.linear"]),
+        (lambda x: x[:, ::2].repeat_interleave(2, 1)[:, :W], []),
+        (lambda x: x[:, :1].expand(-1, W), []),
+    ],
+    ids=["row after row", "transposed", "row after row again", "expanded, not dense"],
+)
+def test_the_layout_of_what_is_given(laid: Callable[[Tensor], Tensor], strided: list[str]) -> None:
+    class Lays(Asks):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.speaks(hidden=laid(x * 1.0 + self.speaks.linear.bias))["hidden"]
+
+    assert having(graph(Lays()), "strided_inputs") == strided
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
