@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from explorer.errors import ExplorerError, NotSaved
-from explorer.jobs.failures import failure_of
+from explorer.jobs.failures import failure_of_job
 from explorer.record.base import to_json
 from explorer.record.failure import Failure
 
@@ -70,7 +70,7 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
         try:
             function(**values)
         except ExplorerError as error:
-            failure = error.failure if isinstance(error, RunFailed) else failure_of(error)
+            failure = error.failure if isinstance(error, RunFailed) else failure_of_job(error)
             answer_failure(failure, output)
         except KeyboardInterrupt:
             answer_failure(Failure(kind="cancelled", sentence="Cancelled."), output)
@@ -102,7 +102,7 @@ def answered(output: Output) -> Iterator[None]:
     except RunFailed as error:  # the document holds what was recorded until the run was cut short
         answer_failure(error.failure, dataclasses.replace(output, json=False))
     except NotSaved as error:
-        answer_failure(failure_of(error), dataclasses.replace(output, json=False))
+        answer_failure(failure_of_job(error), dataclasses.replace(output, json=False))
 
 
 def say(text: str) -> None:

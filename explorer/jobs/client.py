@@ -17,7 +17,7 @@ from pathlib import Path
 
 from explorer.errors import ExplorerError
 from explorer.jobs.child import Child, worker_command
-from explorer.jobs.failures import crash, failure_of
+from explorer.jobs.failures import crash, failure_of_job
 from explorer.jobs.protocol import (
     RESULTS,
     CancelJob,
@@ -175,7 +175,7 @@ class Worker:
         try:
             result = from_msgpack(event.result, RESULTS[type(job.request)])
         except ExplorerError as error:
-            self._finish(job, failure=failure_of(error))
+            self._finish(job, failure=failure_of_job(error))
             return
         with self._lock:
             job.result, job.run_id, job.warning = result, event.run_id, event.warning

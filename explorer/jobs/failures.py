@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import signal
-import traceback
-from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from explorer.errors import OutOfMemory
-from explorer.record import failure as table
-from explorer.record.failure import Failure, FailureKind
-
-_LONGEST = 500
-# torch's CPU allocator raises a bare RuntimeError; only its words tell.
-_CPU_ALLOCATOR = re.compile(r"can't allocate memory: you tried to allocate (\d+) bytes")
+from explorer.record.failure import Failure, FailureKind, failure_of
 
 
-def failure_of(error: BaseException, *, timed_out: bool = False) -> Failure:
-    """What is shown for `error`. Memory that ran out is told from its words where its type does not say so."""
-    text = "".join(traceback.format_exception(error))
-    failure = table.failure_of(_out_of_memory(error) or error, in_step=False, text=text)
+def failure_of_job(error: BaseException, *, timed_out: bool = False) -> Failure:
+    """What is shown for `error`; `timed_out`: the job's clock, and no person, cancelled it."""
+    failure = failure_of(error, in_step=False)
     return replace(failure, kind="time-out") if timed_out and failure.kind == "cancelled" else failure
 
 
@@ -57,31 +47,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _out_of_memory(error: BaseException) -> OutOfMemory | None:
-    """Looks through the causes: a model's forward that fails for lack of memory is wrapped by whoever called it."""
-    for link in _chain(error):
-        if isinstance(link, OutOfMemory):
-            return link
-        asked = _CPU_ALLOCATOR.search(str(link))
-        if asked or isinstance(link, MemoryError) or type(link).__name__ == "OutOfMemoryError":
-            return OutOfMemory(
-                f"The run asked for {int(asked[1]):,} bytes and was refused." if asked else _first_line(link),
-                hint="Take a smaller size or batch, recompute more blocks, or raise the memory limit.",
-                asked_bytes=int(asked[1]) if asked else None,
-            )
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    return f"Memory ran out: {str(error).splitlines()[0] if str(error) else type(error).__name__}"[:_LONGEST]
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    link: BaseException | None = error
-    while link is not None and id(link) not in seen:
-        seen.add(id(link))
-        yield link
-        link = link.__cause__ or link.__context__

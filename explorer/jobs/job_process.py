@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from explorer.errors import Crashed, UnreadableFile
-from explorer.jobs.failures import crash, failure_of
+from explorer.jobs.failures import crash, failure_of_job
 from explorer.jobs.protocol import Event, Failed, Frames, Reported, Submit, model_of_request
 
 _CHUNK_BYTES = 1 << 20
@@ -86,7 +86,7 @@ class JobProcess:
                 if over and not ready:
                     return self._crashed()
         except UnreadableFile as error:  # a model wrote into a file that is not its own
-            return Failed(job=self._submitted.job, failure=failure_of(Crashed(_GARBLED, hint=str(error))))
+            return Failed(job=self._submitted.job, failure=failure_of_job(Crashed(_GARBLED, hint=str(error))))
 
     def close(self) -> None:
         """Ends it, with all that it has started."""

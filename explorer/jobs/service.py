@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from explorer.errors import Crashed, ExplorerError
-from explorer.jobs.failures import failure_of
+from explorer.jobs.failures import failure_of_job
 from explorer.jobs.job_process import JobProcess, OomKills, Start
 from explorer.jobs.protocol import (
     CancelJob,
@@ -102,7 +102,7 @@ class Service:
         try:
             process = JobProcess(submitted, self._start, folder, self._n_oom_kills)
         except Crashed as error:
-            self._send(Failed(job=submitted.job, failure=failure_of(error)))
+            self._send(Failed(job=submitted.job, failure=failure_of_job(error)))
             return None
         self._working = submitted.job, process
         return process

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from explorer.errors import Cancelled, NotSaved
-from explorer.jobs.failures import failure_of
+from explorer.jobs.failures import failure_of_job
 from explorer.jobs.protocol import Event, Failed, Finished, Reported, Request, Submit, time_limit_s, write_frame
 from explorer.jobs.store import Store, is_kept
 from explorer.record.base import Record, to_msgpack
@@ -45,7 +45,7 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
         event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or what is its own
-        event = Failed(job=submitted.job, failure=failure_of(error, timed_out=clock.over))
+        event = Failed(job=submitted.job, failure=failure_of_job(error, timed_out=clock.over))
     write_frame(events, event)
 
 

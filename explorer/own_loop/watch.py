@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
@@ -31,6 +30,7 @@ from explorer.errors import BadInput, ExplorerError
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
 from explorer.plan.planners.refusal import refusal
+from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 
 RESERVE_BYTES = 64 * 2**20

@@ -1,8 +1,21 @@
-"""Why a run has no result, as a record: which kind of failure an exception is, and in which words."""
+"""Why a run has no result, as a record: which kind of failure an exception is, and in which words.
+
+                          raised in a step     anywhere else in a job
+memory ran out            out of memory        out of memory             found among its causes too
+an error of ours          its own kind         its own kind              see the table below
+KeyboardInterrupt         cancelled            cancelled
+SystemExit, odd ones      model raised         model raised
+any other Exception       model raised         internal
+
+The kind depends on where an error is raised, never on how far it travels: what runs a stranger's model outside of a
+measured step turns what it raises into ModelFailed on the spot (engine/model/loaded.py: blaming).
+"""
 
 from __future__ import annotations
 
+import re
 import traceback
+from collections.abc import Iterator
 from typing import Literal
 
 from explorer.errors import BadInput, Cancelled, Crashed, ExplorerError, ModelFailed, NotOnThisDevice, OutOfMemory
@@ -36,13 +49,27 @@ _KINDS: tuple[tuple[type[ExplorerError], FailureKind], ...] = (
     (Crashed, "crash"),
 )
 
+CPU_REFUSAL = re.compile(r"memory: you tried to allocate (\d+) bytes")
+"""torch's CPU allocator raises a bare RuntimeError; only its words tell."""
 
-def failure_of(error: BaseException, *, in_step: bool, text: str | None = None) -> Failure:
-    """`in_step`: only the model, its loss and torch were at work, so what nobody foresaw is the model's.
 
-    `text` is the traceback where it is another error's.
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, here or in what `error` was raised from."""
+    return refusal_behind(error) is not None
+
+
+def refusal_behind(error: BaseException) -> BaseException | None:
+    """The error that says that memory ran out, `error` itself or one it was raised from; None: memory is not why.
+
+    torch raises OutOfMemoryError on CUDA and a plain RuntimeError on the CPU; Python and C++ raise MemoryError.
     """
-    text = (text or "".join(traceback.format_exception(error)))[-_LONGEST_TRACEBACK:]
+    return next((link for link in _chain(error) if _refuses(link)), None)
+
+
+def failure_of(error: BaseException, *, in_step: bool) -> Failure:
+    """`in_step`: only the model, its loss and torch were at work, so what nobody foresaw is the model's."""
+    text = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    error = _as_out_of_memory(error)
     if isinstance(error, ExplorerError):
         return Failure(
             kind=next((kind for type_, kind in _KINDS if isinstance(error, type_)), "internal"),
@@ -74,6 +101,44 @@ def failure_of(error: BaseException, *, in_step: bool, text: str | None = None) 
         return Failure(kind="model raised", sentence=f"The model raised {_in_words(error)}", hint=hint, traceback=text)
     hint = "Nothing foresaw this error; the traceback says where it was raised."
     return Failure(kind="internal", sentence=f"{type(error).__name__}: {error}"[:_LONGEST], hint=hint, traceback=text)
+
+
+def _as_out_of_memory(error: BaseException) -> BaseException:
+    """What stands behind it where memory ran out, in our own words."""
+    refusal = refusal_behind(error)
+    if refusal is None or isinstance(refusal, OutOfMemory):
+        return refusal or error
+    asked = CPU_REFUSAL.search(str(refusal))
+    return OutOfMemory(
+        f"The run asked for {int(asked[1]):,} bytes and was refused."
+        if asked
+        else f"Memory ran out: {(str(refusal) or type(refusal).__name__).splitlines()[0]}"[:_LONGEST],
+        hint="Take a smaller size or batch, recompute more blocks, or raise the memory limit.",
+        asked_bytes=int(asked[1]) if asked else None,
+    )
+
+
+def _refuses(error: BaseException) -> bool:
+    """By names and words: torch is not imported here."""
+    if isinstance(error, (MemoryError, OutOfMemory)):
+        return True
+    if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
+        return True
+    words = str(error)
+    if CPU_REFUSAL.search(words):
+        return True
+    told = "std::bad_alloc" in words or ("DefaultCPUAllocator" in words and "memory" in words)
+    return isinstance(error, RuntimeError) and told
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """`error`, what it was raised from, and so on."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__ or link.__context__
 
 
 def _in_words(error: BaseException) -> str:

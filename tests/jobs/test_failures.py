@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from explorer.engine.device.limits import failure_of as failure_in_step
+import msgspec
+import pytest
+import torch
+
+from explorer.engine.device.limits import failure_in_step
 from explorer.errors import (
     BadInput,
     Cancelled,
@@ -18,7 +23,26 @@ from explorer.errors import (
     OutOfMemory,
     UnreadableFile,
 )
-from explorer.jobs.failures import crash, failure_of
+from explorer.jobs.failures import crash, failure_of_job
+from explorer.jobs.protocol import (
+    Compare,
+    DeriveMatrix,
+    Describe,
+    DrawAutograd,
+    Measure,
+    ProfileStages,
+    Request,
+    RunPipeline,
+)
+from explorer.jobs.worker import answer
+from explorer.record.base import Record
+from explorer.record.comparison import Comparison
+from explorer.record.failure import Failure
+from explorer.record.graph import ModelRef
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.policy import Policy
+from explorer.record.progress import silent
+from explorer.record.run import RunSpec
 
 
 @pytest.mark.parametrize(
@@ -35,12 +59,12 @@ from explorer.jobs.failures import crash, failure_of
     ],
 )
 def test_each_error_has_its_kind(error: ExplorerError, kind: str) -> None:
-    failure = failure_of(error)
+    failure = failure_of_job(error)
     assert (failure.kind, failure.sentence, failure.hint) == (kind, "a", "b")
 
 
 def test_out_of_memory_keeps_its_bytes() -> None:
-    failure = failure_of(OutOfMemory("full", asked_bytes=7, free_bytes=5))
+    failure = failure_of_job(OutOfMemory("full", asked_bytes=7, free_bytes=5))
     assert failure.kind == "out of memory"
     assert (failure.asked_bytes, failure.free_bytes) == (7, 5)
 
@@ -66,29 +90,29 @@ class OutOfMemoryError(RuntimeError):
 )
 def test_memory_that_ran_out_is_told_through_wrappers(cause: BaseException, asked: int | None) -> None:
     for error in (raised(cause), raised(ModelFailed("forward raised"), cause)):
-        failure = failure_of(error)
+        failure = failure_of_job(error)
         assert failure.kind == "out of memory" and failure.asked_bytes == asked
         assert failure.sentence.startswith("The run asked for 4,096 bytes" if asked else "Memory ran out")
 
 
 def test_a_model_that_leaves_is_told_as_such() -> None:
-    failure = failure_of(raised(SystemExit(3)))
+    failure = failure_of_job(raised(SystemExit(3)))
     assert (failure.kind, failure.sentence) == ("model raised", "The model called sys.exit(3).")
 
 
 def test_what_nobody_foresaw_is_internal_and_shows_its_traceback() -> None:
-    failure = failure_of(raised(KeyError("x")))
+    failure = failure_of_job(raised(KeyError("x")))
     assert failure.kind == "internal" and "KeyError: 'x'" in failure.sentence and "raise error" in failure.traceback
 
 
 def test_a_time_out_is_told_from_a_cancel() -> None:
-    assert failure_of(Cancelled("late"), timed_out=True).kind == "time-out"
-    assert failure_of(BadInput("bad"), timed_out=True).kind == "bad input"
-    assert failure_of(KeyboardInterrupt()).kind == "cancelled"
+    assert failure_of_job(Cancelled("late"), timed_out=True).kind == "time-out"
+    assert failure_of_job(BadInput("bad"), timed_out=True).kind == "bad input"
+    assert failure_of_job(KeyboardInterrupt()).kind == "cancelled"
 
 
 def test_endless_messages_are_cut() -> None:
-    assert len(failure_of(ValueError("x" * 10_000)).sentence) <= 500
+    assert len(failure_of_job(ValueError("x" * 10_000)).sentence) <= 500
 
 
 class Odd(BaseException):
@@ -97,14 +121,108 @@ class Odd(BaseException):
 
 @pytest.mark.parametrize("error", [Odd("away"), GeneratorExit("away")])
 def test_what_is_no_exception_is_the_models_and_says_so(error: BaseException) -> None:
-    failure = failure_of(raised(error))
+    failure = failure_of_job(raised(error))
     assert failure.kind == "model raised" and f"raised {type(error).__name__}: away" in failure.sentence
     assert "BaseException" in failure.hint
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit(), Odd(), Cancelled("a")])
-def test_a_step_and_a_job_call_it_the_same(error: BaseException) -> None:
-    assert failure_of(error).kind == failure_in_step(error).kind
+def kinds_of_errors(base: type[BaseException]) -> Iterator[type[BaseException]]:
+    yield base
+    for kind in base.__subclasses__():
+        yield from kinds_of_errors(kind)
+
+
+OURS = sorted(set(kinds_of_errors(ExplorerError)), key=lambda kind: kind.__name__)
+MEMORY = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("std::bad_alloc"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 4096 bytes."),
+    OutOfMemory("full"),
+]
+PLACES: list[Callable[[BaseException], Failure]] = [failure_in_step, failure_of_job]
+
+
+@pytest.mark.parametrize("error", [*(kind("a") for kind in OURS), *MEMORY, SystemExit(3), KeyboardInterrupt(), Odd()])
+@pytest.mark.parametrize("wrapper", [None, ValueError("b"), ModelFailed("b"), Odd("b")], ids=repr)
+def test_a_step_and_a_job_call_it_the_same(error: BaseException, wrapper: BaseException | None) -> None:
+    """Also where a model wraps it in an error of its own; only of an unforeseen Exception the place decides."""
+    thrown = raised(error) if wrapper is None else raised(wrapper, raised(error))
+    in_step, in_job = (place(thrown).kind for place in PLACES)
+    if isinstance(thrown, ValueError) and error not in MEMORY and not isinstance(error, OutOfMemory):
+        assert (in_step, in_job) == ("model raised", "internal")
+    else:
+        assert in_step == in_job
+    if error in MEMORY or isinstance(error, OutOfMemory):
+        assert in_step == "out of memory"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a"), ValueError("a"), KeyError("a"), StopIteration("a")])
+def test_of_what_nobody_foresaw_the_place_decides(error: Exception) -> None:
+    assert [place(raised(error)).kind for place in PLACES] == ["model raised", "internal"]
+
+
+SOURCE = """
+import torch
+from torch import nn
+
+ERRORS = {"key": KeyError("no"), "runtime": RuntimeError("no"), "exit": SystemExit(3), "interrupt": KeyboardInterrupt(),
+          "memory": RuntimeError("std::bad_alloc")}
+
+class Raising(nn.Linear):
+    def forward(self, x):
+        raise self.error
+
+class Wrapping(nn.Sequential):
+    def forward(self, x):
+        try:
+            return super().forward(x)
+        except Exception as error:
+            raise ValueError("wrapped") from error
+
+def build(error, wrapped):
+    net = (Wrapping if wrapped else nn.Sequential)(nn.Linear(4, 4), Raising(4, 4))
+    net[1].error = ERRORS[error]
+    return net, torch.randn(8, 4)
+"""
+FORWARD_RAISES = {"key": "model raised", "runtime": "model raised", "exit": "model raised", "interrupt": "cancelled",
+                  "memory": "out of memory"}  # fmt: skip
+
+
+def requests(model: ModelRef) -> Iterator[Request]:
+    """Everything that runs a model."""
+    spec = RunSpec(model=model, n_repeats=1, optimizer="none")
+    plan = PipelinePlan(stages=(("0",), ("1",)), n_microbatches=2, schedule="GPipe")
+    yield Describe(model=model)
+    yield Measure(spec=spec)
+    yield Measure(spec=spec, without_data=True)
+    yield Compare(baseline=spec, candidate=msgspec.structs.replace(spec, policy=Policy.recompute(["0"])))
+    yield DrawAutograd(spec=spec, block="0")
+    yield DeriveMatrix(spec=spec)
+    yield RunPipeline(spec=msgspec.structs.replace(spec, plan=plan))
+    yield ProfileStages(spec=spec, groups=plan.stages, n_microbatches=2)
+
+
+def failure_when(request: Request) -> Failure | None:
+    """As the job raised it, or as its result tells it."""
+    try:
+        result: Record = answer(request, silent)
+    except BaseException as error:
+        return failure_of_job(error)
+    if isinstance(result, Comparison):
+        return result.baseline.failure or result.candidate.failure
+    return getattr(result, "failure")  # noqa: B009 (records of several kinds)
+
+
+@pytest.mark.parametrize(
+    ("error", "wrapped"), [*((error, False) for error in sorted(FORWARD_RAISES)), ("key", True), ("memory", True)]
+)
+def test_what_a_forward_raises_is_of_one_kind_whatever_job_ran_it(error: str, wrapped: bool, tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(SOURCE)
+    model = ModelRef(target=f"{tmp_path / 'net.py'}:build", arguments={"error": error, "wrapped": wrapped})
+    told = {type(request).__name__: failure_when(request) for request in requests(model)}
+    assert {name: one and one.kind for name, one in told.items()} == dict.fromkeys(told, FORWARD_RAISES[error])
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import explorer
-from explorer.engine.device.limits import is_out_of_memory, limited_process
+from explorer.engine.device.limits import limited_process
 from explorer.engine.measure.measure import measure
 from explorer.errors import OutOfMemory
 from explorer.own_loop.watch import Watch
 from explorer.record import ModelRef, RunSpec
+from explorer.record.failure import is_out_of_memory
 from tests.own_loop.test_record_step import peak_beside_inputs, torchs_own_warning
 from tests.own_loop.test_watch import MIB, opened
 

@@ -25,7 +25,7 @@ from explorer.engine.compare.outcome import Outcome, Yardsticks, take
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import Device, device_of
-from explorer.engine.device.limits import failure_of, is_out_of_memory
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.tf32 import without_tf32
 from explorer.engine.measure.before_step import storage_bytes, tensors_before_step
 from explorer.engine.measure.measure import warm_checkpoint
@@ -39,6 +39,7 @@ from explorer.errors import BadInput, ExplorerError
 from explorer.plan.arena.table import rivals
 from explorer.record.arena import Bout, Ground
 from explorer.record.comparison import Comparison, TensorDiff
+from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report
 from explorer.record.run import RunSpec
@@ -70,7 +71,7 @@ def fight(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
         except Exception as error:  # whatever a model raises under a stranger's hands
             if isinstance(error, ExplorerError) and not is_out_of_memory(error):
                 raise
-            return msgspec.structs.replace(bout, failure=failure_of(error))
+            return msgspec.structs.replace(bout, failure=failure_in_step(error))
 
 
 class _Ring:

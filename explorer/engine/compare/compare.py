@@ -25,7 +25,7 @@ from explorer.engine.compare.outcome import (
     take,
 )
 from explorer.engine.compare.reference import coarsest_epsilon, reference
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.load import load_for
@@ -139,7 +139,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     except Cancelled:
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
-        return {**fields, "failure": failure_of(error)}
+        return {**fields, "failure": failure_in_step(error)}
     yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
     fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
     return fields | side_by_side(base, cand, yardsticks)

@@ -16,15 +16,13 @@ import torch
 from explorer.engine.device.allocator import Refusal
 from explorer.engine.device.free_memory import available_bytes
 from explorer.errors import NotOnThisDevice, OutOfMemory
-from explorer.record import failure as table
-from explorer.record.failure import Failure
+from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
 try:
     import resource
 except ImportError:  # Windows has no such limits
     resource = None  # type: ignore[assignment]
 
-_CPU_REFUSAL = re.compile(r"you tried to allocate (\d+) bytes")
 _CUDA_REFUSAL = re.compile(
     r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*? of which ([\d.]+) (bytes|[KMGT]iB) is free", re.S
 )
@@ -101,32 +99,23 @@ def address_space_bytes() -> int | None:
     return pages * resource.getpagesize()
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """torch raises OutOfMemoryError on CUDA, a plain RuntimeError on CPU; Python and C++ raise MemoryError."""
-    if isinstance(error, (MemoryError, OutOfMemory, torch.OutOfMemoryError)):
-        return True
-    if not isinstance(error, RuntimeError):
-        return False
-    return "std::bad_alloc" in str(error) or ("DefaultCPUAllocator" in str(error) and "memory" in str(error))
-
-
 def refusal_of(error: BaseException) -> Refusal:
-    """Bytes asked and free, as far as the error says."""
-    if isinstance(error, OutOfMemory):
-        return Refusal(error.asked_bytes, error.free_bytes)
-    if words := _CPU_REFUSAL.search(str(error)):
+    """Bytes asked and free, as far as the error, or what it was raised from, says."""
+    refusal = refusal_behind(error) or error
+    if isinstance(refusal, OutOfMemory):
+        return Refusal(refusal.asked_bytes, refusal.free_bytes)
+    if words := CPU_REFUSAL.search(str(refusal)):
         return Refusal(int(words[1]), _free_here())
-    if words := _CUDA_REFUSAL.search(str(error)):
+    if words := _CUDA_REFUSAL.search(str(refusal)):
         return Refusal(int(float(words[1]) * _UNITS[words[2]]), int(float(words[3]) * _UNITS[words[4]]))
     return Refusal(None, None)
 
 
-def failure_of(error: BaseException) -> Failure:
-    """An exception as a result."""
-    text = "".join(traceback.format_exception(error))
+def failure_in_step(error: BaseException) -> Failure:
+    """What a step raised, as a result: of memory that ran out with the bytes that were asked and free."""
     if is_out_of_memory(error):
-        return out_of_memory(refusal_of(error), text)
-    return table.failure_of(error, in_step=True)
+        return out_of_memory(refusal_of(error), "".join(traceback.format_exception(error)))
+    return failure_of(error, in_step=True)
 
 
 def out_of_memory(refusal: Refusal, text: str) -> Failure:

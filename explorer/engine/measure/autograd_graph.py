@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded, place
+from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import set_mode, torch_device, torch_dtype
 from explorer.engine.world.as_found import left_as_found
@@ -28,7 +28,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
 
     Recompute is drawn under the options of `spec.policy`. Non-reentrant checkpointing keeps the nodes and empties
     them; reentrant checkpointing replaces them by one node. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
-    Raises BadInput for a block that does not exist or is never called.
+    Raises BadInput for a block that does not exist or is never called, ModelFailed for a model that raises.
     """
     with left_as_found():
         report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
@@ -60,7 +60,7 @@ def _inputs_of(loaded: Loaded, block: str) -> tuple[Any, Any]:
 
     hook = modules[block].register_forward_pre_hook(catch, with_kwargs=True)
     try:
-        with torch.no_grad():
+        with blaming(loaded.ref, loaded.inputs, "forward"), torch.no_grad():
             loaded.output()
     finally:
         hook.remove()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from explorer.engine.device.device import Device
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.before_step import tensors_before_step
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
@@ -64,5 +64,5 @@ def held_at_refusal(
             ops=("",),
             time_ns=column(),
         ),
-        failure=failure_of(error),
+        failure=failure_in_step(error),
     )

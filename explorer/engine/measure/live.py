@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, device_of, place_of
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
@@ -128,7 +128,7 @@ class LiveStep:
 
     def _failure(self, error: Exception) -> Failure:
         """torch's word about a recompute that differs is translated, in the record and in the error itself."""
-        failure, told = failure_of(error), in_words(error, self._model)
+        failure, told = failure_in_step(error), in_words(error, self._model)
         if not told:
             return failure
         error.add_note(told)

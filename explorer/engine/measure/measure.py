@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.device.device import Device, device_of
-from explorer.engine.device.limits import failure_of, is_out_of_memory
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.checkpoint_cost import checkpoint_ms
 from explorer.engine.measure.recording import Recorded, record
@@ -28,6 +28,7 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError
+from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
@@ -122,7 +123,7 @@ def _ready(timed: Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Ite
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
-        timed.failure = failure_of(error)
+        timed.failure = failure_in_step(error)
 
 
 def _measurement(spec: RunSpec, run: Recorded, timed: Timed, device: Device, environment: Environment) -> Measurement:

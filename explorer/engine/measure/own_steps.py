@@ -13,7 +13,7 @@ import msgspec
 from torch import nn
 
 from explorer.engine.device.device import device_of, place_of
-from explorer.engine.device.limits import is_out_of_memory, limited_by_machine
+from explorer.engine.device.limits import limited_by_machine
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms, live_step_ms
 from explorer.engine.model.describe import describe_step
@@ -22,6 +22,7 @@ from explorer.engine.policy.apply import apply_policy, policy_of
 from explorer.engine.world.found_step import FoundState, optimizers_of
 from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput
+from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
-from explorer.engine.device.limits import failure_of, is_out_of_memory, out_of_memory
+from explorer.engine.device.limits import failure_in_step, out_of_memory
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, storage_bytes, tensors_before_step
 from explorer.engine.model.loaded import Loaded, types_of
@@ -28,7 +28,7 @@ from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
-from explorer.record.failure import Failure
+from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks
 from explorer.record.run import RunSpec
 
@@ -187,7 +187,7 @@ def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[No
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
-        run.failure = failure_of(error)
+        run.failure = failure_in_step(error)
         if model is not None and (told := in_words(error, model)):
             run.failure = msgspec.structs.replace(run.failure, sentence=told)
 

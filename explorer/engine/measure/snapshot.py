@@ -10,6 +10,7 @@ from pathlib import Path
 
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
+from explorer.engine.model.loaded import blaming
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import NotOnThisDevice, NotSaved
@@ -23,7 +24,7 @@ N_WARM_UP = 2
 def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFile:
     """Takes one warm step of `spec` and writes its allocator history to `path`, a few KB an event.
 
-    Raises NotOnThisDevice on a CPU, NotSaved where the file cannot be written; what the model raises passes.
+    Raises NotOnThisDevice on a CPU, NotSaved where the file cannot be written, ModelFailed for a model that raises.
     Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
     """
     if spec.device != "cuda":
@@ -33,15 +34,15 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFi
         )
     device = torch_device(spec)
     with left_as_found():
-        trainee = prepare(spec)
-        for i in range(N_WARM_UP):
-            report(Progress(what="warming up", done=i, total=N_WARM_UP + 1))
-            run_step(trainee)
-        trainee.model.zero_grad(set_to_none=True)
-        report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
-        recorder = CudaRecorder(device, stacks=True)
-        with recorder, device_of(device).limited(spec.memory_limit_bytes):
-            run_step(trainee)
+        trainee, recorder = prepare(spec), CudaRecorder(device, stacks=True)
+        with blaming(spec.model, trainee.inputs, "step"):
+            for i in range(N_WARM_UP):
+                report(Progress(what="warming up", done=i, total=N_WARM_UP + 1))
+                run_step(trainee)
+            trainee.model.zero_grad(set_to_none=True)
+            report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
+            with recorder, device_of(device).limited(spec.memory_limit_bytes):
+                run_step(trainee)
     try:
         n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
     except OSError as error:

@@ -19,7 +19,6 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
-from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
@@ -35,6 +34,7 @@ from explorer.engine.world.rng import RngState
 from explorer.engine.world.without_data import is_without_data
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
+from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import Device

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.loaded import call, said_by, shapes
 from explorer.engine.model.openable import copied
 from explorer.engine.world.rng import RngState
 from explorer.errors import ModelNotLoaded
+from explorer.record.failure import is_out_of_memory
 
 SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
 """Numbers that shape the batch, where the factory takes none of that name. A side of 0: what the model says."""

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from explorer.engine.device.limits import is_out_of_memory, limited_process
+from explorer.engine.device.limits import limited_process
 from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
 from explorer.engine.model.loaded import Loaded, said_by
 from explorer.engine.model.openable import refuse_unopenable
@@ -40,6 +40,7 @@ from explorer.engine.world.rng import seed_everything
 from explorer.engine.world.without_data import blaming_decisions
 from explorer.errors import ExplorerError, ModelNotLoaded, nearest
 from explorer.plan.names import listed
+from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 
@@ -47,15 +48,13 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 Factory = Callable[..., Any]
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+NOTHING = "null"
+"""An argument of this value is None for the factory: `--set weights_backbone=null`."""
 
 
 def load_for(spec: RunSpec) -> Loaded:
     """The model of a run. Its factory is held to the run's memory limit where that is one of the process."""
     return load(spec.model, seed=spec.seed, limit_bytes=spec.memory_limit_bytes if spec.device == "cpu" else None)
-
-
-NOTHING = "null"
-"""An argument of this value is None for the factory: `--set weights_backbone=null`."""
 
 
 def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loaded:

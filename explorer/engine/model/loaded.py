@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.world.without_data import blaming_decisions
 from explorer.errors import ExplorerError, ModelFailed
+from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
 POSITIONAL = "*"

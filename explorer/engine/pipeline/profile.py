@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded
+from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.pipeline.cut.build import Pipeline, build
 from explorer.engine.pipeline.first_look import N_MICROBATCHES, FirstLook, look_at, n_bytes
 from explorer.engine.pipeline.profile_stages import StageBench
@@ -55,8 +55,7 @@ def profile_blocks(
     """Costs of each of `groups` (plan.cuts.atoms) for a microbatch of 1/`n_microbatches` of the batch.
 
     Of the policy of `spec` only what saves operators or offloads matters, and nothing of the plan. Raises InvalidPlan
-    where the model cannot be cut there, and what
-    load, prepare and the model raise.
+    where the model cannot be cut there, ModelFailed for a model that raises, and what load and prepare raise.
     """
     with left_as_found():
         loaded = loaded or load_for(spec)
@@ -66,12 +65,13 @@ def profile_blocks(
         units = special_units(spec.policy, plan)
         ticks = _Ticks(report, N_LOOKED + 2 * (2 * N_OF_BENCH + N_WEIGHED) + bool(units) * (N_OF_BENCH + N_WEIGHED))
         pipeline = build(fine, small)
-        look = look_at(pipeline, ticks.of(TURNS[0]))
-        case = _Case(fine, small, pipeline, look, ticks)
-        kept = _priced(case, KEEP_ALL, TURNS[0])
-        again = [group for j, group in enumerate(groups) if j not in look.overwriting]
-        recomputed = _priced(case, Policy.recompute([fqn for group in again for fqn in group]), TURNS[1])
-        chosen = _as_chosen(case, msgspec.structs.replace(spec.policy, units=units), kept.weight_ms_per_block)
+        with blaming(spec.model, small.inputs, "pipeline step"):
+            look = look_at(pipeline, ticks.of(TURNS[0]))
+            case = _Case(fine, small, pipeline, look, ticks)
+            kept = _priced(case, KEEP_ALL, TURNS[0])
+            again = [group for j, group in enumerate(groups) if j not in look.overwriting]
+            recomputed = _priced(case, Policy.recompute([fqn for group in again for fqn in group]), TURNS[1])
+            chosen = _as_chosen(case, msgspec.structs.replace(spec.policy, units=units), kept.weight_ms_per_block)
         overhead = _mean([kept.overhead, recomputed.overhead])
         gradients = [sum(n_bytes(p) for p in module.parameters() if p.requires_grad) for module in pipeline.modules]
         return PipelineProfile(
@@ -171,7 +171,7 @@ class _Priced:
 
 def _priced(case: _Case, policy: Policy, what: str) -> _Priced:
     """Every stretch, one way or the other for all of them."""
-    look, tick = case.look, case.ticks.of(_said(what, case.look))
+    look, tick = case.look, case.ticks.of(_with_kinds(what, case.look))
     fine = StageBench(case.pipeline(policy, case.groups), look, look.some_of(look.kinds), tick)
     span = _in_a_row(look.kinds)
     long = _in_one(case, policy, span, tick) if len(span) > 1 else None
@@ -197,14 +197,14 @@ def _as_chosen(case: _Case, policy: Policy, weight_ms_per_block: float) -> dict[
     wanted = [j for j, group in enumerate(case.groups) if ways.keys() & set(group)]
     look = dataclasses.replace(case.look, kinds=kinds)
     stages = look.some_of(kinds[j] for j in wanted)
-    bench = StageBench(case.pipeline(policy, case.groups), look, stages, case.ticks.of(_said(TURNS[2], look)))
+    bench = StageBench(case.pipeline(policy, case.groups), look, stages, case.ticks.of(_with_kinds(TURNS[2], look)))
     for _ in range(N_TIMED):
         bench.time()
     costs = bench.costs(weight_ms_per_block)
     return {j: costs[kinds[j]] for j in wanted}
 
 
-def _said(what: str, look: FirstLook) -> str:
+def _with_kinds(what: str, look: FirstLook) -> str:
     n_kinds = len(set(look.kinds))
     return what if n_kinds == len(look.kinds) else f"{what}: {n_kinds} kinds of {len(look.kinds)}"
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from explorer.engine.device.device import device_of
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
@@ -135,7 +135,7 @@ class _Result:
 
     def fail(self, error: Exception) -> None:
         """A run that ended early, and whose action it was."""
-        failure, action = failure_of(cause_of(error)), self.pipeline.under_way
+        failure, action = failure_in_step(cause_of(error)), self.pipeline.under_way
         if action is not None:
             rank = self.pipeline.rank_of[action.stage]
             sentence = f"Rank {rank} failed in {action}: {failure.sentence}"

@@ -13,7 +13,7 @@ import torch
 
 from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.device.limits import failure_of, limited_cuda, limited_process, out_of_memory, refusal_of
+from explorer.engine.device.limits import failure_in_step, limited_cuda, limited_process, out_of_memory, refusal_of
 from explorer.engine.measure.measure import measure, measure_pair
 from explorer.engine.measure.recording import record
 from explorer.engine.measure.snapshot import save_snapshot
@@ -239,14 +239,14 @@ def test_layers_left_out_by_chance_are_not_taken_for_the_observers_doing(seed: i
 )
 def test_the_words_of_torch_are_read(message: str, asked: int, free: int | None) -> None:
     error = torch.OutOfMemoryError(message) if message.startswith("CUDA") else RuntimeError(message)
-    failure = failure_of(error)
+    failure = failure_in_step(error)
     assert failure.kind == "out of memory"
     assert failure.asked_bytes == asked
     assert free is None or failure.free_bytes == free
 
 
 def test_unknown_bytes_are_not_zero() -> None:
-    failure = failure_of(MemoryError())
+    failure = failure_in_step(MemoryError())
     assert (failure.asked_bytes, failure.free_bytes) == (None, None)
     assert "0 bytes" not in failure.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence

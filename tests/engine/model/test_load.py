@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.model.describe import describe, graph_of
 from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import blaming, call, default_loss, place
@@ -356,7 +356,7 @@ def test_a_factory_that_takes_too_much_is_out_of_memory(hostile: Path) -> None:
     spec = RunSpec(model=ModelRef(target=f"{hostile}:greedy"), memory_limit_bytes=2**28)
     with pytest.raises(OutOfMemory, match=f"asked for {2**22:,} bytes and was refused") as caught:
         load_for(spec)
-    assert failure_of(caught.value).kind == "out of memory"
+    assert failure_in_step(caught.value).kind == "out of memory"
     assert load_for(msgspec.structs.replace(spec, memory_limit_bytes=None)).inputs.shape == (2, 4)
 
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.device.limits import is_out_of_memory
 from explorer.engine.model.load import load_for
-from explorer.engine.model.loaded import Loaded
+from explorer.engine.model.loaded import Loaded, blaming, call
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.cut.segments import divided, segment_of
 from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape, rebuild_output
@@ -29,6 +28,7 @@ from explorer.errors import BadInput, ExplorerError, InvalidPlan
 from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
 from explorer.plan.pipeline.schedules import rows_of
+from explorer.record.failure import is_out_of_memory
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import Stage
 from explorer.record.policy import KEEP_ALL, Policy
@@ -170,14 +170,21 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
 
 
 def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_microbatches: int) -> Tape:
-    """The forward of one microbatch, written down. Raises InvalidPlan, also where only the whole batch can pass."""
+    """The forward of one microbatch, written down.
+
+    Raises ModelFailed where the model raises on the whole batch too, InvalidPlan where only the whole batch can pass.
+    """
     model, inputs = copy.deepcopy(trainee.model), copy.deepcopy(microbatch)
     try:
         return record(model, inputs, chain)
-    except (ExplorerError, MemoryError):
+    except ExplorerError:
         raise
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        if n_microbatches == 1 or is_out_of_memory(error):
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        with blaming(trainee.spec.model, trainee.inputs, "forward"), autocast(trainee):
+            call(copy.deepcopy(trainee.model), copy.deepcopy(trainee.inputs))
+        if n_microbatches == 1:  # the model passes, so it is the writing down that does not
             raise
         raise InvalidPlan(
             f"The model raised {type(error).__name__} on one of {n_microbatches} microbatches: {error}.",

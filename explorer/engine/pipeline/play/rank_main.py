@@ -23,7 +23,7 @@ from torch.distributed.pipelining import PipelineStage
 
 from explorer.engine.device.clocks import Ticks
 from explorer.engine.device.device import device_of
-from explorer.engine.device.limits import failure_of
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.pipeline.cut.build import Pipeline, build, static_bytes
 from explorer.engine.pipeline.cut.split import StageModule, StagePart
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
@@ -158,7 +158,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
 
 def failed(spec: RunSpec, rank: int, error: BaseException, action: str = "") -> RankReport:
     """The last word of a rank that ends early, inside of `action`."""
-    return RankReport(rank=rank, failure=failure_of(cause_of(error)), failed_action=action, run_key=run_key(spec))
+    return RankReport(rank=rank, failure=failure_in_step(cause_of(error)), failed_action=action, run_key=run_key(spec))
 
 
 def join(spec: RunSpec, local_rank: int, **rendezvous: Any) -> None:
