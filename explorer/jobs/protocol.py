@@ -173,7 +173,7 @@ RESULTS: dict[type[Record], type[Record]] = {
 DESCRIBE_LIMIT_S = 600.0
 """For requests without a RunSpec, such as Describe."""
 MOST_BOUTS = 100
-"""Of an arena: each has a limit of its own, this one ends a job that has lost its way."""
+"""More bouts an arena is not given time for: each has a limit of its own, this one ends a job that lost its way."""
 
 
 def model_of_request(request: Request) -> str:

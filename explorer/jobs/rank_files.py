@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.run_file import StoredRecord
-from explorer.record.base import from_msgpack
+from explorer.record.base import Record, from_msgpack
 from explorer.record.measurement import Measurement
 from explorer.record.ranks import RecordedRanks
 
@@ -21,29 +21,35 @@ def files_of_ranks(path: Path) -> list[Path]:
     of_rank = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []
-    found = [(int(match[1]), file) for file in path.parent.iterdir() if (match := of_rank.fullmatch(file.name))]
-    return [file for _, file in sorted(found)]
+    by_rank = {int(match[1]): file for file in path.parent.iterdir() if (match := of_rank.fullmatch(file.name))}
+    return [by_rank[rank] for rank in sorted(by_rank)]
 
 
 def grouped(files: Sequence[bytes]) -> list[StoredRecord]:
-    """Files that were chosen together: those of the ranks of one step become one run, any other is one by itself."""
-    groups: dict[str, list[bytes]] = {}
+    """Files that were chosen together: those of the ranks of one step become one run, any other is one by itself.
+
+    Raises UnreadableFile, BadInput.
+    """
+    groups: dict[str, list[StoredRecord]] = {}
     for i, data in enumerate(files):
         stored = run_file.read(data)
-        run = from_msgpack(stored.record, run_file.KINDS[stored.kind])
+        run = _run_of(stored)
         group = str(i)
         if isinstance(run, Measurement) and run.rank is not None:
             group = f"{_place(run)} of {run.n_ranks}"
-        groups.setdefault(group, []).append(data)
-    return [opened(group) for group in groups.values()]
+        groups.setdefault(group, []).append(stored)
+    return [_as_one(group) for group in groups.values()]
 
 
 def opened(files: Sequence[bytes]) -> StoredRecord:
     """One file as it is; several, of the ranks of one step, as one run. Raises UnreadableFile, BadInput."""
-    stored = [run_file.read(data) for data in files]
+    return _as_one([run_file.read(data) for data in files])
+
+
+def _as_one(stored: Sequence[StoredRecord]) -> StoredRecord:
     if len(stored) == 1:
         return stored[0]
-    runs = [from_msgpack(one.record, run_file.KINDS[one.kind]) for one in stored]
+    runs = [_run_of(one) for one in stored]
     alone = [one.name for one, run in zip(stored, runs) if not isinstance(run, Measurement) or run.rank is None]
     if alone:
         raise BadInput(
@@ -53,6 +59,10 @@ def opened(files: Sequence[bytes]) -> StoredRecord:
     merged = _side_by_side([run for run in runs if isinstance(run, Measurement)])
     name = f"{merged.recorded_in}, {len(merged.ranks)} of {merged.n_ranks} ranks"
     return replace(run_file.stored_record(merged, name), created=max(one.created for one in stored))
+
+
+def _run_of(stored: StoredRecord) -> Record:
+    return from_msgpack(stored.record, run_file.KINDS[stored.kind])
 
 
 def _side_by_side(runs: Sequence[Measurement]) -> RecordedRanks:

@@ -27,7 +27,7 @@ from explorer.record.run import RunSpec
 __all__ = ["Store", "StoredRun", "default_path", "is_kept"]
 
 VERSION = 1
-"""Of the records."""
+"""The form that records are stored in."""
 _TABLE_VERSION = 2
 _BUSY_S = 20.0
 _TABLE = """

@@ -26,7 +26,7 @@ CHECKS = Path(__file__).parent / "checks"
 PACKAGE = "tests.gpu.checks"
 RESULTS = "results.jsonl"
 LIMIT_S = 480.0
-"""Of the whole suite: what has not begun by then is skipped, and said to be."""
+"""Seconds for the whole suite: what has not begun by then is skipped, and said to be."""
 CHECK_LIMIT_S = 150.0
 
 

@@ -37,7 +37,7 @@ def hostile(worker: Worker, name: str) -> Job:
 
 
 def bits_and_bytes(worker: Worker, path: Path) -> Picture:
-    """Of a plain run: parameters and gradients of every step, and the record without its times."""
+    """What a plain run leaves: parameters and gradients of every step, and the record without its times."""
     path.write_text("")
     model = ModelRef(target=f"{NETS}:plain", arguments={"path": str(path)})
     spec = RunSpec(model=model, policy=Policy.recompute(["0", "3"]), optimizer="adamw", n_repeats=1)

@@ -153,7 +153,7 @@ class Case:
     """Makes the candidate's model of a copy of the reference's."""
     batch: Callable[[], Any] = text
     first: tuple[str, ...] = ()
-    """Of a bug: beginnings of the names of the tensors one of which has to come first; empty: it is in all of them."""
+    """Beginnings of the names of the tensors one of which a bug has to show first; empty: it is in all of them."""
 
     def models(self) -> tuple[nn.Module, nn.Module | None]:
         model = self.model()

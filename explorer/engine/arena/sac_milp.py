@@ -33,7 +33,7 @@ from explorer.record.arena import Bout, Ground
 
 _COST_MODEL = "operator-level-cost-model"
 _BYTES_PER_MS, _FLOPS_PER_MS = 1e7, 5e7
-"""Of one processor core, roughly."""
+"""The order of magnitude of one processor core; measured on none."""
 
 
 def contestant(trainee: Trainee, bout: Bout, ground: Ground) -> Contestant:

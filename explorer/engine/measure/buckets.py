@@ -20,9 +20,11 @@ def tag_buckets(model: nn.Module, tracker: Tracker) -> None:
     """Gives their role to what DDP's own forward allocated and still holds. Asked before the tracker forgets."""
     wrappers = {fqn for fqn, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
     blocks = {number for number, fqn in enumerate(tracker.fqns) if fqn in wrappers}
+    if not blocks:
+        return
     seen = tracker.storages
     for index, op in enumerate(seen.made_by):
-        if op == NONE or seen.role[index] != NONE or seen.died_ns[index] != NONE or not blocks:
+        if op == NONE or seen.role[index] != NONE or seen.died_ns[index] != NONE:
             continue
         name, block, phase, *_ = tracker.ops[op * len(OP_COLUMNS) : (op + 1) * len(OP_COLUMNS)]
         if block in blocks and phase == FORWARD and tracker.op_names[name] == EMPTY:

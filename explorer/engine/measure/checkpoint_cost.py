@@ -21,7 +21,7 @@ N_ROUNDS = 5
 
 
 def checkpoint_ms(device: torch.device, clock: Clock) -> float:
-    """Median over a few rounds, here and now. Draws nothing at random."""
+    """Milliseconds a call, on `clock`, here and now: the median of N_ROUNDS. Draws nothing at random."""
     chain = nn.Sequential(*(nn.LayerNorm(128) for _ in range(N_MODULES))).to(device)
     value = torch.ones(1024, 128, device=device, requires_grad=True)
     policy = Policy.recompute([str(i) for i in range(N_MODULES)])

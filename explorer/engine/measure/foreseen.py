@@ -31,7 +31,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
-UNSAFE = (
+LEFT_OUT = (
     "Predicted: the step was played on tensors without data. What kernels take for themselves is not in it (fused "
     "attention, recurrent layers, convolutions), nor what an allocator rounds or keeps.",
     "Predicted on the CPU's kernels: a GPU may take others, with other saved activations.",
@@ -72,7 +72,7 @@ def foresee(spec: RunSpec, report: Report = silent) -> Measurement:
         blocks=block_costs(tracker, attributed.allocations, attributed.phases, spec.policy, {}),
         uncounted_ops=uncounted(tracker),
         dtype=types_of(trainee.model),
-        warnings=UNSAFE,
+        warnings=LEFT_OUT,
     )
 
 

@@ -97,23 +97,20 @@ def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, t
     """Made by the name of the model's main input: pictures, sound, a spectrogram, a series of numbers, else words."""
     main = getattr(model, "main_input_name", "input_ids")
     taken = inspect.signature(model.forward).parameters
-    labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
+    labels = None  # what a model of sounds or series is to find differs from head to head
     if main == "pixel_values":
+        labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
         inputs = {main: _pictures(settings, batch)}
     elif main in ("input_values", "input_features"):
-        inputs, labels = {main: _sound(settings, batch, length)}, torch.zeros(0)
+        inputs = {main: _sound(settings, batch, length)}
     elif main == "past_values":
-        n_series = getattr(settings, "num_input_channels", 1)
-        inputs, labels = (
-            {main: torch.randn(batch, getattr(settings, "context_length", length), n_series)},
-            torch.zeros(0),
-        )
+        inputs = {main: _series(settings, batch, length)}
     else:
         inputs = {"input_ids": _words(settings, batch, length)}
         labels = inputs["input_ids"].clone()
         if "pixel_values" in taken and hasattr(settings, "vision_config"):
             inputs["pixel_values"] = _pictures(settings, batch)
-    return {**inputs, "labels": labels} if "labels" in taken and labels.numel() else inputs
+    return inputs if labels is None or "labels" not in taken else {**inputs, "labels": labels}
 
 
 def _words(settings: Any, batch: int, length: int) -> torch.Tensor:
@@ -127,6 +124,10 @@ def _pictures(settings: Any, batch: int) -> torch.Tensor:
     side = getattr(seen, "image_size", None) or 64
     height, width = side if isinstance(side, (tuple, list)) else (side, side)
     return torch.randn(batch, getattr(seen, "num_channels", 3), height, width)
+
+
+def _series(settings: Any, batch: int, length: int) -> torch.Tensor:
+    return torch.randn(batch, getattr(settings, "context_length", length), getattr(settings, "num_input_channels", 1))
 
 
 def _sound(settings: Any, batch: int, length: int) -> torch.Tensor:

@@ -58,6 +58,20 @@ class Seen:
     traits: set[Trait] = field(default_factory=set)
 
 
+@dataclass
+class _Call:
+    """A call of a block that has not returned yet."""
+
+    flops_before: int
+    """FLOPs of the block's calls before this one."""
+    rerun_flops: int = 0
+    """Its own until the last tensor that was saved so far."""
+    late_op_flops: Counter[str] = field(default_factory=Counter)
+    """Its own since then, by operator."""
+    ops: Counter[str] = field(default_factory=Counter)
+    """How often each operator that the block runs itself has run, by name."""
+
+
 class Observation(TorchDispatchMode):
     """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit.
 
@@ -73,7 +87,7 @@ class Observation(TorchDispatchMode):
         self.turns = Turns()
         self._model = model
         self._stack: list[str] = []
-        self._entered: list[dict[str, Any]] = []
+        self._entered: list[_Call] = []
         self._open = ExitStack()
         self._formulas: dict[Any, Callable[..., int] | None] = {}
         self._born: dict[int, int] = {}
@@ -156,7 +170,7 @@ class Observation(TorchDispatchMode):
     def _place(self, block: str, op: str) -> Place:
         if not self.modules[block]._modules:
             return Place(block)
-        ran: Counter[str] = self._entered[-1]["ops"]
+        ran: Counter[str] = self._entered[-1].ops
         ran[op] += 1
         return Place(block, op, ran[op])
 
@@ -184,12 +198,12 @@ class Observation(TorchDispatchMode):
             for fqn, entered in zip(self._stack, self._entered):
                 self.seen[fqn].flops += flops
                 self.seen[fqn].op_flops[str(func)] += flops
-                entered["late"][str(func)] += flops
+                entered.late_op_flops[str(func)] += flops
 
     def _pack(self, tensor: Tensor) -> Tensor | None:
         for fqn, entered in zip(self._stack, self._entered):
-            entered["until"] = self.seen[fqn].flops - entered["flops"]
-            entered["late"].clear()
+            entered.rerun_flops = self.seen[fqn].flops - entered.flops_before
+            entered.late_op_flops.clear()
             self.seen[fqn].last_saved_in = self._stack[-1]
         if dense(tensor):
             storage = tensor.untyped_storage()
@@ -209,7 +223,7 @@ class Observation(TorchDispatchMode):
             if not fqn:
                 self.flow.given(tensors_in((*args, *kwargs.values())))
             self._stack.append(fqn)
-            self._entered.append({"flops": seen.flops, "until": 0, "late": Counter(), "ops": Counter()})
+            self._entered.append(_Call(seen.flops))
 
         return hook
 
@@ -218,8 +232,8 @@ class Observation(TorchDispatchMode):
             seen = self.seen[fqn]
             self._stack.pop()
             entered = self._entered.pop()
-            seen.rerun_flops += entered["until"]
-            seen.late_op_flops += entered["late"]
+            seen.rerun_flops += entered.rerun_flops
+            seen.late_op_flops += entered.late_op_flops
             seen.last_exit = self.flow.now
             tensors = [leaf for leaf in _leaves(output) if isinstance(leaf, Tensor) and dense(leaf)]
             if self._stack and not module._modules:

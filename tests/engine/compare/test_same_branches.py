@@ -25,13 +25,13 @@ def referred(factory: str) -> tuple[Outcome | None, str]:
 
 
 def test_decisions_within_rounding_of_zero_leave_a_reference() -> None:
-    found, because = referred("borderline")
-    assert found is not None and because == ""
+    exact, because = referred("borderline")
+    assert exact is not None and because == ""
 
 
 def test_what_amplifies_rounding_has_none_and_no_generator_is_blamed() -> None:
-    found, because = referred("amplifying")
-    assert found is None
+    exact, because = referred("amplifying")
+    assert exact is None
     assert "no generator moved" in because and "amplifies rounding" in because
 
 

@@ -27,7 +27,7 @@ SMALL = {
     "resnet": {"width": 8, "blocks_per_stage": 2, "n_stages": 2, "side": 16, "batch": 4},
 }
 FEW_BYTES = 256
-"""Of models of less than a MiB: gradients of biases that are born or freed at the very moment of the peak."""
+"""So far off a model of less than a MiB may be: gradients of biases come and go at the very moment of the peak."""
 
 
 @cache
@@ -39,14 +39,14 @@ def known(sample: str) -> tuple[ModelGraph, Measurement]:
 def holds(
     graph: ModelGraph, base: Measurement, policy: Policy, *, within_bytes: int = FEW_BYTES
 ) -> tuple[Forecast, Measurement]:
-    said = Forecaster(base, graph).forecast(policy)
+    foretold = Forecaster(base, graph).forecast(policy)
     run = measure(msgspec.structs.replace(base.spec, policy=policy))
     assert run.failure is None, run.failure
-    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=within_bytes)
-    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
+    assert foretold.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=within_bytes)
+    assert foretold.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
     if base.total_flops:
-        assert said.flop_ratio is not None and round(said.flop_ratio * base.total_flops) == run.total_flops
-    return said, run
+        assert foretold.flop_ratio is not None and round(foretold.flop_ratio * base.total_flops) == run.total_flops
+    return foretold, run
 
 
 def acting(blocks: tuple[str, ...], **how: object) -> Policy:
@@ -73,9 +73,9 @@ def test_a_whole_chain_as_one_unit_lets_go_of_what_is_not_kept() -> None:
 def test_reentrant_checkpointing() -> None:
     graph, base = known("gpt")
     flat = msgspec.structs.replace(Policy.recompute(graph.repeats), use_reentrant=True)
-    said, run = holds(graph, base, flat)
+    foretold, run = holds(graph, base, flat)
     assert run.by_fqn["blocks.0"].n_recompute == 1
-    assert said.step_peak_bytes != Forecaster(base, graph).forecast(Policy.recompute(graph.repeats)).step_peak_bytes
+    assert foretold.step_peak_bytes != Forecaster(base, graph).forecast(Policy.recompute(graph.repeats)).step_peak_bytes
     holds(graph, base, Policy.recompute([graph.repeats, *(f"{fqn}.mlp" for fqn in graph.repeats)], use_reentrant=True))
 
 

@@ -43,7 +43,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def costs(run: Measurement) -> list[tuple[str, int, int, int, int]]:
-    """Of each layer that is kept. Around those, fused attention and checkpoint keep generator states, a few bytes."""
+    """The bytes and FLOPs of each layer that is kept. Around those, attention and checkpoint keep generator states."""
     parents = {block.fqn.rpartition(".")[0] for block in run.blocks}
     of_kept = (block for block in run.blocks if block.fqn not in parents and not block.n_recompute)
     return [

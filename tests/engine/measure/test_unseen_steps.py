@@ -38,7 +38,7 @@ def drawn(graph: ModelGraph, seed: int) -> Policy:
 
 
 def errors(base: Measurement, graph: ModelGraph, seeds: range) -> list[float]:
-    """Of the baseline's peak, put together from runs of drawn policies."""
+    """As shares of the baseline's peak, put together from runs of drawn policies."""
     found = []
     for seed in seeds:
         run = measure(msgspec.structs.replace(base.spec, policy=drawn(graph, seed)))

@@ -42,10 +42,12 @@ def test_equal_blocks_have_one_price_and_most_of_them_are_not_run_for_it() -> No
     seen: list[str] = []
     calls = nn.modules.module.register_module_forward_hook(lambda module, *_: n_calls.update([type(module).__name__]))
     try:
-        said = profile_blocks(plan, tuple((fqn,) for fqn in DEEP), lambda one: seen.append(one.what), n_microbatches=4)
+        profile = profile_blocks(
+            plan, tuple((fqn,) for fqn in DEEP), lambda one: seen.append(one.what), n_microbatches=4
+        )
     finally:
         calls.remove()
-    first, *others = said.blocks[1:8]
+    first, *others = profile.blocks[1:8]
     assert all(block.kept == first.kept and block.recomputed == first.recomputed for block in others)
     assert first.kept.forward_ms > 0
     assert "pricing blocks, kept: 4 kinds of 10" in seen

@@ -31,7 +31,7 @@ def profiled(net: str) -> PipelineProfile:
 
 
 TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
-"""Of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
+"""As a share of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
 
 
 @pytest.fixture(scope="module")

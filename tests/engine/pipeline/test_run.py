@@ -27,13 +27,13 @@ def test_a_tight_cap_is_kept_by_real_ranks() -> None:
     wish = CapWish(asked=asked.plan, cap_bytes=int(0.75 * max(free.rank_bytes)), n_microbatches=4)
     held = []
     for _ in range(2):  # a forecast that was too low is corrected by what the run held
-        found = joint_plan(profile, graph, wish if not held else once_more(wish, held[-1]))
-        assert found.policy.units
-        run = run_pipeline(msgspec.structs.replace(asked, plan=found.plan, policy=found.policy), "procs")
+        joint = joint_plan(profile, graph, wish if not held else once_more(wish, held[-1]))
+        assert joint.policy.units
+        run = run_pipeline(msgspec.structs.replace(asked, plan=joint.plan, policy=joint.policy), "procs")
         assert run.failure is None, run.failure
         assert not run.moved
         held.append(fullest_bytes(run.memory))
-        assert max(found.rank_bytes) == pytest.approx(held[-1], rel=0.05)
+        assert max(joint.rank_bytes) == pytest.approx(held[-1], rel=0.05)
         if held[-1] <= wish.cap_bytes:
             break
     assert held[-1] <= wish.cap_bytes < max(free.rank_bytes)

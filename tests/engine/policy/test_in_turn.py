@@ -177,7 +177,7 @@ def test_segments_of_a_list_give_the_bare_step(kind: Callable[[], nn.Module]) ->
 
 
 def test_reentrant_segments_give_the_bare_step() -> None:
-    """Of blocks that take tensors alone: reentrant checkpointing sees no gradient inside a tuple."""
+    """For blocks that take tensors alone: reentrant checkpointing sees no gradient inside a tuple."""
     bare, model = bits(made(ByTuple)), made(ByTuple)
     with apply_policy(model, Policy.recompute(TWO, use_reentrant=True)):
         assert_same(bare, bits(model))

@@ -196,8 +196,8 @@ class Residual(nn.Module):
 def test_what_the_model_is_given_flows_too() -> None:
     graph = graph_of(Residual(), {"x": torch.zeros(B, W, dtype=torch.uint8), "mask": torch.ones(B, W)})
     feeding = {f"{source} > :mul" for source in (":input", "start", "inner", "place")}
-    said = "the mask and x; no arrow from a table, a constant, or positions that the model makes"
-    assert arrows(graph) == {":input > start", "start > inner"} | feeding, said
+    why = "the mask and x; no arrow from a table, a constant, or positions that the model makes"
+    assert arrows(graph) == {":input > start", "start > inner"} | feeding, why
     flow = folded(graph, nest(graph), {""})
     assert [join.id for join in flow.joins[""]] == [":input", ":mul"]
 

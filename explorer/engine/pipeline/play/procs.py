@@ -192,8 +192,8 @@ def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
         return None
     rank = (own or list(spoken))[0]
     failure, where = spoken[rank], reports[rank].failed_action
-    said = f"Rank {rank} failed{f' in {where}' if where else ''}: {failure.sentence}"
-    return rank, msgspec.structs.replace(failure, sentence=said)
+    sentence = f"Rank {rank} failed{f' in {where}' if where else ''}: {failure.sentence}"
+    return rank, msgspec.structs.replace(failure, sentence=sentence)
 
 
 def _death(rank: int, code: int | None, memory_ran_out: bool | None) -> Failure:
