@@ -44,7 +44,8 @@ def notes(run: PipelineRun) -> tuple[str, ...]:
     if far := sum(shares.microbatching.verdict == "different" for shares in run.gradients):
         sentences.append(
             f"Microbatching alone moved {far} gradients by more than rounding: dropout draws a mask and BatchNorm "
-            "takes a mean for each microbatch. That is not the split's doing, which the last row tells."
+            "takes a mean for each microbatch. That is not the split's doing: the split is compared with the whole "
+            "model on the same microbatches."
         )
     if run.spec.n_accumulation > 1:
         sentences.append(
