@@ -89,7 +89,7 @@ def page() -> None:
         model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, places)
     with charts:
-        _tour(state, graph)
+        _tour(state)
         _trouble(state)
         if window.is_known() or graph is None:
             results(state)
@@ -97,9 +97,9 @@ def page() -> None:
             st.skeleton(height=320)
 
 
-def _tour(state: ExploreState, graph: ModelGraph | None) -> None:
-    """The guided path, as far as this page knows."""
-    known = shown(state)
+def _tour(state: ExploreState) -> None:
+    """The guided path, as far as this page knows; the model may have been read while the page was being drawn."""
+    known, graph = shown(state), backend.graph_of(state.draft.spec)
     policy = state.draft.spec.policy
     everything = presets_foreseen(known, graph, policy)["all"][1] if graph is not None and known.kept else None
     seen = OnPage(
@@ -107,6 +107,7 @@ def _tour(state: ExploreState, graph: ModelGraph | None) -> None:
         comparison=known.comparison if known.candidate is not None else None,
         foreseen_bytes=everything.step_peak_bytes if everything is not None else None,
         n_units=len(policy.units),
+        is_read=graph is not None or state.job.id is None,
     )
     tour_panel(seen, partial(drafts.choose_model, state.draft))
 

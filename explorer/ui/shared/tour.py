@@ -52,6 +52,8 @@ class OnPage:
     """The peak if every block is recomputed."""
     n_units: int = 0
     has_split: bool = False
+    is_read: bool = True
+    """False while the model is being read; nothing is foretold until then."""
 
 
 def current() -> Tour:
@@ -160,6 +162,9 @@ def _filled(text: str, seen: OnPage) -> str:
 def _question(tour: Tour, seen: OnPage) -> None:
     """Four answers; the forecast is the key."""
     run, foreseen = seen.baseline, seen.foreseen_bytes
+    if not seen.is_read:
+        small("The model is being read; the answers to choose from come in a moment.")
+        return
     if run is None or run.step_peak_bytes is None or run.saved_after_forward_bytes is None or foreseen is None:
         small("The peak of this model is not foretold; run it and see.")
         return

@@ -60,3 +60,22 @@ def test_who_declines_is_left_alone_and_who_ran_something_is_not_asked(app: App)
     assert "tour_begin" not in [button.key for button in at.button] and where(at) == ""
     press(say(at, on=ALL), "run")
     assert "tour_begin" not in [button.key for button in app().button]
+
+
+def test_while_the_model_is_read_the_question_waits_and_says_so(app: App) -> None:
+    app()  # the worker that this session is shown
+
+    def script(is_read: bool) -> None:
+        import streamlit as st
+
+        from explorer.ui.shared.tour import OnPage, Tour, tour_panel
+
+        st.session_state["tour"] = Tour(at=1, offered=False)
+        tour_panel(OnPage(is_read=is_read), lambda model: None)
+
+    def told(is_read: bool) -> str:
+        at = AppTest.from_function(script, args=(is_read,)).run()
+        assert not at.exception
+        return texts(at)
+
+    assert "being read" in told(False) and "being read" not in told(True) and "not foretold" in told(True)
