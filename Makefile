@@ -6,8 +6,8 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || e
 
 .PHONY: app test quick check bench gallery gpu browser clean
 
-app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours
-	$(BIN)/streamlit run app.py $(if $(MODEL),-- --model $(MODEL))
+app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours, WEIGHTS=FILE its weights
+	$(BIN)/streamlit run app.py $(if $(MODEL)$(WEIGHTS),--) $(if $(MODEL),--model $(MODEL)) $(if $(WEIGHTS),--weights $(WEIGHTS))
 
 test: .venv/.test browser ## every test, the browser tests included
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile

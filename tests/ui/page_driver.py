@@ -60,6 +60,11 @@ def texts(at: AppTest) -> str:
     return "\n".join(str(element.value) for element in (*at.text, *at.markdown, *at.caption, *at.warning, *at.error))
 
 
+def address(at: AppTest) -> dict[str, str]:
+    """What stands in the address bar, to be visited again."""
+    return {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
+
+
 def widget(at: AppTest, kind: str, name: str) -> Any:
     """The widget that shows the record's `name` now: ui/session/bound.py puts another in its place when it must."""
     (shown,) = [one for one in getattr(at, kind) if one.key and one.key.partition("~")[0] == name]

@@ -1,7 +1,8 @@
 """What the address bar says, so that a refresh and a shared link restore the page.
 
-`?model=sample_models/gpt.py&size=small` stay readable; the rest of the run specification is packed, because a policy
-may name a thousand blocks. Reading is strict: a link that was cut short gets a sentence, never half a policy.
+`?model=sample_models/gpt.py&size=small&weights=FILE` stay readable; the rest of the run specification is packed,
+because a policy may name a thousand blocks. Reading is strict: a link that was cut short gets a sentence, never half a
+policy.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ def to_query(spec: RunSpec) -> dict[str, str]:
     query = {"model": spec.model.target}
     if spec.model.size:
         query["size"] = spec.model.size
+    if spec.model.weights:
+        query["weights"] = spec.model.weights
     bare = ModelRef(target="", arguments=spec.model.arguments)
     rest = msgspec.structs.replace(spec, model=bare)
     if rest != DEFAULT:
@@ -52,8 +55,8 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
                 f"The link's run= part cannot be read: {error}.", hint="Copy the whole address again, to its end."
             ) from error
         spec = from_json(text, RunSpec)
-    model = ModelRef(target=query["model"], size=query.get("size"), arguments=spec.model.arguments)
-    return msgspec.structs.replace(spec, model=model)
+    named = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}
+    return msgspec.structs.replace(spec, model=msgspec.structs.replace(spec.model, **named))
 
 
 def show(query: dict[str, str]) -> None:

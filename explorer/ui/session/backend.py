@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -101,14 +102,21 @@ def samples() -> tuple[Sample, ...]:
 
     The browser supplies neither code nor paths: it picks from this list.
     """
-    given = models_from(sys.argv[1:])
+    given = given_after("--model", sys.argv[1:])
     known = catalogue()
     offered = {sample.target for sample in known}
     return (*own_samples(target for target in given if target not in offered), *known)
 
 
+def weights() -> tuple[str, ...]:
+    """Files with weights that a model may begin from: those named on the command line after `--weights`."""
+    given = given_after("--weights", sys.argv[1:])
+    return tuple(dict.fromkeys(str(Path(file).resolve()) for file in given))
+
+
 def check_offered(model: ModelRef) -> None:
-    """Raises BadInput unless `model` is on the list: links and run files must not make this machine load others."""
+    """Raises BadInput unless `model` and its weights are on the lists: links and run files must not make this machine
+    load others."""
     if model.is_recorded:
         raise BadInput(
             f"{model.target} is a step that was recorded in a script: its model is not here to run.",
@@ -120,6 +128,11 @@ def check_offered(model: ModelRef) -> None:
             f"The model {model.target} is not offered here.",
             hint=f"Start the app with `-- --model {model.target}` if you trust it.",
         )
+    if model.weights and model.weights not in weights():
+        raise BadInput(
+            f"The weights {model.weights} are not offered here.",
+            hint=f"Start the app with `-- --weights {model.weights}` if you trust them.",
+        )
     if model.size is not None and model.size not in sample.sizes:
         raise BadInput(f"{sample.name} has no size {model.size}.", hint=f"It has {', '.join(sample.sizes) or 'none'}.")
     usual = sample.usual(model.size)
@@ -128,11 +141,11 @@ def check_offered(model: ModelRef) -> None:
         raise BadInput(f"{sample.name} takes no argument {', '.join(wrong)} of that type.")
 
 
-def models_from(arguments: list[str]) -> tuple[str, ...]:
-    """The values of every `--model REF` and `--model=REF`."""
-    models = [following for flag, following in zip(arguments, arguments[1:]) if flag == "--model"]
-    models += [flag.removeprefix("--model=") for flag in arguments if flag.startswith("--model=")]
-    return tuple(models)
+def given_after(flag: str, arguments: list[str]) -> tuple[str, ...]:
+    """The values of every `--model REF` and `--model=REF`, for the flag `--model`."""
+    values = [following for word, following in zip(arguments, arguments[1:]) if word == flag]
+    values += [word.removeprefix(f"{flag}=") for word in arguments if word.startswith(f"{flag}=")]
+    return tuple(values)
 
 
 def record(key: str | None) -> Any:

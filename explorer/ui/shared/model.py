@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -27,7 +28,7 @@ Choose = Callable[[ModelRef], None]
 Change = Callable[[str, Any], None]
 """Takes the name of an option and its new value."""
 AS_BUILT = "as built"
-SIZE_WIDTH = 110
+SIZE_WIDTH, WEIGHTS_WIDTH = 110, 150
 MANY = 8
 """From here on the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -40,13 +41,14 @@ NUMBERS = {"n_accumulation": (1, 64), "n_repeats": (1, 50), "n_threads": (1, 64)
 
 
 def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
-    """Model, size, its numbers and the options of the step; a change takes effect at once, and runs nothing except
-    the first look at a new model. `choose` takes another model; `key` tells the row of one page from another's.
+    """Model, size, weights, its numbers and the options of the step; a change takes effect at once, and runs nothing
+    except the first look at a new model. `choose` takes another model; `key` tells the row of one page from another's.
     """
     spec, samples = draft.spec, backend.samples()
     graph = backend.graph_of(spec)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
         _model(spec.model, samples, choose)
+        _weights(spec.model, choose)
         _arguments(spec.model, samples, choose)
         if not spec.model.is_recorded:
             _options(spec, graph, partial(drafts.set_option, draft, graph))
@@ -55,7 +57,7 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
 
 
 def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
-    """Model and size. Another model starts with its first size and the factory's usual arguments."""
+    """Model and size. Another model, or size, starts with the factory's own weights and usual arguments."""
     by_target = {sample.target: sample for sample in samples}
     targets = list(by_target)
     if model.target not in by_target:
@@ -82,6 +84,23 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
         help=glossary.SIZE,
         width=SIZE_WIDTH,
         **chosen.wired,
+    )
+
+
+def _weights(model: ModelRef, choose: Choose) -> None:
+    """The file to begin from, where the app was started with some: the browser names no other."""
+    offered = ["", *backend.weights()]
+    if len(offered) == 1:
+        return
+    now = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
+    st.selectbox(
+        "Weights",
+        offered,
+        offered.index(now.value) if now.value in offered else 0,
+        format_func=lambda file: Path(file).name if file else AS_BUILT,
+        help=glossary.WEIGHTS,
+        width=WEIGHTS_WIDTH,
+        **now.wired,
     )
 
 

@@ -71,6 +71,10 @@ SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes e
 PRESETS = "Replace the policy by a ready-made one; undo brings yours back."
 MODEL = "The sample models of this project and those given on the command line after `--model`."
 SIZE = "`small` takes about a second a step on two CPU cores; `gpu` fills a few GiB of a data-centre GPU."
+WEIGHTS = (
+    "Weights to begin from: .safetensors, or .pt. Offered are the files given on the command line after `--weights`; "
+    "as built: those that the model's factory gives."
+)
 
 OPTIONS = {
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",

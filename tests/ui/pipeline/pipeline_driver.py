@@ -81,10 +81,6 @@ def policy(at: AppTest) -> Policy:
     return policy
 
 
-def address(at: AppTest) -> dict[str, str]:
-    return {name: value[0] if isinstance(value, list) else value for name, value in at.query_params.items()}
-
-
 def chosen(at: AppTest, name: str) -> Any:
     """A choice of the plan, or the engine, as the page holds it."""
     split = at.session_state["pipeline"]

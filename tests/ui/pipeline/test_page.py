@@ -15,13 +15,12 @@ from explorer.record import Failure, Policy
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.session import backend
 from tests import pipelines
-from tests.ui.page_driver import figures, graph_data, message, texts, widget
+from tests.ui.page_driver import address, figures, graph_data, message, texts, widget
 from tests.ui.pipeline.pipeline_driver import (
     GRAPH,
     SCRIPT,
     Open,
     PipelineWorker,
-    address,
     chosen,
     policy,
     press,

@@ -6,11 +6,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import RunPipeline
-from tests.ui.page_driver import figures, texts, widget
+from tests.ui.page_driver import address, figures, texts, widget
 from tests.ui.pipeline.pipeline_driver import (
     Open,
     PipelineWorker,
-    address,
     chosen,
     run,
     settled,

@@ -20,6 +20,7 @@ specs = st.builds(
         ModelRef,
         target=names,
         size=st.none() | names,
+        weights=st.just("") | names,
         arguments=st.dictionaries(names, st.integers(-5, 5) | st.booleans() | names, max_size=3),
     ),
     policy=st.builds(lambda blocks, early: Policy.recompute(blocks, early_stop=early), st.lists(names), st.booleans()),

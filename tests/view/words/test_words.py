@@ -113,8 +113,8 @@ def test_a_spreadsheet_takes_no_cell_for_a_formula() -> None:
 
 
 def test_models_come_from_the_command_line() -> None:
-    assert backend.models_from(["--model", "a.py:f", "--model=b.py", "x"]) == ("a.py:f", "b.py")
-    assert backend.models_from([]) == ()
+    assert backend.given_after("--model", ["--model", "a.py:f", "--model=b.py", "x"]) == ("a.py:f", "b.py")
+    assert backend.given_after("--model", ["--weights", "a.pt"]) == ()
 
 
 def test_a_block_around_a_hazard_shows_it_too() -> None:
