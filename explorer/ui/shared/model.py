@@ -28,7 +28,7 @@ Choose = Callable[[ModelRef], None]
 Change = Callable[[str, Any], None]
 """Takes the name of an option and its new value."""
 AS_BUILT = "as built"
-SIZE_WIDTH, WEIGHTS_WIDTH = 110, 150
+SIZE_WIDTH = 110
 MANY = 8
 """From here on the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
@@ -48,10 +48,9 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
     graph = backend.graph_of(spec)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
         _model(spec.model, samples, choose)
-        _weights(spec.model, choose)
         _arguments(spec.model, samples, choose)
         if not spec.model.is_recorded:
-            _options(spec, graph, partial(drafts.set_option, draft, graph))
+            _options(spec, graph, partial(drafts.set_option, draft, graph), choose)
     if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
         _changed_line(spec)
 
@@ -84,23 +83,6 @@ def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None
         help=glossary.SIZE,
         width=SIZE_WIDTH,
         **chosen.wired,
-    )
-
-
-def _weights(model: ModelRef, choose: Choose) -> None:
-    """The file to begin from, where the app was started with some: the browser names no other."""
-    offered = ["", *backend.weights()]
-    if len(offered) == 1:
-        return
-    now = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
-    st.selectbox(
-        "Weights",
-        offered,
-        offered.index(now.value) if now.value in offered else 0,
-        format_func=lambda file: Path(file).name if file else AS_BUILT,
-        help=glossary.WEIGHTS,
-        width=WEIGHTS_WIDTH,
-        **now.wired,
     )
 
 
@@ -160,12 +142,13 @@ def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound
         st.text_input(name, field.value, key=field.key)
 
 
-def _options(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
+def _options(spec: RunSpec, graph: ModelGraph | None, change: Change, choose: Choose) -> None:
     """How the step is run and how blocks are recomputed."""
     with st.popover("Options", key="options", help="How the step is run"):
         run, recompute = st.columns(2, gap="medium")
         with run:
             st.markdown("**The step**")
+            _weights(spec.model, choose)
             _choice("device", spec.device, devices(spec.device), change)
             for name, offered in CHOICES.items():
                 own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
@@ -181,15 +164,33 @@ def _options(spec: RunSpec, graph: ModelGraph | None, change: Change) -> None:
             _frozen(spec, graph, change)
 
 
+def _weights(model: ModelRef, choose: Choose) -> None:
+    """The file to begin from, where the app was started with some: the browser names no other."""
+    offered = ["", *backend.weights()]
+    if len(offered) == 1:
+        return
+    now = bound("weights", model.weights, lambda file: choose(msgspec.structs.replace(model, weights=file)))
+    st.selectbox(
+        "weights",
+        offered,
+        offered.index(now.value) if now.value in offered else 0,
+        format_func=lambda file: Path(file).name if file else AS_BUILT,
+        help=glossary.WEIGHTS,
+        **now.wired,
+    )
+
+
 def _changed_options(spec: RunSpec) -> tuple[str, ...]:
     """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
     usual = RunSpec(model=spec.model)
+    weights = [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
     names = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_step = [
         f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)
     ]
     options = [name for name in Policy.__struct_fields__ if name != "units"]
     return (
+        *weights,
         *of_step,
         *(
             f"{name} {_in_words(getattr(spec.policy, name))}"

@@ -41,7 +41,7 @@ def take(at: AppTest, file: str) -> AppTest:
 
 
 def test_without_the_flag_nothing_about_weights_stands_there(app: App) -> None:
-    assert "Weights" not in names_of(app())
+    assert "weights" not in names_of(app())
 
 
 def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: FakeWorker, started_with: Any) -> None:
@@ -51,6 +51,7 @@ def test_weights_are_offered_by_name_and_run_with_the_model(app: App, worker: Fa
     assert (field.options, field.value) == (["as built", "model.safetensors", "other.pt"], "")
     at = take(at, FILE)
     assert model_of(at).weights == FILE
+    assert "changed options] weights model.safetensors" in texts(at).replace("\\", "")
     assert worker.of(Describe)[-1].request.model.weights == FILE
     assert worker.of(Measure)[-1].request.spec.model.weights == FILE
     again = app(**address(at))
