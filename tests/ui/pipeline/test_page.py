@@ -216,7 +216,7 @@ def test_the_address_restores_the_plan(visit: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "said"),
+    ("query", "answer"),
     [
         ({"cuts": "3.x"}, "no ascending"),
         ({"cuts": "3", "schedule": "2F2B"}, "2F2B"),
