@@ -1,13 +1,21 @@
-"""Whatever leaves the app as a file: one kind of button, and the page stays as it is when it is pressed."""
+"""Whatever leaves the app as a file: one kind of button, and the page stays as it is when it is pressed.
+
+A file that is made on a press is shown by no page, and Streamlit drops such a file after two reruns of any page at all.
+A page that watches a job reruns several times a second, so a browser on a busy machine would ask for the file in vain.
+The last few files are therefore held on to.
+"""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import PurePath
 from typing import Literal, NamedTuple
 
 import streamlit as st
+from streamlit import runtime
 
+N_HELD = 16
 TYPES = {
     ".csv": "text/csv",
     ".dot": "text/vnd.graphviz",
@@ -16,6 +24,9 @@ TYPES = {
     ".yaml": "application/yaml",
     ".zip": "application/zip",
 }
+
+
+_places = itertools.count()
 
 
 class Offer(NamedTuple):
@@ -31,14 +42,26 @@ class Offer(NamedTuple):
 
 def download(offer: Offer, *, key: str, width: Literal["content", "stretch"] = "content") -> None:
     """A button; the type of the file follows from its name."""
+    mime = TYPES.get(PurePath(offer.file_name).suffix, "text/plain")
+    made = offer.data
     st.download_button(
         offer.label,
-        data=offer.data,
+        data=made if isinstance(made, str) else lambda: _held(made(), mime, offer.file_name),
         file_name=offer.file_name,
-        mime=TYPES.get(PurePath(offer.file_name).suffix, "text/plain"),
+        mime=mime,
         key=key,
         icon=f":material/{offer.icon}:",
         on_click="ignore",
         width=width,
         help=offer.help,
     )
+
+
+def _held(made: str | bytes, mime: str, file_name: str) -> bytes:
+    """The bytes of a file that stays until N_HELD others were made."""
+    data = made.encode() if isinstance(made, str) else made
+    if runtime.exists():
+        place = f"download {next(_places) % N_HELD}"
+        files = runtime.get_instance().media_file_mgr
+        files.add(data, mime, place, file_name=file_name, is_for_static_download=True)
+    return data
