@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from msgspec.structs import replace
+
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
 from explorer.plan.planners.front import find_plans
@@ -16,6 +18,7 @@ from explorer.record.plan import Front, Wish
 from explorer.record.progress import Progress, silent
 from tests import graphs
 
+UNSAFE = "Predicted: the step was played on tensors without data."
 PLANS: dict[str, Front] = {}
 
 
@@ -31,6 +34,7 @@ class FakeJob:
         self.warning = ""
         self.elapsed_s = 1.0
         self.cancelled = False
+        self.keep = True
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -56,6 +60,7 @@ class FakeWorker:
 
     def submit(self, request: Any, *, keep: bool = True) -> FakeJob:
         job = FakeJob(f"job{next(self.ids)}", request)
+        job.keep = keep
         self.jobs[job.id] = job
         if isinstance(request, Compare) and self.fail_with:
             job.finish(failure=self.fail_with)
@@ -67,6 +72,9 @@ class FakeWorker:
         match job.request:
             case Describe():
                 job.finish(self.graph)
+            case Measure(spec=spec, without_data=True):
+                played = graphs.measured(self.graph, spec)
+                job.finish(replace(played, origin="predicted", times=None, warnings=(UNSAFE,)))
             case Measure(spec=spec):
                 job.finish(graphs.measured(self.graph, spec))
             case Compare(candidate=spec):
@@ -83,7 +91,7 @@ class FakeWorker:
                 self.plan(job, (run, graph, wish))
         unkept = isinstance(job.request, Describe | DrawAutograd | FindPlans)
         job.warning = "" if unkept else self.warning
-        if self.store is not None and not job.warning and not unkept:
+        if self.store is not None and job.keep and not job.warning and not unkept:
             job.run_id = self.store.save(job.result)
 
     def plan(self, job: FakeJob, asked: tuple[Measurement, ModelGraph, Wish]) -> None:

@@ -33,7 +33,7 @@ def front_panel(state: ExploreState, graph: ModelGraph) -> None:
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
             st.caption(words.measuring(len(state.to_measure)) if state.to_measure else words.FRONT)
-        if not state.draft.spec.model.is_recorded:
+        if not drafts.why_not_run(state.draft):
             _measure(state, graph)
     st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)
 
@@ -104,6 +104,8 @@ def _as_drawn(mark: Mark) -> Mark:
 
 def _runs(state: ExploreState, known: Shown) -> list[Mark]:
     """Runs that were compared with everything kept under the options of today; and that itself."""
+    if known.foreseen:
+        return []
     baseline = msgspec.structs.replace(pins.baseline_of(state.draft.spec), policy=KEEP_ALL)
     marks = [
         Mark(

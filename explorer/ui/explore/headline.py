@@ -22,6 +22,9 @@ MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
+PRESS = "press Run"
+INSTEAD = {"recorded": "record again", "foreseen": "nothing runs", "foreseen anew": "nothing runs"}
+"""What stands there instead where no run can measure it, by freshness."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 NOWHERE: tuple[Origin, ...] = ()
 """Origin of a figure that says itself that it is unknown, or that is a person's choice."""
@@ -58,7 +61,7 @@ def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
     comparison = known.comparison
     if comparison is not None and not known.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
-    return _drawn(known.baseline or (comparison.baseline if comparison else None), drawn)
+    return _drawn(known.baseline or (comparison.baseline if comparison else None), drawn, INSTEAD.get(known.freshness))
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
@@ -73,7 +76,8 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
     """`was` is the measured figure of an earlier policy, which is no longer drawn: it is dimmed."""
     compared = known.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {known.against}" if compared else "")
-    meaning = [headline.tooltip, *(glossary.ORIGIN[origin] for origin in headline.origin)]
+    origins = glossary.ORIGIN | ({"predicted": glossary.FORESEEN_ORIGIN} if known.foreseen else {})
+    meaning = [headline.tooltip, *(origins[origin] for origin in headline.origin)]
     return Cell(
         label=headline.label,
         value=headline.value,
@@ -84,8 +88,8 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
     )
 
 
-def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
-    """Before a run: the baseline measured, the policy predicted."""
+def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple[Headline, ...]:
+    """Before a run: the baseline measured, the policy predicted. `instead`: what is said where Run has no use."""
     policy, forecast = drawn.policy, drawn.forecast
     plain = not policy.units
     of_base = "everything kept"
@@ -108,12 +112,12 @@ def _drawn(base: Measurement | None, drawn: Drawn) -> tuple[Headline, ...]:
     )
     if base is None or base.origin == "measured":
         return headlines
-    elsewhere = {"press Run": "record again"} if base.origin == "recorded" else {}
+    not_measured = (MEASURED, COUNTED) if base.origin == "predicted" else (MEASURED,)
     return tuple(
         replace(
             one,
-            origin=(base.origin,) if one.origin == MEASURED else one.origin,
-            delta=elsewhere.get(one.delta, one.delta),
+            origin=(base.origin,) if one.origin in not_measured else one.origin,
+            delta=instead or one.delta if one.delta == PRESS else one.delta,
         )
         for one in headlines
     )
@@ -141,7 +145,7 @@ def _bytes(key: str, label: str, base: int | None, predicted: int | None, of_bas
 def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
     if ratio is None:
         known = plain and counted
-        value, delta = ("+0 %", "nothing recomputed") if known else (NOT_MEASURED, "press Run")
+        value, delta = ("+0 %", "nothing recomputed") if known else (NOT_MEASURED, PRESS)
         return _headline("flop_ratio", "FLOPs", value, delta, origin=COUNTED if known else NOWHERE)
     return Headline(
         key="flop_ratio",
@@ -158,7 +162,7 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
     """Not compared yet; but what is known to go wrong is said before anything runs."""
     wrong = errors(hazards)
     if not wrong:
-        return _headline("verdict", "Gradients", "not compared", "press Run")
+        return _headline("verdict", "Gradients", "not compared", PRESS)
     headline = _headline("verdict", "Gradients", "not safe", f"{count(len(wrong), 'known error')}")
     return replace(headline, tone="bad", tooltip=plain(danger(hazards)))
 
@@ -166,7 +170,7 @@ def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
 def _time(base: Measurement | None, forecast: Forecast, of_base: str) -> Headline:
     median, ratio = base.times.step.median_ms if base and base.times else None, forecast.time_ratio
     if median is None:
-        return _headline("time_ratio", "Step time", NOT_MEASURED, of_base)
+        return _headline("time_ratio", "Step time", NOT_MEASURED, PRESS)
     if ratio is None:
         return _headline("time_ratio", "Step time", _ms(median), of_base, origin=MEASURED)
     value = f"≈ ×{ratio:.2f}{'' if forecast.time_ratio_spread is None else f' ± {forecast.time_ratio_spread:.2f}'}"

@@ -20,9 +20,10 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
-from explorer.view.drawing.axis import Axis
+from explorer.view.drawing.axis import Axis, has_times
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
@@ -51,6 +52,7 @@ def memory_panel(
             "Axis in time",
             key="memory_time",
             help="Milliseconds, phase by phase as in steps without recording.",
+            disabled=not has_times(baseline, candidate),
         )
         stacked = _by_block() if view != TWO else False
     axis: Axis = "time" if timed else "tick"
@@ -100,7 +102,7 @@ def _foretell(state: ExploreState, chart: Chart, baseline: Measurement, over: Me
     state.charted = policy
     if known.candidate is not None or known.kept is None or known.kept.spec != baseline.spec:
         return
-    line = foretold_line(known.kept, backend.graph_of(state.draft.spec), policy, key=known.kept_key)
+    line = foretold_line(known.kept, drafts.graph_of(state.draft), policy, key=known.kept_key)
     if line is not None:
         add_foretold(chart, line, baseline, over=over, axis=axis)
 

@@ -27,7 +27,7 @@ from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.results import results
 from explorer.ui.explore.shown import Shown, facts, predicted, presets_foreseen, shown
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import backend, page_job, window
+from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import last_failure
@@ -64,7 +64,7 @@ def page() -> None:
     work.measure_next(state)
     work.prepare(state)
     state.charted = None
-    if (graph := backend.graph_of(draft.spec)) is not None:
+    if (graph := drafts.graph_of(draft)) is not None:
         drafts.absorb(draft, graph)
         states.follow_selection(state, graph)
         work.recall(state)
@@ -98,8 +98,11 @@ def page() -> None:
 
 
 def _tour(state: ExploreState) -> None:
-    """The guided path, as far as this page knows; the model may have been read while the page was being drawn."""
-    known, graph = shown(state), backend.graph_of(state.draft.spec)
+    """The guided path, as far as this page knows; it walks by what is measured, and the model may have been read while
+    the page was being drawn."""
+    if state.draft.predict:
+        return
+    known, graph = shown(state), drafts.graph_of(state.draft)
     policy = state.draft.spec.policy
     everything = presets_foreseen(known, graph, policy)["all"][1] if graph is not None and known.kept else None
     seen = OnPage(
@@ -141,7 +144,7 @@ def _told(state: ExploreState, read: Reading) -> None:
 
 def _desk(state: ExploreState, places: Places) -> None:
     """Graph and headline strip: the part that answers a click."""
-    graph = backend.graph_of(state.draft.spec)
+    graph = drafts.graph_of(state.draft)
     if graph is not None:
         drafts.absorb(state.draft, graph)
         if work.recall(state) or state.draft.redraw:  # another block, or a result that is known: the charts show it
@@ -157,6 +160,8 @@ def _desk(state: ExploreState, places: Places) -> None:
         if known.did_not_fit:
             st.warning(plain(known.did_not_fit), icon=":material/memory:")
         small(_freshness(known))
+        for sentence in known.baseline.warnings if known.baseline is not None and known.foreseen else ():
+            st.caption(plain(sentence))
         if known.kept is not None and (because := not_foretold(policy, graph, foreseen)):
             st.caption(plain(because))
     _danger(places, hazards)
@@ -204,7 +209,7 @@ def _danger(places: Places, hazards: tuple[Hazard, ...]) -> None:
 def _bar(state: ExploreState) -> Any:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warned = st.empty()
-    graph = backend.graph_of(state.draft.spec)
+    graph = drafts.graph_of(state.draft)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="bar"):
         with st.container(width="stretch"):
             run_bar(
@@ -212,7 +217,7 @@ def _bar(state: ExploreState) -> Any:
                 RunBar(
                     key="",
                     help=glossary.RUN,
-                    ready=graph is not None and not graph.model.is_recorded,
+                    ready=graph is not None and not drafts.why_not_run(state.draft),
                     start=lambda: _start(state, graph),
                     take=partial(work.take, state),
                     idle=lambda: st.caption(plain(_next_step(state))),
@@ -235,8 +240,8 @@ def _next_step(state: ExploreState) -> str:
     """What stands beside Run while nothing runs."""
     if state.job.failure is not None:
         return "The last run has no result; the reason is shown above."
-    if state.draft.spec.model.is_recorded:
-        return glossary.NO_MODEL
+    if why := drafts.why_not_run(state.draft):
+        return why
     known = shown(state)
     if known.freshness == "failed" and known.comparison is not None:
         return f"The {what_failed(known.comparison)}; nothing was measured whole."

@@ -57,8 +57,8 @@ def _was_cut_off(job: Job) -> bool:
 
 
 def _key(kept: Measurement, graph: ModelGraph) -> str:
-    """The key of one step: measured again it has the same timeline."""
-    return f"{graph.fingerprint} {kept.step_peak_bytes} {to_json(kept.spec).decode()}"
+    """The key of one step: measured again it has the same timeline; foreseen it has no times."""
+    return f"{graph.fingerprint} {kept.origin} {kept.step_peak_bytes} {to_json(kept.spec).decode()}"
 
 
 def ask(state: ExploreState, known: Shown, graph: ModelGraph, text: str) -> None:

@@ -19,7 +19,7 @@ from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.shown import shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.table import table_panel
-from explorer.ui.session import backend, page_job
+from explorer.ui.session import page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.fold import fold
@@ -36,7 +36,7 @@ TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd", "Arena"]
 
 def results(state: ExploreState) -> None:
     """All that was measured, of the last comparison or else of the baseline alone."""
-    graph = backend.graph_of(state.draft.spec)
+    graph = drafts.graph_of(state.draft)
     comparison: Comparison | None = work.result(state, "shown")
     baseline = comparison.baseline if comparison is not None else shown(state).baseline
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
@@ -45,7 +45,7 @@ def results(state: ExploreState) -> None:
             _waiting(state)
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
-    recorded = state.draft.spec.model.is_recorded
+    why_not = drafts.why_not_run(state.draft)
     memory, budget, cost, gradients, blocks, autograd, arena = tabs
     if memory.open:
         with memory:
@@ -55,7 +55,7 @@ def results(state: ExploreState) -> None:
             front_panel(state, graph)
     if cost.open:
         with cost:
-            _cost(comparison, recorded=recorded)
+            _cost(comparison, why_not or glossary.EMPTY)
     if gradients.open:
         with gradients:
             _gradients(state, graph, comparison)
@@ -64,20 +64,20 @@ def results(state: ExploreState) -> None:
             table_panel(comparison if comparison is not None and comparison.comparable else baseline, block=block)
     if autograd.open and graph is not None:
         with autograd:
-            if recorded:
-                st.caption(glossary.NO_MODEL)
+            if why_not:
+                st.caption(why_not)
                 return
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
             if asked is not None:
                 _start(state, DrawAutograd(spec=state.draft.spec, block=asked))
     if arena.open:
         with arena:
-            _arena(state, recorded=recorded)
+            _arena(state, why_not)
 
 
-def _arena(state: ExploreState, *, recorded: bool) -> None:
-    if recorded:
-        st.caption(glossary.NO_MODEL)
+def _arena(state: ExploreState, why_not: str) -> None:
+    if why_not:
+        st.caption(why_not)
         return
     request = arena_panel(state.draft.spec, work.result(state, "arena"), state.arena, busy=state.job.id is not None)
     if request is not None:
@@ -91,7 +91,8 @@ def _start(state: ExploreState, request: DrawAutograd | RunArena | DeriveMatrix)
 
 def _waiting(state: ExploreState) -> None:
     if state.job.id is not None:
-        st.caption("The model is read and its baseline measured; the charts follow in a few seconds.")
+        done = "played" if state.draft.predict else "measured"
+        st.caption(f"The model is read and its baseline {done}; the charts follow in a few seconds.")
         st.skeleton(height=320)
     else:
         st.caption("Nothing was measured yet. Press **Run** at the bottom.")
@@ -106,9 +107,9 @@ def _memory(
     memory_panel(state, baseline, comparison, graph, block=block)
 
 
-def _cost(comparison: Comparison | None, *, recorded: bool) -> None:
+def _cost(comparison: Comparison | None, why_empty: str) -> None:
     if comparison is None:
-        st.caption(glossary.NO_MODEL if recorded else glossary.EMPTY)
+        st.caption(why_empty)
     elif comparison.comparable:
         cost_panel(comparison)
     else:
@@ -127,7 +128,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         ):
             hazards_panel(known)
     if comparison is None:
-        st.caption(glossary.NO_MODEL if spec.model.is_recorded else glossary.EMPTY)
+        st.caption(drafts.why_not_run(state.draft) or glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:
         small(glossary.FRESHNESS["stale"])

@@ -24,7 +24,7 @@ from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.forecast import forecast, price_figures, price_tags
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.session import backend, pins
+from explorer.ui.session import backend
 from explorer.ui.session import known as known_runs
 from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import CostWord
@@ -50,6 +50,8 @@ class Shown:
     kept_key: str | None = None
     did_not_fit: str = ""
     """What was out of memory before a run fitted, and that the baseline is put together from that one."""
+    foreseen: bool = False
+    """Whether nothing ran: the baseline was played without data."""
     other_options: bool = False
     """Whether the baseline ran under options, a seed or a device that were changed since."""
 
@@ -78,6 +80,8 @@ class Shown:
         if self.comparison is None:
             if self.baseline is None:
                 return "nothing"
+            if self.foreseen:
+                return "foreseen anew" if self.other_options else "foreseen"
             if self.baseline.spec.model.is_recorded:
                 return "recorded"
             if self.other_options:
@@ -92,7 +96,7 @@ def shown(state: ExploreState) -> Shown:
     """The last comparison and the baseline that holds for the run as it is drawn now."""
     comparison: Comparison | None = work.result(state, "shown")
     spec = state.draft.spec
-    wanted = pins.baseline_of(spec)
+    wanted = work.wanted(state)
     baseline, key = _run_of(work.result(state, "baseline"), wanted), state.baseline
     fitted = baseline is not None and baseline.refused and baseline.complete
     if comparison is not None and comparison.baseline.spec == wanted and not fitted:
@@ -117,6 +121,7 @@ def shown(state: ExploreState) -> Shown:
         kept_key=kept[0] if kept else None,
         other_options=baseline is not None and baseline.spec != bare,
         did_not_fit=refused,
+        foreseen=state.draft.predict,
     )
 
 
@@ -233,8 +238,7 @@ def _overlay(what: str, known: Shown, priced: dict[str, float]) -> Overlay | Non
         return overlay.of_prices(priced)
     if what == overlay.DISTANCE:
         return overlay.of_gradients(known.comparison if not known.stale else None)
-    run = known.candidate or known.baseline
-    return overlay.of_run(what, run.by_fqn if run is not None and run.complete else {})
+    return overlay.of_run(what, known.candidate or known.baseline)
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, at: Picked) -> Ledger | None:

@@ -14,7 +14,7 @@ from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
 from explorer.record.reading import Reading
-from explorer.ui.session import opened, page_job
+from explorer.ui.session import backend, opened, page_job
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.shared import draft as drafts
@@ -104,7 +104,11 @@ def _show(state: ExploreState, run: opened.Opened) -> None:
     """Model, policy, options and figures of a stored run; what is under way goes on."""
     record = run.record
     assert isinstance(record, Comparison | Measurement | DerivativeMatrix | Arena), "no other kind is shown here"
-    drafts.restart(state.draft, record.candidate.spec if isinstance(record, Comparison) else record.spec)
+    foreseen = isinstance(record, Measurement) and record.origin == "predicted"
+    spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
+    drafts.restart(state.draft, spec, predict=foreseen)
+    if foreseen:
+        backend.records().keep(backend.foreseen_key(spec), record)
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id

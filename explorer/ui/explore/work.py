@@ -9,10 +9,11 @@ import msgspec
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
-from explorer.record.policy import Policy
+from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, known, page_job, pins
+from explorer.ui.shared import draft as drafts
 
 ASKED = (Describe, Measure, Compare, DrawAutograd, DeriveMatrix, RunArena)
 FIRST_WORD_S = 0.05
@@ -26,8 +27,11 @@ def take(state: ExploreState, job: Job) -> None:
         state.warning = job.warning
     backend.records().keep(key, job.result)
     match job.request:
-        case Describe(model=model, device=device):
-            backend.records().keep(backend.graph_key(model, device), job.result)
+        case Describe(model=model, device=device, without_data=without_data):
+            backend.records().keep(backend.graph_key(model, device, without_data=without_data), job.result)
+        case Measure(spec=spec, without_data=True):
+            state.baseline = backend.foreseen_key(spec)
+            backend.records().keep(state.baseline, job.result)
         case Measure():
             state.baseline = key
             known.note(key, job.result)
@@ -47,9 +51,12 @@ def take(state: ExploreState, job: Job) -> None:
 
 def prepare(state: ExploreState) -> None:
     """First visit: the model is described and its baseline measured without being asked. One attempt each."""
-    spec, baseline = state.draft.spec, pins.baseline_of(state.draft.spec)
+    spec, baseline = state.draft.spec, wanted(state)
     if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
         state.baseline = state.baseline or backend.recorded_run(spec.model)
+        return
+    if state.draft.predict:
+        _foresee(state, baseline)
         return
     if (run := known.measured(baseline) or known.fitted(baseline)) is not None:
         state.baseline = run[0]
@@ -61,6 +68,25 @@ def prepare(state: ExploreState) -> None:
         page_job.start(state.job, Measure(spec=baseline, until_it_fits=True))
 
 
+def _foresee(state: ExploreState, baseline: RunSpec) -> None:
+    """The same without a byte for the model, and again where an option was changed: nobody has to press for it."""
+    key, spec = backend.foreseen_key(baseline), state.draft.spec
+    if backend.records().get(key) is not None:
+        state.baseline = key
+    if state.job.id is not None or state.job.failure is not None:
+        return
+    if drafts.graph_of(state.draft) is None:
+        page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, without_data=True))
+    elif state.baseline != key:
+        page_job.start(state.job, Measure(spec=baseline, without_data=True))
+
+
+def wanted(state: ExploreState) -> RunSpec:
+    """The baseline of what is drawn; of what is only foreseen, everything kept."""
+    spec = state.draft.spec
+    return msgspec.structs.replace(spec, policy=KEEP_ALL) if state.draft.predict else pins.baseline_of(spec)
+
+
 def baseline_of(candidate: RunSpec) -> RunSpec:
     """What `candidate` is compared with: as asked, or what fitted where that was refused for want of memory."""
     asked = pins.baseline_of(candidate)
@@ -70,6 +96,8 @@ def baseline_of(candidate: RunSpec) -> RunSpec:
 
 def recall(state: ExploreState) -> bool:
     """A policy that ran before shows its result again. Returns whether that changed what is shown."""
+    if state.draft.predict:
+        return False
     key = known.compared(baseline_of(state.draft.spec), state.draft.spec)
     if key is None or key == state.shown:
         return False

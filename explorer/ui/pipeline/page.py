@@ -27,7 +27,7 @@ from explorer.ui.pipeline.cut_graph import cut_graph
 from explorer.ui.pipeline.plan_panel import cell, engine_picker, plan_panel
 from explorer.ui.pipeline.results import Results, result_tabs
 from explorer.ui.pipeline.state import PipelineState
-from explorer.ui.session import backend, page_job, window
+from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import last_failure
@@ -49,7 +49,7 @@ def page() -> None:
     page_job.attach(split.job, pipeline_work.ASKED)
     page_job.settle(split.job, partial(pipeline_work.take, split))
     pipeline_work.prepare(split)
-    graph = backend.graph_of(split.draft.spec)
+    graph = None if split.draft.predict else drafts.graph_of(split.draft)  # stages are priced by real steps
     if graph is not None:
         pipeline_state.absorb(split, graph)
 
@@ -134,6 +134,8 @@ def _trouble(split: PipelineState, known: Results | None) -> None:
     """Links that cannot be read, runs without a result, plans that cannot run."""
     for message in filter(None, (split.draft.message, split.message)):
         st.warning(plain(message), icon=":material/link_off:")
+    if split.draft.predict:
+        st.info(words.NOT_FORESEEN, icon=":material/visibility:")
     last_failure(split.job, key="pipeline")
     if known is not None and known.fault:
         st.error(plain(known.fault), icon=":material/error:")

@@ -211,7 +211,7 @@ def _remember(split: PipelineState, before: Before) -> None:
 
 def to_address(split: PipelineState, graph: ModelGraph | None) -> None:
     """Writes model, policy and plan into the address bar."""
-    query = address.to_query(split.draft.spec)
+    query = drafts.to_query(split.draft)
     if graph is not None:
         query |= plan_link.to_query(split.choices, stages_of(split, graph))
     elif split.places is not None:

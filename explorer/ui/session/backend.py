@@ -114,6 +114,11 @@ def weights() -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(Path(file).resolve()) for file in given))
 
 
+def predicts() -> bool:
+    """Whether a visit begins without allocating its model: the app was started with `--predict`."""
+    return "--predict" in sys.argv[1:]
+
+
 def check_offered(model: ModelRef) -> None:
     """Raises BadInput unless `model` and its weights are on the lists: links and run files must not make this machine
     load others."""
@@ -169,18 +174,26 @@ def recorded_run(model: ModelRef) -> str | None:
     return run_id
 
 
-def graph_key(model: ModelRef, device: Device) -> str:
+def graph_key(model: ModelRef, device: Device, *, without_data: bool = False) -> str:
     """Under which the graph of `model`, watched on `device`, is kept."""
-    return f"graph {device} {to_json(model).decode()}"
+    return f"graph {'without data ' if without_data else ''}{device} {to_json(model).decode()}"
 
 
-def graph_of(spec: RunSpec) -> ModelGraph | None:
-    """Graph of the model of `spec` on its device, if it was described lately; a recorded step brings its own."""
+def foreseen_key(spec: RunSpec) -> str:
+    """Under which the step of `spec` is kept that was played without data."""
+    return f"foreseen {to_json(spec).decode()}"
+
+
+def graph_of(spec: RunSpec, *, without_data: bool = False) -> ModelGraph | None:
+    """Graph of the model of `spec` on its device, if it was described lately; a recorded step brings its own.
+
+    One that was seen without data may lack what only values tell.
+    """
     if spec.model.is_recorded:
         try:
             run = record(recorded_run(spec.model))
         except ExplorerError:  # deleted by another window, or damaged
             return None
         return run.graph if isinstance(run, Measurement) else None
-    graph = records().get(graph_key(spec.model, spec.device))
+    graph = records().get(graph_key(spec.model, spec.device, without_data=without_data))
     return graph if isinstance(graph, ModelGraph) else None

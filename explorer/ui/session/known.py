@@ -124,9 +124,9 @@ def _made_here(record: Any) -> bool:
 
 
 def _asked(record: Any) -> list[str]:
-    """What `record` answers. A run that was cut short answers no question about a whole one."""
+    """What `record` answers. A run that was cut short answers no question about a whole one, one foreseen none."""
     if isinstance(record, Measurement):
-        if not record.complete:
+        if not record.complete or record.origin == "predicted":
             return []
         refused = [replace(record.spec, policy=one.policy) for one in record.refused[:1]]
         return [_spec_key(record.spec), *map(_fitted_key, refused)]

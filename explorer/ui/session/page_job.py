@@ -18,7 +18,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Request
+from explorer.jobs.protocol import Measure, Request
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -63,7 +63,8 @@ def start(life: PageJob, request: Request) -> None:
         for model in _models(request):
             backend.check_offered(model)
         backend.give_way()
-        life.id, life.what = backend.worker().submit(request).id, type(request).__name__
+        foreseen = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
+        life.id, life.what = backend.worker().submit(request, keep=not foreseen).id, type(request).__name__
     _name_in_address(life)
 
 

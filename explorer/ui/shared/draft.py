@@ -23,6 +23,7 @@ from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.kept import kept
 from explorer.view.graph.nesting import ancestors, default_open
+from explorer.view.words import explore as glossary
 
 KEPT_STEPS = 100
 """Undo goes back this far."""
@@ -38,6 +39,8 @@ class Draft:
 
     spec: RunSpec
     """The run as it is drawn now: the candidate."""
+    predict: bool = False
+    """Nothing of the model is allocated and nothing runs: its step is played without data."""
     widget: str = field(default_factory=_new_widget)
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
@@ -67,13 +70,26 @@ def _first() -> Draft:
         if spec is not None and not (spec.model.is_recorded and backend.recorded_run(spec.model)):
             backend.check_offered(spec.model)
     except ExplorerError as error:
-        return Draft(spec=usual, message=str(error))
-    return Draft(spec=spec or usual)
+        return Draft(spec=usual, message=str(error), predict=backend.predicts())
+    asked = st.query_params.get("predict")
+    return Draft(spec=spec or usual, predict=backend.predicts() if asked is None else asked == "1")
 
 
-def restart(draft: Draft, spec: RunSpec) -> None:
+def graph_of(draft: Draft) -> ModelGraph | None:
+    """Graph of the drawn model, if it was described lately."""
+    return backend.graph_of(draft.spec, without_data=draft.predict)
+
+
+def why_not_run(draft: Draft) -> str:
+    """Why nothing of the drawn model can be run here; empty: it can."""
+    if draft.spec.model.is_recorded:
+        return glossary.NO_MODEL
+    return glossary.NOTHING_RUNS if draft.predict else ""
+
+
+def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
     """As if the visitor had just come with `spec`."""
-    fresh = Draft(spec=spec)
+    fresh = Draft(spec=spec, predict=predict)
     for one in fields(Draft):
         setattr(draft, one.name, getattr(fresh, one.name))
 
@@ -81,7 +97,13 @@ def restart(draft: Draft, spec: RunSpec) -> None:
 def choose_model(draft: Draft, model: ModelRef) -> None:
     """Another model, or another size of it, starts afresh; how the step is run stays."""
     spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=(), forward_only=False)
-    restart(draft, spec)
+    restart(draft, spec, predict=draft.predict)
+    to_address(draft)
+
+
+def set_predict(draft: Draft, *, on: bool) -> None:
+    """Another sight of the same model, which starts afresh; the policy stays. What is foreseen is played on the CPU."""
+    restart(draft, msgspec.structs.replace(draft.spec, device="cpu") if on else draft.spec, predict=on)
     to_address(draft)
 
 
@@ -185,7 +207,13 @@ def select(draft: Draft, graph: ModelGraph, fqn: str) -> None:
 
 def to_address(draft: Draft) -> None:
     """Writes the decision into the address bar."""
-    address.show(address.to_query(draft.spec))
+    address.show(to_query(draft))
+
+
+def to_query(draft: Draft) -> dict[str, str]:
+    """The address of what is drawn; whether it is only foreseen is named where that is not how the app was started."""
+    predict = {} if draft.predict == backend.predicts() else {"predict": str(int(draft.predict))}
+    return address.to_query(draft.spec) | predict
 
 
 def with_units(policy: Policy, units: tuple[Unit, ...]) -> Policy:

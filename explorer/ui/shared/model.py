@@ -45,14 +45,14 @@ def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
     except the first look at a new model. `choose` takes another model; `key` tells the row of one page from another's.
     """
     spec, samples = draft.spec, backend.samples()
-    graph = backend.graph_of(spec)
+    graph = drafts.graph_of(draft)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key=key):
         _model(spec.model, samples, choose)
         _arguments(spec.model, samples, choose)
         if not spec.model.is_recorded:
-            _options(spec, graph, partial(drafts.set_option, draft, graph), choose)
+            _options(draft, graph, choose)
     if not spec.model.is_recorded:  # nothing can be changed of a step that was recorded elsewhere
-        _changed_line(spec)
+        _changed_line(draft)
 
 
 def _model(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> None:
@@ -142,14 +142,17 @@ def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound
         st.text_input(name, field.value, key=field.key)
 
 
-def _options(spec: RunSpec, graph: ModelGraph | None, change: Change, choose: Choose) -> None:
+def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
     """How the step is run and how blocks are recomputed."""
+    spec, change = draft.spec, partial(drafts.set_option, draft, graph)
     with st.popover("Options", key="options", help="How the step is run"):
         run, recompute = st.columns(2, gap="medium")
         with run:
             st.markdown("**The step**")
             _weights(spec.model, choose)
-            _choice("device", spec.device, devices(spec.device), change)
+            _predict(draft)
+            if not draft.predict:
+                _choice("device", spec.device, devices(spec.device), change)
             for name, offered in CHOICES.items():
                 own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
                 _choice(name, getattr(spec, name), offered, change, own=own)
@@ -162,6 +165,11 @@ def _options(spec: RunSpec, graph: ModelGraph | None, change: Change, choose: Ch
             _policy_options(spec.policy, change)
             st.markdown("**Not trained**")
             _frozen(spec, graph, change)
+
+
+def _predict(draft: Draft) -> None:
+    now = bound("option_predict", draft.predict, lambda on: drafts.set_predict(draft, on=on))
+    st.toggle("predict", now.value, help=glossary.OPTIONS["predict"], **now.wired)
 
 
 def _weights(model: ModelRef, choose: Choose) -> None:
@@ -180,17 +188,19 @@ def _weights(model: ModelRef, choose: Choose) -> None:
     )
 
 
-def _changed_options(spec: RunSpec) -> tuple[str, ...]:
+def _changed_options(draft: Draft) -> tuple[str, ...]:
     """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
+    spec = draft.spec
     usual = RunSpec(model=spec.model)
-    weights = [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
+    of_model = ["predict on"] if draft.predict else []
+    of_model += [f"weights {Path(spec.model.weights).name}"] if spec.model.weights else []
     names = ("device", *CHOICES, *NUMBERS, "momentum", "frozen")
     of_step = [
         f"{name} {_in_words(getattr(spec, name))}" for name in names if getattr(spec, name) != getattr(usual, name)
     ]
     options = [name for name in Policy.__struct_fields__ if name != "units"]
     return (
-        *weights,
+        *of_model,
         *of_step,
         *(
             f"{name} {_in_words(getattr(spec.policy, name))}"
@@ -200,9 +210,9 @@ def _changed_options(spec: RunSpec) -> tuple[str, ...]:
     )
 
 
-def _changed_line(spec: RunSpec) -> None:
+def _changed_line(draft: Draft) -> None:
     """Names the options that were changed, beside the closed popover that holds them."""
-    if changed := _changed_options(spec):
+    if changed := _changed_options(draft):
         small(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
 
 

@@ -28,6 +28,7 @@ DOING = {
     "RunLab": "Running",
 }
 """By the request's name."""
+FORESEEING = "Playing it without data"
 CANCELLING = "Cancelling: it stops within seconds, at its next step or by force"
 
 
@@ -60,4 +61,5 @@ def in_words(life: PageJob, job: Job) -> str:
         return CANCELLING
     progress = job.progress
     how_far = f" ({progress.done} of {progress.total})" if progress.total else ""
-    return f"{DOING[life.what]}: {plain(progress.what)}{how_far}"
+    doing = FORESEEING if getattr(job.request, "without_data", False) else DOING[life.what]
+    return f"{doing}: {plain(progress.what)}{how_far}"

@@ -84,7 +84,7 @@ def _picture(marks: Sequence[Mark], budget_bytes: int | None) -> go.Figure:
         )  # fmt: skip
     fig.update_layout(
         xaxis={"title": {"text": f"step peak ({unit_name})"}},
-        yaxis={"title": {"text": f"{AXIS[_word(marks)]}, × everything kept"}},
+        yaxis={"title": {"text": f"{AXIS[_word(marks)].partition(' of')[0]}, × everything kept"}},  # the plot is low
         legend={"traceorder": "normal"},
     )
     return fig

@@ -124,9 +124,13 @@ def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positi
 
 
 def has_times(*runs: Measurement | None) -> bool:
-    """Whether each run that is there knows the time of every tick."""
-    logs = [run.allocations for run in runs if run is not None and run.allocations is not None]
-    return bool(logs) and all(len(log.time_ns) == log.n_ticks + 1 for log in logs)
+    """Whether each run that is there knows the time of every tick; what was predicted took the time of a player."""
+    there = [run for run in runs if run is not None and run.allocations is not None]
+    return bool(there) and all(run.origin != "predicted" and _is_timed(run.allocations) for run in there)
+
+
+def _is_timed(log: Allocations | None) -> bool:
+    return log is not None and len(log.time_ns) == log.n_ticks + 1
 
 
 def axis_layout(axis: Axis, drawn: Measurement, *, alone: bool) -> dict[str, Any]:

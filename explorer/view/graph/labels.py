@@ -182,7 +182,7 @@ def _title(facts: Facts, node: Node, block: Block | None) -> str:
     if block is None:
         equal = f"{len(node.members)} equal blocks, {node.members[0]} to {node.members[-1]}"
         return "\n".join(filter(None, (equal, facts.overlay.spoken(node) if facts.overlay is not None else "")))
-    origin = "measured" if _kept_cost(facts, node.id) else "counted"
+    origin = facts.baseline.origin if facts.baseline and _kept_cost(facts, node.id) else "counted"
     lines = [
         f"{block.fqn} ({block.kind})",
         f"saved activations {mib(_saved(facts, node.id))} when kept ({origin})",

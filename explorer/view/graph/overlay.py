@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from explorer.record.base import Record
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import MeasuredBlock
+from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.view.drawing.units import flops, mib
 from explorer.view.graph.nesting import Node
 
@@ -65,10 +65,13 @@ NEEDS = {
 }
 
 
-def of_run(what: str, blocks: Mapping[str, MeasuredBlock]) -> Overlay:
-    """A figure that a run has of each block."""
+def of_run(what: str, run: Measurement | None) -> Overlay:
+    """A figure that a run has of each block; of one that was cut short, or of none, nothing."""
     read, unit, origin = OF_RUN[what]
-    figures = {fqn: figure for fqn, cost in blocks.items() if (figure := read(cost)) is not None}
+    blocks = run.blocks if run is not None and run.complete else ()
+    figures = {cost.fqn: figure for cost in blocks if (figure := read(cost)) is not None}
+    if run is not None and (origin == "measured" or run.origin == "predicted"):
+        origin = run.origin
     return Overlay(what=what, figures=figures, unit=unit, origin=origin)
 
 

@@ -77,6 +77,7 @@ WEIGHTS = (
 )
 
 OPTIONS = {
+    "predict": "Allocate and run nothing: every figure is predicted. For models that do not fit here.",
     "device": "Where the step runs. cuda is offered where an NVIDIA GPU and its driver are found.",
     "dtype": "Number format of parameters and inputs. own: as the model is built, nothing is cast.",
     "autocast": "Matrix products in a 16-bit format, parameters as they are (mixed precision). No loss is scaled.",
@@ -113,12 +114,23 @@ NO_MODEL = (
     "Its model is not here, so nothing can be run: policies are forecast from the record. Apply the policy file in "
     "that script and record again to measure one."
 )
+NOTHING_RUNS = (
+    "Nothing of this model is allocated, so nothing can be run: predict is on, in Options. Switch it off to measure."
+)
+FORESEEN_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
 FRESHNESS = {
     "nothing": "Nothing was measured yet.",
     "baseline": (
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
+    ),
+    "foreseen": (
+        ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted."
+    ),
+    "foreseen anew": (
+        ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "
+        "again."
     ),
     "recorded": ":blue-badge[:material/sensors: recorded] One step of",
     "other options": (

@@ -49,6 +49,10 @@ CRITICAL = (
     "The critical path is the chain of actions that wait for nothing but each other: to shorten the step, one of these "
     "has to get shorter. Everything else has slack."
 )
+NOT_FORESEEN = (
+    "Stages are priced by real steps, and nothing of this model is allocated: predict is on. Switch it off in Options "
+    "to split it."
+)
 RECEIVE = (
     "Receive buffers are space for boundary activations and gradients that other ranks send, one for each microbatch, "
     "held for the whole step. More microbatches in flight or a wider cut make them larger."

@@ -18,7 +18,7 @@ AS_GOOD = "No plan that was found is faster at this peak."
 PROVEN_TO = 5e-3
 """A gap that is smaller than what any clock here can tell."""
 ABOUT = (
-    "The planner wrote the measured step down as a small program: each module or segment is kept or recomputed, no "
+    "The planner wrote the step down as a small program: each module or segment is kept or recomputed, no "
     "moment may hold more than the budget, and as little time as possible is to be spent. A solver then looked for the "
     "best choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is "
     "really held and how long it really takes. Segments (several blocks recomputed as one) are a choice where the "
@@ -47,7 +47,7 @@ def _among(proof: Certificate) -> str:
     return " and ".join(count(n, word) for n, word in counted if n) or count(0, "module")
 
 
-FRONT = "Click a point to draw its policy. Everything hollow is predicted from one measured step; diamonds were run."
+FRONT = "Click a point to draw its policy. Everything hollow is predicted from one step; diamonds were run."
 MEASURE = (
     "Runs everything kept and each of these policies in turns: the one that is drawn, the least peak, the sharpest "
     "bend of the front, and half the way down. Cancel stops the one under way and leaves out the rest."

@@ -299,3 +299,11 @@ def test_the_batch_of_a_transformers_model_can_be_changed(visit: Open, monkeypat
     at.button(key="FormSubmitter:arguments_form-Use these").click().run()
     assert settled(at).session_state["draft"].spec.model.arguments == {"batch": 8}
     assert not at.session_state["pipeline"].job.failure
+
+
+def test_a_model_that_is_only_foreseen_is_not_split_until_predict_is_off(visit: Open, worker: PipelineWorker) -> None:
+    at = visit(predict="1")
+    assert not worker.jobs and at.button(key="pipeline_run").disabled
+    assert "Stages are priced by real steps" in at.info[0].value and address(at)["predict"] == "1"
+    at = settled(widget(at, "toggle", "option_predict").set_value(False).run())
+    assert worker.of(ProfileStages) and not at.info and not at.button(key="pipeline_run").disabled

@@ -29,11 +29,11 @@ RUN = graphs.measured(GRAPH, SPEC)
 
 def test_every_figure_of_a_run_is_a_share_of_the_largest_at_its_depth() -> None:
     for what in OF_RUN:
-        drawn = of_run(what, RUN.by_fqn)
+        drawn = of_run(what, RUN)
         bars = shares(drawn, nest(GRAPH))
         assert all(0 < bar <= 1 for bar in bars.values())
         assert not bars or 1.0 in bars.values()
-    saved = of_run("saved bytes", RUN.by_fqn)
+    saved = of_run("saved bytes", RUN)
     assert "MiB" in saved.legend and "measured" in saved.legend
     label = labels(Facts(graph=GRAPH, policy=Policy(), overlay=saved))["blocks.1"]
     assert label.heat > 0 and "saved bytes" in label.title and "(measured)" in label.title
@@ -54,7 +54,7 @@ def test_a_price_has_its_unit_and_every_quantity_says_what_it_needs() -> None:
 
 
 def test_the_spoken_name_says_the_figure_of_the_bar() -> None:
-    saved = of_run("saved bytes", RUN.by_fqn)
+    saved = of_run("saved bytes", RUN)
     facts = Facts(graph=GRAPH, policy=Policy(), overlay=saved)
     drawn = labels(facts)
     assert drawn["blocks.1"].bar == f"saved bytes {mib(saved.figures['blocks.1'])} (measured)"

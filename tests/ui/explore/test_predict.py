@@ -1,0 +1,136 @@
+"""A model that is only foreseen: nothing of it is allocated or run, and every figure on the page says predicted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
+from explorer.record import Failure
+from explorer.ui.session import backend, known, opened
+from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
+from tests.ui.page_driver import address, figures, graph_data, say, settle, texts, widget
+
+App = Callable[..., AppTest]
+ALL = [f"blocks.{i}" for i in range(6)]
+NOTHING_RUNS = "Nothing of this model is allocated, so nothing can be run"
+
+
+def switch(at: AppTest, *, on: bool) -> AppTest:
+    return settle(widget(at, "toggle", "option_predict").set_value(on).run())
+
+
+def words(at: AppTest) -> str:
+    return texts(at).replace("\\", "")
+
+
+def origins(at: AppTest) -> set[str]:
+    """What stands below the figures of the strip."""
+    return {line for line in texts(at).splitlines() if line in ("measured", "counted", "predicted")}
+
+
+def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: FakeWorker) -> None:
+    at = app()
+    before = len(worker.jobs)
+    assert not worker.of(Describe)[0].request.without_data
+    at = switch(at, on=True)
+    asked = [job.request for job in list(worker.jobs.values())[before:]]
+    assert all(request.without_data for request in asked if isinstance(request, Describe | Measure))
+    assert {type(request) for request in asked} == {Describe, Measure, FindPlans}
+    assert at.metric[0].value == "104.5 MiB" and figures(at)["Step time"] == "not measured"
+    assert at.button(key="run").disabled and NOTHING_RUNS in words(at)
+    assert "every figure is predicted" in words(at) and UNSAFE in words(at)
+    assert "changed options] predict on" in words(at)
+    at = say(at, on=ALL)
+    assert "→ ≈" in figures(at)["Step peak"]
+    assert not worker.of(Compare)
+
+
+def test_the_strip_names_no_other_origin(app: App) -> None:
+    measured = app()
+    assert {"measured", "counted"} <= origins(measured)
+    assert origins(switch(measured, on=True)) == {"predicted"}
+
+
+@pytest.mark.parametrize("tab", ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd", "Arena"])
+def test_every_tab_stands_and_offers_no_run(app: App, tab: str) -> None:
+    at = switch(app(), on=True)
+    at.session_state["tabs"] = tab
+    at = settle(at.run())
+    running = ("run", "draw_autograd", "arena_start", "derive", "measure_points")
+    assert not [button.key for button in at.button if button.key in running and not button.disabled]
+    if tab in ("Cost", "Gradients", "Autograd", "Arena"):
+        assert NOTHING_RUNS in words(at)
+    if tab == "Memory":
+        assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
+    if tab == "Blocks":
+        assert graph_data(at)["geometry"]["rows"]
+
+
+def test_what_is_foreseen_is_no_run_and_measures_nothing(app: App, worker: FakeWorker) -> None:
+    at = switch(app(), on=True)
+    job = worker.of(Measure)[-1]
+    assert not job.keep and job.run_id is None
+    assert len(backend.store().list()) == 1, "the measured baseline of the first look"
+    backend.records().keep("foreseen", job.result)
+    known.note("foreseen", job.result)
+    at = switch(at, on=False)
+    spec = worker.of(Measure)[0].request.spec
+    key, run = known.measured(spec) or ("", None)
+    assert key not in ("", "foreseen") and run is not None and run.origin == "measured"
+    assert "Measured with everything kept" in texts(at) and not at.button(key="run").disabled
+
+
+def test_a_changed_option_is_played_again_without_being_asked(app: App, worker: FakeWorker) -> None:
+    at = switch(app(), on=True)
+    n = len(worker.of(Measure))
+    at = settle(widget(at, "selectbox", "option_dtype").set_value("float64").run())
+    assert len(worker.of(Measure)) == n + 1 and worker.of(Measure)[-1].request.spec.dtype == "float64"
+    assert "option_device" not in [one.key for one in at.selectbox], "it is played on the CPU"
+    at = settle(widget(at, "selectbox", "option_dtype").set_value("own").run())
+    assert len(worker.of(Measure)) == n + 1, "it was played already"
+
+
+def test_the_policy_stays_and_a_link_and_the_command_line_bring_it(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = switch(say(app(), on=ALL[:2]), on=True)
+    assert graph_data(at)["on"] == ALL[:2]
+    query = address(at)
+    assert query["predict"] == "1"
+    again = app(**query)
+    assert again.session_state["draft"].predict and graph_data(again)["on"] == ALL[:2]
+    monkeypatch.setattr(sys, "argv", ["app.py", "--predict"])
+    at = app()
+    assert at.session_state["draft"].predict and "predict" not in address(at)
+    at = switch(at, on=False)
+    assert address(at)["predict"] == "0" and not app(**address(at)).session_state["draft"].predict
+
+
+def test_a_model_that_cannot_be_foreseen_is_one_sentence(
+    app: App, worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = "gpt.py cannot be foreseen without its data: it decides by values that it computes."
+
+    def answer(job: FakeJob) -> None:
+        if isinstance(job.request, Measure) and job.request.without_data:
+            job.finish(failure=Failure(kind="model raised", sentence=fault, hint="Measure a smaller build."))
+        else:
+            FakeWorker.answer(worker, job)
+
+    monkeypatch.setattr(worker, "answer", answer)
+    at = switch(app(), on=True)
+    assert [one.value for one in at.text if "foreseen" in one.value] == [fault]
+    assert len([job for job in worker.of(Measure) if job.request.without_data]) == 1, "one attempt"
+    assert figures(at)["Step peak"] == "not measured"
+
+
+def test_a_predicted_run_that_is_opened_is_not_taken_for_measured(app: App, worker: FakeWorker) -> None:
+    at = switch(app(), on=True)
+    run_id = backend.store().save(worker.of(Measure)[-1].result, "foreseen")
+    at = switch(at, on=False)
+    at.session_state[opened.KEY] = ["explore", run_id]
+    at = settle(at.run())
+    assert at.session_state["draft"].predict and origins(at) == {"predicted"}
+    assert at.button(key="run").disabled
