@@ -85,6 +85,10 @@ class Block(Record):
     """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
     outputs_saved_outside: tuple[bool, ...] = ()
     """Whether operations outside the block save it, for each storage that a call returns; empty: calls differ."""
+    outputs_saved_in: tuple[tuple[str, ...], ...] = ()
+    """The innermost blocks whose operations save each of them; the empty string is the model itself, or the loss."""
+    inputs_saved_in: tuple[tuple[str, ...], ...] = ()
+    """The same for each storage that a call is given."""
     follows: str | None = None
     """The sibling that hands on to this one: it alone is given what that one returns, and else what that one was given.
     The two may be recomputed as one segment. The empty string: none does; None: not observed."""

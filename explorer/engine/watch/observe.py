@@ -10,7 +10,7 @@ What a C++ autograd node keeps outside of saved tensors is not seen by torch's h
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +53,8 @@ class Seen:
     """The innermost block in which its last call saved last."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
     """Storages that each call gave back."""
+    given: list[tuple[Identity, ...]] = field(default_factory=list)
+    """Storages that each call was given."""
     saved: dict[Identity, int] = field(default_factory=dict)
     """Bytes by storage, of those made here that anything saves for backward."""
     traits: set[Trait] = field(default_factory=set)
@@ -94,8 +96,8 @@ class Observation(TorchDispatchMode):
         """When the storage that now lies at an address was made: addresses are handed out again."""
         self._made_in: dict[Identity, tuple[str, ...]] = {}
         """Stack of blocks that ran when a storage was made."""
-        self._saved_in: dict[Identity, list[set[tuple[str, int]]]] = defaultdict(list)
-        """Stacks of calls (block, number) whose operations saved a storage."""
+        self._saved_in: dict[Identity, list[tuple[tuple[str, int], ...]]] = defaultdict(list)
+        """Stacks of calls (block, number) whose operations saved a storage, outer ones first."""
 
     def __enter__(self) -> Observation:
         for fqn, module in self.modules.items():
@@ -133,6 +135,16 @@ class Observation(TorchDispatchMode):
             for number, call in enumerate(calls)
         ]
         return tuple(any(column) for column in zip(*held))
+
+    def saved_in(self, calls: Sequence[Sequence[Identity]]) -> tuple[tuple[str, ...], ...]:
+        """The innermost blocks that save each storage that the calls of a block were given, or returned; empty: they
+        were not equally many."""
+        if len({len(call) for call in calls}) != 1:
+            return ()
+        return tuple(
+            tuple(sorted({stack[-1][0] if stack else "" for one in same for stack in self._saved_in[one]}))
+            for same in zip(*calls)
+        )
 
     def _add_up_containers(self) -> None:
         """A container is never called itself (ModuleList): what its children did is its own."""
@@ -208,7 +220,7 @@ class Observation(TorchDispatchMode):
         if dense(tensor):
             storage = tensor.untyped_storage()
             identity = self._identity(storage._cdata)
-            self._saved_in[identity].append({(fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack})
+            self._saved_in[identity].append(tuple((fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack))
             for fqn in self._made_in.get(identity, ()):
                 self.seen[fqn].saved[identity] = storage.nbytes()
         return None if self._lets_go else tensor
@@ -222,6 +234,8 @@ class Observation(TorchDispatchMode):
             self.turns.begins(fqn, args, kwargs)
             if not fqn:
                 self.flow.given(tensors_in((*args, *kwargs.values())))
+            tensors = (leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf))
+            seen.given.append(tuple(map(self._identity, dict.fromkeys(t.untyped_storage()._cdata for t in tensors))))
             self._stack.append(fqn)
             self._entered.append(_Call(seen.flops))
 

@@ -5,18 +5,20 @@ save_ops    What the named operators returned stays from forward on, whether bac
             The rerun allocates nothing for these operators.
 reentrant   The whole forward runs again; its outputs are there twice, and they, the inputs and the gradient that came
             in stay until backward has ended. In a unit around it nothing is kept before that one runs again.
-offload     Nothing runs again. On a GPU what is saved leaves behind the block's last use of it and comes back for the
-            operation of backward that frees it; on the CPU nothing moves.
+offload     Nothing runs again. On a GPU what only offloaded blocks save leaves once it was used, and comes back for the
+            operation of backward that frees it; what others save as well stays, and comes back beside it. On the CPU
+            nothing moves.
 
-Not foreseen of offload: for how long a copy to the host is under way, and that a tensor comes back once for each of
-several operations that save it.
+Not foreseen of offload: for how long a copy to the host is under way, and which variables of forward's code keep a
+tensor that is used no more.
 Source: torch.utils.checkpoint (CheckpointFunction, _CachedTorchDispatchMode), engine/policy/offload.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -34,13 +36,28 @@ COUNTER_BYTES = 8
 """num_batches_tracked, with which no norm computes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PlayedStep:
     """The measured step that a policy is played through."""
 
     replay: Replay
     graph: ModelGraph | None
     on_gpu: bool
+    offloaded: tuple[Unit, ...] = ()
+
+    @cached_property
+    def offloaded_blocks(self) -> tuple[str, ...]:
+        return tuple(fqn for unit in self.offloaded for fqn in unit.blocks)
+
+    @cached_property
+    def handed_until(self) -> dict[int, int]:
+        """By entry that calls of offloaded units are given or return, the tick at which the last of these ends."""
+        until: dict[int, int] = {}
+        for unit in self.offloaded:
+            for members in zip(*(self.replay.calls.get(fqn, ()) for fqn in unit.blocks)):
+                for entry in (*members[0].inputs, *members[-1].outputs):
+                    until[entry] = max(until.get(entry, 0), members[-1].end)
+        return until
 
 
 def calls_of(step: PlayedStep, unit: Unit, policy: Policy, inside: Collection[str] = ()) -> list[SavedByCall]:
@@ -50,8 +67,7 @@ def calls_of(step: PlayedStep, unit: Unit, policy: Policy, inside: Collection[st
     replay = step.replay
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
     if unit.action == "offload":
-        others = [fqn for one in policy.units if one.action == "offload" and one != unit for fqn in one.blocks]
-        return [_offloaded(replay, call, others) for call in calls]
+        return [_offloaded(step, call) for call in calls]
     if policy.use_reentrant:
         calls = [_reentrant(replay, call, alone=len(calls) == 1) for call in calls]
     elif unit.action == "save_ops":
@@ -145,23 +161,19 @@ def _reentrant(replay: Replay, call: SavedByCall, *, alone: bool) -> SavedByCall
     )
 
 
-def _offloaded(replay: Replay, call: SavedByCall, others: Sequence[str]) -> SavedByCall:
-    """What `others` offload as well leaves with the last of them; what somebody keeps stays."""
-    inputs = [entry for entry in dict.fromkeys(call.inputs) if _freed_with(replay, call, entry)]
-    last_use = {other.end for fqn in others for other in replay.calls.get(fqn, ())}
-    shared = [
-        entry for entry in dict.fromkeys(call.returned)
-        if entry not in call.entries and replay.died[entry] >= call.begins
-        and replay.used_until.get(entry) in last_use
-    ]  # fmt: skip
-    handed = np.array([*inputs, *shared], dtype=np.int64)
-    used = [max(replay.used_until.get(entry, call.end), call.end) + 1 for entry in handed.tolist()]
+def _offloaded(step: PlayedStep, call: SavedByCall) -> SavedByCall:
+    """What is given or returned leaves with the last that is given it, where all who save it are offloaded."""
+    replay, own = step.replay, set(call.entries.tolist())
+    around = [entry for entry in dict.fromkeys((*call.inputs, *call.returned)) if entry not in own]
+    handed = np.array([entry for entry in around if _leaves_whole(step, call, entry)], dtype=np.int64)
+    used = [max(replay.used_until.get(entry, 0), step.handed_until[entry]) + 1 for entry in handed.tolist()]
     entries = np.concatenate((call.entries, handed))
     return replace(
         call,
         entries=entries,
-        leaves=np.concatenate((np.minimum(call.end + 1, replay.let_go[call.entries]), np.array(used, dtype=np.int64))),
+        leaves=np.concatenate((_once_used(replay, call.entries), np.array(used, dtype=np.int64))),
         backs=np.maximum(_needed_from(replay, entries), call.begins),
+        copies=tuple(copy for entry in call.inputs for copy in _back_beside(step, call, entry)),
         inputs=(),
         runs_again=False,
         late_bytes=0,
@@ -169,11 +181,41 @@ def _offloaded(replay: Replay, call: SavedByCall, others: Sequence[str]) -> Save
     )
 
 
-def _freed_with(replay: Replay, call: SavedByCall, entry: int) -> bool:
-    """Whether the call's own backward frees what it was given: nobody before it saves that."""
+def _once_used(replay: Replay, entries: Bytes) -> Bytes:
+    """When each was made something of and the last block that is given it is through; a variable may keep it longer."""
+    made = replay.results[np.searchsorted(replay.results, replay.born[entries], side="right")]
+    given = np.array([replay.used_until.get(entry, 0) for entry in entries.tolist()], dtype=np.int64)
+    once: Bytes = np.minimum(np.maximum(made, given) + 1, replay.let_go[entries])
+    return once
+
+
+def _leaves_whole(step: PlayedStep, call: SavedByCall, entry: int) -> bool:
+    """Whether all who save it are offloaded; where the graph does not say, whether the call's own backward frees it."""
+    replay = step.replay
+    if replay.role[entry] != SAVED:
+        return False
+    if entry in replay.saved_in:
+        savers = replay.saved_in[entry]
+        return bool(savers) and all(_is_offloaded(step, fqn) for fqn in savers)
     died = int(replay.died[entry])
     following = replay.births[np.searchsorted(replay.births, call.ends, side="right")]
-    return bool(replay.role[entry] == SAVED and call.begins <= died < following)
+    return call.begins <= died < int(following)
+
+
+def _back_beside(step: PlayedStep, call: SavedByCall, entry: int) -> Iterator[tuple[int, int, int]]:
+    """What somebody else keeps comes back as a copy for each block inside that saves it, while its backward runs."""
+    replay = step.replay
+    savers = replay.saved_in.get(entry, ())
+    if all(_is_offloaded(step, fqn) for fqn in savers):
+        return
+    for fqn in savers:
+        for one in saved_by_calls(replay, (fqn,), stops_early=False) if _is_offloaded(step, fqn) else ():
+            if entry in one.inputs and call.first <= one.first and one.end <= call.end:
+                yield one.begins, one.ends, int(replay.size[entry])
+
+
+def _is_offloaded(step: PlayedStep, fqn: str) -> bool:
+    return any(is_within(fqn, block) for block in step.offloaded_blocks)
 
 
 def _needed_from(replay: Replay, entries: Bytes) -> Bytes:

@@ -105,8 +105,9 @@ class Forecaster:
 
     def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
         assert self.baseline is not None, "it was replayed"
-        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=self.baseline.environment.device != "cpu")
+        on_gpu = self.baseline.environment.device != "cpu"
         offloaded = tuple(unit for unit in policy.units if unit.action == "offload")
+        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=on_gpu, offloaded=offloaded)
         options = msgspec.structs.replace(policy, units=offloaded)
         calls = {}
         for unit, children in inside(policy).items():

@@ -52,6 +52,8 @@ class Replay:
     """For every entry the tick by which the code that made it has let go of it; see python_holds.py."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
+    saved_in: dict[int, tuple[str, ...]]
+    """By entry that a block was given or returned, the innermost blocks that save it; see `Block.outputs_saved_in`."""
     saved_outside: dict[str, tuple[bool, ...]]
     """By block, whether others save each of its outputs; see `Block.outputs_saved_outside`."""
 
@@ -87,6 +89,7 @@ class Replay:
             used_until=used_until,
             let_go=let_go(calls, used_until, born, handing_on(graph)),
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
+            saved_in=_saved_in(calls, graph),
             saved_outside={} if graph is None else {block.fqn: block.outputs_saved_outside for block in graph.blocks},
         )
 
@@ -149,6 +152,16 @@ def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:
         for entry in call.inputs:
             until[entry] = max(until.get(entry, 0), call.end)
     return until
+
+
+def _saved_in(calls: Mapping[str, Sequence[Call]], graph: ModelGraph | None) -> dict[int, tuple[str, ...]]:
+    saved_in: dict[int, tuple[str, ...]] = {}
+    for block in () if graph is None else graph.blocks:
+        for call in calls.get(block.fqn, ()):
+            for entries, savers in ((call.inputs, block.inputs_saved_in), (call.outputs, block.outputs_saved_in)):
+                if len(entries) == len(savers):
+                    saved_in.update(zip(entries, savers))
+    return saved_in
 
 
 def _phase_of_tick(phases: tuple[PhaseSpan, ...], n_ticks: int) -> NDArray[np.int8]:

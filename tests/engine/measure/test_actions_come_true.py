@@ -119,6 +119,21 @@ def test_what_is_offloaded_leaves_and_comes_back_one_operation_at_a_time(
     assert run.saved_after_forward_bytes < 0.5 * base.saved_after_forward_bytes
 
 
+@pytest.mark.parametrize("parts", [("conv1",), ("norm1", "conv2"), ("conv1", "norm1", "conv2", "norm2")])
+def test_what_others_save_as_well_stays_and_comes_back_beside_it(
+    parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a residual block is given is saved by its first convolution and by the activation that made it."""
+    graph, base = known("resnet")
+    monkeypatch.setattr(offload, "to_host", on_this_machine)
+    as_gpu = msgspec.structs.replace(base, environment=msgspec.structs.replace(base.environment, device="cuda"))
+    policy = acting(tuple(f"{fqn}.{part}" for fqn in graph.repeats for part in parts), action="offload")
+    said = Forecaster(as_gpu, graph).forecast(policy)
+    run = measure(msgspec.structs.replace(base.spec, policy=policy))
+    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=FEW_BYTES)
+    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
+
+
 OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""
 import torch
 from torch import nn

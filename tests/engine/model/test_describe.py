@@ -128,6 +128,24 @@ def test_who_else_saves_an_output_is_known_also_of_a_block_called_twice() -> Non
     assert graph(nn.Sequential(nn.Tanh(), nn.Tanh())).by_fqn["0"].outputs_saved_outside == (False,)
 
 
+def test_who_saves_what_a_block_is_given_and_returns() -> None:
+    class Beside(nn.Module):
+        """tanh saves what it returns, and so does the linear layer that it is given to; x * y saves x as well."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tanh, self.linear = nn.Tanh(), nn.Linear(W, W)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.linear(self.tanh(x))
+
+    blocks = graph(nn.Sequential(nn.Linear(W, W), Beside())).by_fqn
+    assert blocks["1.tanh"].outputs_saved_in == blocks["1.linear"].inputs_saved_in == (("1.linear", "1.tanh"),)
+    assert blocks["0"].outputs_saved_in == blocks["1"].inputs_saved_in == blocks["1.tanh"].inputs_saved_in == (("1",),)
+    assert blocks["1.linear"].outputs_saved_in == (("1",),)
+    assert blocks["1"].outputs_saved_in == (("",),), "the loss squares it"
+
+
 def test_a_container_holds_what_its_children_do() -> None:
     blocks = graph(Walk()).by_fqn
     children = [blocks[f"blocks.{i}"] for i in range(3)]
