@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from torch import nn
 
@@ -70,7 +71,7 @@ def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
         return chain
 
     units = walk("")
-    return tuple(sorted(units, key=lambda fqn: (seen[fqn].first_call, units.index(fqn)))) or ("",)
+    return tuple(sorted(units, key=lambda fqn: seen[fqn].first_call)) or ("",)
 
 
 def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> list[str]:
@@ -84,12 +85,20 @@ def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Se
 
 
 def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
-    """One between each two consecutive units, with what crosses it; a refusal where a unit runs on both sides."""
+    """One between each two consecutive units, with what crosses it; a refusal where a unit runs on both sides.
+
+    `chain` is in order of the first calls, so each datum and each unit comes once and is dropped once.
+    """
     cuts = []
-    for place, (after, before) in enumerate(zip(chain, chain[1:], strict=False)):
+    to_come = deque(sorted((d for d in data if d.writer not in (GIVEN, ELSEWHERE)), key=lambda datum: datum.born))
+    crossing: list[Datum] = []
+    both: list[str] = []
+    for after, before in pairwise(chain):
         border = seen[before].first_call
-        crossing = [d for d in data if d.writer not in (GIVEN, ELSEWHERE) and d.born < border <= d.last_read]
-        both = [fqn for fqn in chain[: place + 1] if seen[fqn].last_exit > border]
+        while to_come and to_come[0].born < border:
+            crossing.append(to_come.popleft())
+        crossing = [datum for datum in crossing if datum.last_read >= border]
+        both = [fqn for fqn in (*both, after) if seen[fqn].last_exit > border]
         refusal = f"{', '.join(both)} is called again behind this cut" if both else None
         cuts.append(
             CutPoint(

@@ -40,19 +40,19 @@ def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
 
 
 def runs(units: Sequence[Fqns], graph: ModelGraph) -> list[list[Fqns]]:
-    """`units` in stretches of neighbours of which each hands on to the next, and nothing else happens in between."""
+    """`units` in stretches of neighbours of which each hands on to the next, and nothing else happens in between.
+
+    Not so among layers of which the observed forward left some out: it leaves out others next time.
+    """
+    skipped = _skipped_siblings(graph)
     stretches: list[list[Fqns]] = []
     for unit in units:
-        if stretches and _follows(unit, stretches[-1][-1], graph):
+        before = stretches[-1][-1][-1] if stretches else None
+        if before is not None and graph.next_in_turn.get(before) == unit[0] and unit[0] not in skipped:
             stretches[-1].append(unit)
         else:
             stretches.append([unit])
     return stretches
-
-
-def _follows(unit: Fqns, before: Fqns, graph: ModelGraph) -> bool:
-    """Not so among layers of which the observed forward left some out: it leaves out others next time."""
-    return graph.next_in_turn.get(before[-1]) == unit[0] and not _skipped_siblings(graph, graph.by_fqn[unit[0]])
 
 
 def _first_that_keeps_its_input(blocks: Sequence[str], at: int, graph: ModelGraph) -> int:
@@ -66,25 +66,30 @@ def _candidates(graph: ModelGraph) -> list[str]:
     repeated = frozenset(graph.repeats)
     saved = [graph.by_fqn[fqn].saved_bytes for fqn in repeated if graph.by_fqn[fqn].saved_bytes]
     least = min(saved, default=0) // 4 if len(repeated) < len(graph.chain) else 0
+    skipped = _skipped_siblings(graph)
     candidates: dict[str, None] = {}
     for fqn in graph.chain:
         block = graph.by_fqn[fqn]
-        siblings = _skipped_siblings(graph, block)
         inside = _skipped_inside(graph, block)
         if inside:
             candidates.update(dict.fromkeys(inside))
         elif fqn in repeated:
-            candidates.update(dict.fromkeys(siblings or (fqn,)))
+            candidates.update(dict.fromkeys(skipped.get(fqn, (fqn,))))
         elif graph.children[fqn] and block.saved_bytes >= least > 0 or (not least and block.n_calls):
             candidates[fqn] = None
     return list(candidates)
 
 
-def _skipped_siblings(graph: ModelGraph, block: Block) -> Fqns:
-    """All numbered layers of its kind beside it, where the observed forward left some of them out."""
-    kin = [one for one in graph.children.get(block.parent or "", ()) if one.kind == block.kind and one.name.isdigit()]
-    skipped = any(not one.n_calls and one.parameter_bytes for one in kin)
-    return tuple(one.fqn for one in kin) if block.name.isdigit() and skipped else ()
+def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
+    """fqn -> all numbered layers of its kind beside it, where the observed forward left some of them out."""
+    kin: dict[tuple[str, str], list[Block]] = {}
+    for holder, blocks in graph.children.items():
+        for block in blocks:
+            if block.name.isdigit():
+                kin.setdefault((holder, block.kind), []).append(block)
+    skipped = (layers for layers in kin.values() if any(not one.n_calls and one.parameter_bytes for one in layers))
+    lists = [tuple(one.fqn for one in layers) for layers in skipped]
+    return {fqn: layers for layers in lists for fqn in layers}
 
 
 def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:

@@ -23,10 +23,10 @@ def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dic
         if cost.fqn and cost.n_recompute and not any(is_within(cost.fqn, fqn) for fqn in ordered)
     }
     called = [cost.fqn for cost in costs if cost.fqn and cost.n_forward]
+    below = _called_below(called)
     for fqn in reversed(called):
-        below = _called_below(fqn, called)
-        if below and all(one in again for one in below):
-            again.setdefault(fqn, min(again[one] for one in below))
+        if below[fqn] and all(one in again for one in below[fqn]):
+            again.setdefault(fqn, min(again[one] for one in below[fqn]))
     in_order = (cost.fqn for cost in costs if cost.fqn in again)
     return {fqn: again[fqn] for fqn in in_order if not any(holder in again for holder in above(fqn))}
 
@@ -40,7 +40,11 @@ def in_words(run: Measurement) -> str:
     return f"{listed(tuple(times_run))} ran again {' or '.join(times)}, by the model itself"
 
 
-def _called_below(fqn: str, called: list[str]) -> list[str]:
-    """The nearest called blocks inside; containers that are never called are looked through."""
-    inside = [one for one in called if one.startswith(f"{fqn}.")]
-    return [one for one in inside if not any(other != one and is_within(one, other) for other in inside)]
+def _called_below(called: list[str]) -> dict[str, list[str]]:
+    """Of each the nearest called blocks inside; containers that are never called are looked through."""
+    below: dict[str, list[str]] = {fqn: [] for fqn in called}
+    for fqn in called:
+        holder = next((one for one in above(fqn) if one in below), None)
+        if holder is not None:
+            below[holder].append(fqn)
+    return below

@@ -19,12 +19,14 @@ lane, and no two boxes do.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection
 from functools import cached_property
 from typing import Literal
 
 import msgspec
 
+from explorer.plan.names import above
 from explorer.record.base import Record
 from explorer.record.graph import Join, ModelGraph
 from explorer.view.graph.flow import Arrow, Flow, folded, ordered
@@ -157,6 +159,7 @@ class _Drawing:
         self.order = ordered(self.flow, nodes, opened)
         self.ways: Ways = ways_of(self.flow, self.order)
         self.cuts_wanted = cuts
+        self.n_inside = Counter(holder for fqn in graph.repeats for holder in above(fqn) if holder)
         self.rows: list[BlockRow] = []
         self.joins: list[JoinMark] = []
         self.links: list[Link] = []
@@ -192,7 +195,7 @@ class _Drawing:
             open=id in self.opened,
             members=node.members,
             n_calls=block.n_calls if block else 1,
-            n_inside=sum(fqn.startswith(f"{id}.") for fqn in self.graph.repeats),
+            n_inside=self.n_inside[id],
         )
         index = len(self.rows)
         self.rows.append(row)
