@@ -1,0 +1,106 @@
+"""Two models and what their exports do in a process of their own, where nothing of the project is at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+LAYERS = (
+    (Path(__file__).parent / "browser" / "tiny_model.py").read_text()
+    + """
+
+def loss_of(model):
+    return model(torch.linspace(0, 1, 128).reshape(8, 16)).square().mean()
+"""
+)
+LLAMA = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def build():
+    sizes = dict(vocab_size=64, hidden_size=32, intermediate_size=64, num_attention_heads=2, num_key_value_heads=2)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=4, attention_dropout=0.1, use_cache=False))
+    ids = torch.arange(16).reshape(2, 8)
+    return model, {"input_ids": ids, "labels": ids}
+
+
+def loss_of(model):
+    ids = torch.arange(16).reshape(2, 8)
+    return model(input_ids=ids, labels=ids).loss
+"""
+CHILD = """
+import copy, json, sys
+import torch
+import net
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+
+
+def load(path):
+    space = {}
+    exec(compile(open(path).read(), path, "exec"), space)
+    return space
+
+
+def lightning(model):
+    policy = load("for_lightning.py")["activation_checkpointing_policy"](model)
+    apply_activation_checkpointing(model, auto_wrap_policy=policy)
+
+
+APPLY = {
+    "kept": lambda model: None,
+    "torch": lambda model: load("for_torch.py")["apply_checkpointing"](model),
+    "fsdp2": lambda model: load("for_fsdp2.py")["recompute"](model),
+    "huggingface": lambda model: load("for_huggingface.py")["recompute_layers"](model),
+    "lightning": lightning,
+}
+torch.manual_seed(0)
+first = net.build()[0].train()
+kept, outcomes = {}, {}
+for target in ["kept", *sys.argv[1:]]:
+    model = copy.deepcopy(first)
+    names = {module: name for name, module in model.named_modules()}
+    APPLY[target](model)
+    calls = {}
+    for module, name in names.items():
+        module.register_forward_pre_hook(lambda _, given, name=name: calls.update({name: calls.get(name, 0) + 1}))
+    torch.manual_seed(1)
+    net.loss_of(model).backward()
+    gradients = {name.replace("_checkpoint_wrapped_module.", ""): p.grad for name, p in model.named_parameters()}
+    if target == "kept":
+        kept, once = gradients, calls
+    outcomes[target] = {
+        "same": gradients.keys() == kept.keys() and all(torch.equal(gradients[name], kept[name]) for name in kept),
+        "again": [name for name in calls if calls[name] > once[name]],
+    }
+print(json.dumps(outcomes))
+"""
+
+
+def file_of(target: str) -> str:
+    """The name under which the process looks for it."""
+    return f"for_{target}.py"
+
+
+def run_there(folder: Path, targets: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Of `folder`, with the model in net.py and an export a target: whether every gradient is bit by bit that of the
+    model without a policy, and which modules ran again."""
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, *targets],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ""},
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    outcomes: dict[str, dict[str, Any]] = json.loads(child.stdout.splitlines()[-1])
+    return {target: outcomes[target] for target in targets}
+
+
+def layers_again(outcome: dict[str, Any], holder: str) -> set[str]:
+    """Members of `holder` of which something ran again."""
+    return {".".join(name.split(".")[: holder.count(".") + 2]) for name in outcome["again"]}
