@@ -60,7 +60,7 @@ def test_every_tab_stands_and_offers_no_run(app: App, tab: str) -> None:
     at = switch(app(), on=True)
     at.session_state["tabs"] = tab
     at = settle(at.run())
-    running = ("run", "draw_autograd", "arena_start", "derive", "measure_points")
+    running = ("run", "draw", "arena_run", "derive", "measure_points")
     assert not [button.key for button in at.button if button.key in running and not button.disabled]
     if tab in ("Cost", "Gradients", "Autograd", "Arena"):
         assert NOTHING_RUNS in words(at)

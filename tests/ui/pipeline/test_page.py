@@ -41,7 +41,7 @@ def test_the_first_visit_reads_and_prices_the_model_and_cuts_it_in_two(visit: Op
     assert not worker.of(RunPipeline)
 
 
-def test_every_block_of_the_spine_is_in_view_with_its_stage(visit: Open) -> None:
+def test_every_block_of_the_chain_is_in_view_with_its_stage(visit: Open) -> None:
     data = graph_data(visit())
     shown = {row[0] for row in data["geometry"]["rows"]}
     assert set(GRAPH.chain) <= shown
