@@ -84,7 +84,10 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         longer = int(replay.size[kept & (replay.died <= border)].sum())
         stashes = sum(size for first, end, size in _stashes(replay, nest, stash_bytes) if first <= border < end)
         saved = longer + stashes - int(replay.size[away].sum())
-    changes = np.stack([np.concatenate(columns) for columns in zip(left, measured, played, stashed)])
+    parts = (left, measured, played, stashed)
+    changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
+    for row, columns in zip(changes, zip(*parts)):
+        np.concatenate(columns, out=row)
     return Played(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
 
 
@@ -183,11 +186,12 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
     first, end, size = changes if (changes[0] < changes[1]).all() else changes[:, changes[0] < changes[1]]
     # bincount adds in float64, exact below 2**53 bytes (8 PiB); what lies behind the line falls into its tail.
     begun, ended = (np.bincount(np.minimum(ticks, length), size, length + 1)[:length] for ticks in (first, end))
-    steps = (begun - ended).astype(np.int64)
+    steps = begun - ended
     bounds = np.flatnonzero(steps)
-    if not len(bounds) or bounds[0]:
-        bounds = np.concatenate(([0], bounds))
-    return bounds.astype(np.intp), np.cumsum(steps)[bounds]
+    offsets = np.cumsum(steps[bounds]).astype(np.int64)
+    if len(bounds) and not bounds[0]:
+        return bounds, offsets
+    return np.concatenate(([0], bounds)), np.concatenate(([0], offsets))
 
 
 def joined(parts: Sequence[Bytes]) -> Bytes:

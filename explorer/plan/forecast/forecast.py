@@ -5,7 +5,7 @@ See changes.py for what is played, nesting.py for units inside units, saved_by_c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -49,16 +49,20 @@ class Forecaster:
         baseline = self.baseline
         if baseline is None or trains_nothing(policy, self._graph):
             return Forecast()
+        again = {
+            unit: unit_flops(baseline, self._graph, unit, within, policy) for unit, within in inside(policy).items()
+        }
+        flop_ratio = _flop_ratio(baseline, again.values())
         unknown = unforeseen(policy, self._graph)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
-            return Forecast(flop_ratio=self._flop_ratio(baseline, policy))
+            return Forecast(flop_ratio=flop_ratio)
         play, saved = self._play(replay, policy), baseline.saved_after_forward_bytes
-        timed = time_ratio(baseline, self._graph, inside(policy), policy)
+        timed = time_ratio(baseline, again)
         return Forecast(
             step_peak_bytes=None if unknown else play.peak_bytes,
             saved_after_forward_bytes=None if saved is None else saved + play.played.saved_bytes,
-            flop_ratio=self._flop_ratio(baseline, policy),
+            flop_ratio=flop_ratio,
             time_ratio=None if timed is None else timed[0],
             time_ratio_spread=None if timed is None else timed[1],
             freed_bytes=play.freed_bytes(policy, baseline.forward_end_tick or 0),
@@ -117,11 +121,10 @@ class Forecaster:
             calls[unit] = self._saved[unit, options, named]
         return calls
 
-    def _flop_ratio(self, baseline: Measurement, policy: Policy) -> float | None:
-        total = baseline.total_flops
-        again = [unit_flops(baseline, self._graph, unit, children, policy) for unit, children in inside(policy).items()]
-        known = [flops for flops in again if flops is not None]
-        return 1 + sum(known) / total if total and len(known) == len(again) else None
+
+def _flop_ratio(baseline: Measurement, again: Collection[int | None]) -> float | None:
+    known = [flops for flops in again if flops is not None]
+    return 1 + sum(known) / baseline.total_flops if baseline.total_flops and len(known) == len(again) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

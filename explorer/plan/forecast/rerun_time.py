@@ -12,12 +12,10 @@ with an interval; whole steps that were measured draw it in, see calibrate.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from explorer.plan.forecast.rerun_flops import unit_flops
-from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import Unit
 
 CHECKPOINT_MS = 0.5
 """What a checkpointed call takes beside its second forward where nobody measured it; torch 2.13, a CPU core."""
@@ -31,23 +29,20 @@ NINE_OF_TEN = 1.64
 """Standard errors on either side that hold nine of ten normal errors."""
 
 
-def time_ratio(
-    baseline: Measurement, graph: ModelGraph | None, inside: Mapping[Unit, Sequence[Unit]], policy: Policy
-) -> tuple[float, float] | None:
+def time_ratio(baseline: Measurement, again_flops: Mapping[Unit, int | None]) -> tuple[float, float] | None:
     """Step time over that of the measured `baseline`, and half the width of its interval; None where that has no times.
 
-    `inside`: units by their holder.
+    `again_flops`: by unit what running it again spends, see `rerun_flops.unit_flops`.
     """
     step, without_hooks = baseline.times.step.median_ms if baseline.times else None, scale(baseline)
     if not step or without_hooks is None:
         return None
     again = n_calls = 0.0
-    for unit, children in inside.items():
+    for unit, left in again_flops.items():
         costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
         flops = sum(cost.forward_flops for cost in costs)
         if unit.action == "offload" and baseline.environment.device != "cpu":
             return None  # nobody has timed the way to the host
-        left = unit_flops(baseline, graph, unit, children, policy)
         if left is None:
             return None
         share = left / flops if flops else float(unit.action != "offload")
