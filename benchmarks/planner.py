@@ -72,7 +72,7 @@ def line(n_blocks: int) -> tuple[ModelGraph, Measurement]:
         "forward_flops": 100, "rerun_flops": 100,
     }  # fmt: skip
     names = [f"layers.{i}" for i in range(n_blocks)]
-    blocks = [Block(fqn="", kind="M", **figures)]
+    blocks = [Block(fqn="", kind="M", **figures), Block(fqn="layers", kind="ModuleList", **{**figures, "n_calls": 0})]
     blocks += [
         Block(fqn=name, kind="B", repeat_of=None if i == 0 else names[0], **figures) for i, name in enumerate(names)
     ]
