@@ -58,6 +58,7 @@ def test_an_edge_inside_of_the_unit_is_no_other_reader() -> None:
         Edge(source="layers.0", target="layers.1.a", n_bytes=1, data=0),
         Edge(source="layers.0", target="layers.1:add", n_bytes=1, data=0),
         Edge(source="layers.1.a", target="layers.1.b", n_bytes=1, data=1),
+        Edge(source="layers.1.a", target="layers.2", n_bytes=1, data=1),
         Edge(source="layers.1.b", target="layers.2", n_bytes=1, data=2),
     )
     plain = chain("layers.1")
