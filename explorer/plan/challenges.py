@@ -22,7 +22,8 @@ class Challenge(Record):
 
     @property
     def baseline(self) -> RunSpec:
-        return RunSpec(model=self.model)
+        """Untimed: nothing that is marked is a time."""
+        return RunSpec(model=self.model, n_repeats=0)
 
 
 class Marked(Record):

@@ -36,13 +36,13 @@ def batch(
     policy: PolicyName = "keep-all",
     argument: Argument = "batch",
 ) -> None:
-    """The largest batch that fits under a policy: foreseen from two small runs, confirmed by one."""
+    """The largest batch that fits under a policy: foreseen from two small runs, confirmed by one. None is timed."""
     limit, ref = parse_bytes(budget), options.ref(model)
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
         spec = step.spec(small, KEEP_ALL, seed=options.seed)
         chosen = chosen_policy(engine, policy, spec)
-        spec = msgspec.structs.replace(spec, policy=chosen)
+        spec = msgspec.structs.replace(spec, policy=chosen, n_repeats=0)
         runs = {size: _run(engine, spec, argument, size) for size in SMALL}
         size = largest(lambda n: at_size(runs, n, spec).step_peak_bytes <= limit)
         if not size:

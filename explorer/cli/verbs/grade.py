@@ -49,8 +49,9 @@ def _list(output: Output) -> None:
     if output.json:
         print_json(tuple(CHALLENGES.values()))
         return
+    width = max(map(len, CHALLENGES))
     for challenge in CHALLENGES.values():
-        answer_console().print(f"  [bold]{challenge.name:<8}[/] {escape(challenge.task)}")
+        answer_console().print(f"  [bold]{challenge.name:<{width}}[/]  {escape(challenge.task)}")
 
 
 def _print(challenge: Challenge, marked: tuple[Marked, ...], *, solved: bool) -> None:
