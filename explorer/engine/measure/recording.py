@@ -97,13 +97,9 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     return run
 
 
-def watched_step(run: Recorded, trainee: Trainee, device: Device, *, keep_gradients: bool = False) -> None:
-    """One step under both instruments; what was recorded until a failure is kept.
-
-    `keep_gradients` starts with the gradients of the step before, as a loop does that clears them late.
-    """
-    if not keep_gradients:
-        trainee.model.zero_grad(set_to_none=True)
+def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
+    """One step under both instruments; what was recorded until a failure is kept."""
+    trainee.model.zero_grad(set_to_none=True)
     recorder, tracker = device.recorder(), tracker_of(trainee)
     probes: list[Probe] = []
     HOST.restart()

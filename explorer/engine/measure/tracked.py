@@ -34,7 +34,6 @@ class TrackedStep:
         self.fqns = tracker.fqns
         self.n_before_step = seen.n_before_step
         self.n_ops = len(ops)
-        self.existed = np.arange(len(self.n_bytes)) < self.n_before_step
 
     def turn(self, *, of_death: bool) -> Ints:
         """Position of each storage's birth or death among all turns; the number of turns where it has none."""

@@ -266,8 +266,3 @@ def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
 
 def _dtype(model: nn.Module) -> torch.dtype:
     return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.get_default_dtype())
-
-
-def graph_of(model: nn.Module, inputs: Any, ref: ModelRef | None = None) -> ModelGraph:
-    """The block graph of any model in hand with its inputs (see loaded.call for their form)."""
-    return describe_loaded(Loaded(ref or ModelRef(target="<in memory>"), model, inputs, None, None))

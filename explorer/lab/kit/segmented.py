@@ -68,7 +68,6 @@ class SegmentedStep:
 
     loss: Tensor
     stores: tuple[Store, ...]
-    input_gradient: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -110,7 +109,7 @@ def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add
             stores[0].update(store)
         del store  # a second owner would keep backward from adding in place
     after.restore()
-    return SegmentedStep(loss, tuple(stores), gradients[0] if gradients else None)
+    return SegmentedStep(loss, tuple(stores))
 
 
 def cut(steps: Sequence[Step], n_segments: int) -> list[Sequence[Step]]:
@@ -162,9 +161,8 @@ def _loss(chain: Chain, output: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _leaf(state: Tensor, x: Tensor) -> Tensor:
-    """The segment's input, cut off from what made it; it asks for a gradient unless it is the input of the net and
-    that did not ask either."""
-    return state.detach().requires_grad_(x.requires_grad if state is x else True)
+    """The segment's input, cut off from what made it; it asks for a gradient unless it is `x`, the net's own."""
+    return state.detach().requires_grad_(state is not x)
 
 
 @dataclass(frozen=True)
@@ -176,7 +174,7 @@ class _Known:
 
 
 def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, known: _Known) -> tuple[list[Tensor], Store]:
-    """Runs a segment again and backward: the gradient at its input (none where nobody asked), and its parameters'."""
+    """Runs a segment again and backward: the gradient at its input (none of the net's own), and its parameters'."""
     parameters = chain.trainable
     shared = tuple(known.store)
     token = _Start.apply(known, shared, _run(steps, start), *(parameters[name] for name in shared))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from explorer.engine.device.limits import limited_process
 from explorer.engine.measure.measure import measure
 from explorer.engine.model import describe as describing
-from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import Cancelled, ModelFailed
@@ -24,6 +24,7 @@ from explorer.record.policy import Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.engine import tiny_nets
+from tests.engine.graphs import graph_of
 
 B, W = 4, 8
 ROW = B * W * 4

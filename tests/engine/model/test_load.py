@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from explorer.engine.device.limits import failure_in_step
-from explorer.engine.model.describe import describe, graph_of
+from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load, load_for
 from explorer.engine.model.loaded import blaming, call, default_loss, place
 from explorer.engine.step import prepare, run_step
@@ -23,6 +23,7 @@ from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from tests.engine.graphs import graph_of
 
 GOOD = """
 import torch

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.describe import describe, describe_step, graph_of
+from explorer.engine.model.describe import describe, describe_step
 from explorer.engine.watch.joins import MOST_JOINS
 from explorer.record.graph import INPUT, ModelGraph, ModelRef
 from explorer.view.graph.flow import folded
 from explorer.view.graph.nesting import nest
+from tests.engine.graphs import graph_of
 
 B, W = 2, 4
 TENSOR = B * W * 4

@@ -7,12 +7,12 @@ import random
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.describe import graph_of
 from explorer.engine.model.load import load
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.second_run import SecondRun
 from explorer.engine.world.generators import generators_in_reach, own_generators
 from tests.engine import rerun_nets, tiny_nets
+from tests.engine.graphs import graph_of
 
 
 def test_the_other_observer_sees_the_operators_of_the_model_alone() -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.describe import graph_of
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.known import hazards
 from explorer.record.policy import Policy
+from tests.engine.graphs import graph_of
 
 
 class Layer(nn.Module):

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from explorer.engine.model.describe import graph_of
 from explorer.plan.imports.door import read
 from explorer.record.graph import ModelGraph
+from tests.engine.graphs import graph_of
 from tests.plan.export.test_hugging_face import gpt2, llama, t5
 
 pytest.importorskip("transformers")
