@@ -197,12 +197,13 @@ def test_what_a_rank_said_last_is_the_result(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
-    plan = spec("trouble", TROUBLE, 3, arguments={"how": "sleep"}, n_microbatches=2)
-    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=15.0), tmp_path / "elsewhere")
+    stages = (TROUBLE[:1], TROUBLE[1:])
+    plan = spec("trouble", TROUBLE, 2, arguments={"how": "sleep"}, n_microbatches=2, stages=stages)
+    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "elsewhere")
     (started,) = torchruns(folder)
     said, _ = started.communicate(timeout=200)
     assert started.returncode != 0
-    assert "when the limit of 15 s was reached" in said
+    assert "when the limit of 10 s was reached" in said
 
 
 @pytest.mark.slow
