@@ -1,16 +1,27 @@
-"""The block graph of a net that a test has made."""
+"""The block graph of a model that a test has in hand."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
-from explorer.engine.model.describe import describe_loaded
+from explorer.engine.model.describe import described
 from explorer.engine.model.loaded import Loaded
+from explorer.engine.model.openable import copied
 from explorer.record.graph import ModelGraph, ModelRef
 
 
+def graph_of_loaded(loaded: Loaded) -> ModelGraph:
+    """As `describe` sees it; copies are watched."""
+
+    def another() -> Loaded:
+        return replace(loaded, model=copied(loaded.model))
+
+    return described(another(), another, "cpu")
+
+
 def graph_of(model: nn.Module, inputs: Any) -> ModelGraph:
-    """As `describe` sees it; `inputs` as loaded.call takes them."""
-    return describe_loaded(Loaded(ModelRef(target="<in memory>"), model, inputs, None, None))
+    """The same from a net and its `inputs`, as loaded.call takes them."""
+    return graph_of_loaded(Loaded(ModelRef(target="<in memory>"), model, inputs, None, None))

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer.engine.model.describe import describe_loaded
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.policy.apply import apply_policy
@@ -16,6 +15,7 @@ from explorer.engine.world.rng import seed_everything
 from explorer.plan.catalogue import catalogue
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
+from tests.engine.graphs import graph_of_loaded
 
 TINY: dict[str, dict[str, int | float | str | bool]] = {
     "gpt": {"n_layers": 2, "width": 16, "n_heads": 2, "length": 8, "batch": 4, "vocabulary": 20},
@@ -66,7 +66,7 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
 @samples
 def test_recompute_of_every_spine_block_is_bitwise_equal(name: str) -> None:
-    graph = describe_loaded(tiny(name))
+    graph = graph_of_loaded(tiny(name))
     bare, recomputed = step(tiny(name), Policy()), step(tiny(name), Policy.recompute(graph.chain))
     assert bare.keys() == recomputed.keys()
     assert [key for key in bare if not torch.equal(bare[key], recomputed[key])] == []
@@ -74,7 +74,7 @@ def test_recompute_of_every_spine_block_is_bitwise_equal(name: str) -> None:
 
 @samples
 def test_the_forward_is_a_walk_that_can_be_cut_between_all_blocks(name: str) -> None:
-    graph = describe_loaded(tiny(name))
+    graph = graph_of_loaded(tiny(name))
     assert len(graph.chain) >= 3
     assert [cut.refusal for cut in graph.cuts] == [None] * (len(graph.chain) - 1)
     assert set(graph.repeats) <= set(graph.chain)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,7 +23,7 @@ from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.of_module import has_running_statistics, of_module
-from explorer.engine.model.openable import copied, refuse_unopenable
+from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
@@ -53,17 +53,9 @@ def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Re
         loaded = load(ref, seed=seed)
         report(Progress(what="watching one forward", done=1, total=2))
         where: Device = "cpu" if device == "cuda" and not torch.cuda.is_available() else device
-        return _described(loaded, lambda: load(ref, seed=seed), where)
+        return described(loaded, lambda: load(ref, seed=seed), where)
     finally:
         rng.restore()
-
-
-def describe_loaded(loaded: Loaded) -> ModelGraph:
-    """The same for a model in hand, which is not touched: a copy of it is watched."""
-    refuse_unopenable(loaded.model, loaded.ref.target)
-    return _described(
-        replace(loaded, model=copied(loaded.model)), lambda: replace(loaded, model=copied(loaded.model)), "cpu"
-    )
 
 
 def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> ModelGraph:
@@ -123,8 +115,11 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
 ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
-def _described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """Graph of a model that nobody else has, and that is in another state afterwards."""
+def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
+    """The graph of `own`, a model that nobody else has, and that is in another state afterwards; `another` is its like.
+
+    Raises ModelFailed.
+    """
     try:
         return _watched(own, another, device)
     except Exception as error:

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.measure.autograd_graph import draw_autograd
-from explorer.engine.model.describe import describe, describe_loaded
+from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.world.rng import RngState
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
+from tests.engine.graphs import graph_of_loaded
 
 TINY = ModelRef(target="sample_models/gpt.py", arguments={"n_layers": 1, "width": 8, "length": 4, "batch": 2})
 
@@ -50,7 +51,7 @@ def loaded() -> Iterator[Loaded]:
 
 
 def look(loaded: Loaded) -> None:
-    describe_loaded(loaded)
+    graph_of_loaded(loaded)
 
 
 def modes(loaded: Loaded) -> object:
