@@ -186,6 +186,9 @@ def hazards_said(of: ReportOf) -> Iterator[str]:
 def _environment(run: Measurement) -> Iterator[str]:
     yield from environment(run.environment, run.spec, run)
     yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
+    if run.origin == "predicted":
+        yield paragraph("Every figure is predicted: nothing of this step was run.")
+        return
     instruments = "measured by a clock or an allocator"
     if run.origin == "recorded":
         instruments = "recorded by the same instruments in one step of a script"

@@ -108,3 +108,13 @@ def test_the_report_of_a_recorded_step_says_recorded_and_why(pair: Comparison) -
     assert "The peak of 2.5 MiB lies at the start of backward; it is made of" in text
     assert "baseline" not in text and ">this run<" in text
     assert "<td>seed</td>" not in text and "<td>timed steps</td>" not in text and "<td>mode</td>" in text
+
+
+def test_the_report_of_a_step_that_was_only_foreseen_says_predicted_and_why_not_more(pair: Comparison) -> None:
+    run = replace(pair.baseline, origin="predicted", times=None, warnings=("What kernels take is not in it.",))
+    text = report_text(of(run))
+    cards = re.search(r'<div class="cards">.*?</div></div>', text, re.S)
+    assert cards is not None and ">predicted<" in cards[0]
+    assert ">measured<" not in cards[0] and ">counted<" not in cards[0]
+    assert "Every figure is predicted" in text and "measured by a clock" not in text
+    assert "Warning: What kernels take is not in it." in text
