@@ -11,11 +11,11 @@ WINDOW = {"height": 800, "narrow": False}
 """What a graph in a laptop's window says once it stands; AppTest has no browser that would."""
 
 
-def settle(at: AppTest) -> AppTest:
-    """Runs until what the worker has finished was taken over, as the page's timer does."""
+def settle(at: AppTest, page: str = "explore") -> AppTest:
+    """Runs until what the worker has finished was taken over by `page`, as the page's timer does."""
     for _ in range(8):
         assert not at.exception, at.exception[0].message
-        if at.session_state["explore"].job.id is None:
+        if at.session_state[page].job.id is None:
             return at
         at.run()
     raise AssertionError("the worker has not finished")

@@ -12,8 +12,9 @@ from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.record.ranks import RecordedRanks
-from explorer.ui.runs.listed import PINNABLE, RANKS, reorder
+from explorer.ui.runs.listed import PINNABLE, RANKS
 from explorer.ui.runs.ranks import ranks_panel
+from explorer.ui.runs.state import current, reorder
 from explorer.ui.session import backend, known, opened, pins
 from explorer.ui.session.opened import PAGES
 from explorer.ui.session.plain import plain
@@ -109,7 +110,7 @@ def _open(run: StoredRun) -> None:
     try:
         page_name = opened.hand_over(run)
     except ExplorerError as error:
-        st.session_state["runs_error"] = str(error)
+        current().error = str(error)
         st.rerun()
     st.switch_page(st.session_state["pages"][page_name])
 
@@ -140,9 +141,9 @@ def do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:
     """Does it, says so on the next run of the page, and starts that."""
     try:
         act()
-        st.session_state["runs_done"] = done
+        current().done = done
         if reorders:
             reorder()
     except ExplorerError as error:
-        st.session_state["runs_error"] = str(error)
+        current().error = str(error)
     st.rerun()

@@ -9,6 +9,7 @@ from typing import Any
 import streamlit as st
 
 from explorer.jobs.store import StoredRun
+from explorer.ui.runs.state import current, reorder
 from explorer.view.drawing.units import MIB, count, mib
 from explorer.view.words.cut_short import stored_peak
 from explorer.view.words.policy import in_words
@@ -49,11 +50,11 @@ def chosen_runs(runs: tuple[StoredRun, ...]) -> tuple[StoredRun, ...]:
 
 def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
     """Draws the list; returns what is selected in it."""
-    wanted = st.session_state.get("runs_select")
-    rows = [row for row, run in enumerate(runs) if run.run_id == wanted]
+    state = current()
+    rows = [row for row, run in enumerate(runs) if run.run_id == state.select]
     event = st.dataframe(
         [_row(run) for run in runs],
-        key=_table_key(),
+        key=f"runs_{state.order}",
         hide_index=True,
         width="stretch",
         height="content" if len(runs) < MOST_ROWS else HEIGHT,
@@ -70,16 +71,6 @@ def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
     )
     selected: list[int] = event["selection"]["rows"]
     return [runs[row] for row in selected if row < len(runs)]
-
-
-def reorder(select: str | None = None) -> None:
-    """The rows are others now: no selected row must become another run. `select`: the run that is selected then."""
-    st.session_state["runs_order"] = st.session_state.get("runs_order", 0) + 1
-    st.session_state["runs_select"] = select
-
-
-def _table_key() -> str:
-    return f"runs_{st.session_state.get('runs_order', 0)}"
 
 
 def _row(run: StoredRun) -> dict[str, Any]:

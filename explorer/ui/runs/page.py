@@ -9,8 +9,9 @@ from explorer.jobs import run_file
 from explorer.jobs.rank_files import grouped
 from explorer.jobs.store import StoredRun
 from explorer.ui.runs import actions
-from explorer.ui.runs.listed import chosen_runs, reorder, table
+from explorer.ui.runs.listed import chosen_runs, table
 from explorer.ui.runs.points import points_of
+from explorer.ui.runs.state import RunsState, current, reorder
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
@@ -20,9 +21,7 @@ from explorer.view.compare.run_plane import SIGNS, TOO_FEW, run_plane
 def page() -> None:
     """The list, and what can be done with what is selected in it."""
     st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
-    for kind in ("error", "done"):
-        if message := st.session_state.pop(f"runs_{kind}", None):
-            (st.error if kind == "error" else st.success)(plain(message))
+    _say(current())
     try:
         runs = backend.store().list()
     except ExplorerError as error:
@@ -43,6 +42,15 @@ def page() -> None:
     _plane(those)
 
 
+def _say(state: RunsState) -> None:
+    """What came of the last action, once."""
+    if state.error:
+        st.error(plain(state.error))
+    if state.done:
+        st.success(plain(state.done))
+    state.error = state.done = ""
+
+
 def _take_file() -> None:
     """Opens a run file; a corrupt or foreign one is one sentence."""
     with st.expander("Open a run file", icon=":material/upload_file:", key="import_run"):
@@ -51,7 +59,7 @@ def _take_file() -> None:
             accept_multiple_files=True,
         )  # fmt: skip
         st.caption("Files of the ranks of one step, chosen together, become one run: ranks side by side.")
-    taken = st.session_state.setdefault("taken_runs", set())
+    taken = current().taken
     new = [file for file in chosen if file.file_id not in taken]
     if not new:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,11 +18,12 @@ from explorer.record.plan import JointPlan
 from explorer.ui.pipeline import state as pipeline_state
 from tests import graphs, pipelines
 from tests.ui.fake_worker import FakeJob, FakeWorker
-from tests.ui.page_driver import message
+from tests.ui.page_driver import message, settle
 
 SCRIPT = "from explorer.ui.pipeline import page as pipeline\npipeline.page()\n"
 GRAPH = graphs.gpt(6)
 Open = Callable[..., AppTest]
+settled = partial(settle, page="pipeline")
 
 
 class PipelineWorker(FakeWorker):
@@ -59,15 +61,6 @@ class PipelineWorker(FakeWorker):
             return ran
         failure, rank = self.ended
         return msgspec.structs.replace(ran, failure=failure, failed_rank=rank, gradients=(), composed=None)
-
-
-def settled(at: AppTest) -> AppTest:
-    for _ in range(6):
-        assert not at.exception, at.exception[0].message
-        if at.session_state["pipeline"].job.id is None:
-            return at
-        at.run()
-    raise AssertionError("the worker has not finished")
 
 
 def say(at: AppTest, **marks: Any) -> AppTest:

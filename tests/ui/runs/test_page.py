@@ -68,7 +68,7 @@ def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[.
 def select(at: AppTest, *rows: int) -> AppTest:
     """Ticks these rows of the list."""
     if rows:
-        table = f"runs_{at.session_state.get('runs_order', 0)}"
+        table = f"runs_{at.session_state['runs'].order}"
         at.session_state[table] = {"selection": {"rows": list(rows), "columns": [], "cells": []}}
         at.run()
         assert not at.exception, at.exception[0].message
@@ -160,7 +160,8 @@ def test_the_runs_of_a_model_are_points_and_a_click_selects_one(
     at = runs_page()
     at.session_state["run_plane"] = {"selection": {"points": [{"customdata": {"0": 0}}]}}
     assert at.get("plotly_chart"), "two points or more are drawn"
-    at.session_state["runs_select"], at.session_state["runs_order"] = run_id, 1  # what a click on a point leaves
+    state = at.session_state["runs"]
+    state.select, state.order = run_id, state.order + 1  # what a click on a point leaves
     at.run()
     assert at.text_input(key=f"name_{run_id}").value == "alone"
 

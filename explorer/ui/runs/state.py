@@ -1,0 +1,34 @@
+"""What one visitor has done on the Runs page: which run is selected, which files were taken, what is to be said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from explorer.ui.session.kept import kept
+
+
+@dataclass(slots=True, kw_only=True)
+class RunsState:
+    """Changed in place, as the page is drawn again and again."""
+
+    order: int = 0
+    """How often the rows became others: a new number is a new table, in which nothing is selected but `select`."""
+    select: str | None = None
+    """Id of the run that the next table begins with."""
+    done: str = ""
+    """What was done last, until it is said."""
+    error: str = ""
+    """Why it was not."""
+    taken: set[str] = field(default_factory=set)
+    """Ids of the uploaded files that were added already."""
+
+
+def current() -> RunsState:
+    """This visitor's state."""
+    return kept("runs", RunsState, RunsState)
+
+
+def reorder(select: str | None = None) -> None:
+    """The rows are others now: no selected row must become another run. `select`: the run that is selected then."""
+    state = current()
+    state.order, state.select = state.order + 1, select
