@@ -10,6 +10,7 @@ import pytest
 
 from explorer.record import Comparison
 from explorer.record.base import from_msgpack
+from explorer.view.report.html import document, table
 from explorer.view.report.parts import ReportOf
 from explorer.view.report.report import report_text
 
@@ -65,3 +66,12 @@ def test_a_narrow_window_scrolls_charts_and_not_the_page(report: Page) -> None:
     report.set_viewport_size({"width": 400, "height": 800})
     assert report.evaluate("document.documentElement.scrollWidth") == 400
     assert report.locator("figure").first.evaluate("figure => figure.scrollWidth > figure.clientWidth")
+
+
+def test_a_sentence_in_a_narrow_table_keeps_its_width(browser: Browser) -> None:
+    reason = "It plans models whose blocks their author declares by hand, to a budget that is not the peak."
+    page = browser.new_page(viewport={"width": 400, "height": 800})
+    page.set_content(document("Arena", [table([{f"figure {n}": "0.5 MiB" for n in range(12)} | {"why": reason}])]))
+    cell = page.get_by_role("cell", name=reason).bounding_box()
+    assert cell is not None and cell["width"] > 250 and cell["height"] < 100
+    page.close()

@@ -12,6 +12,8 @@ from explorer.view.report.svg import svg_with_hovers
 
 MOST_ROWS = 60
 """Rows of a table in a report; the run file has all."""
+SENTENCE = 60
+"""A cell with more letters keeps a width at which it can be read."""
 _HERE = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 """For the browser: nothing is fetched, whatever a name in a run may say."""
@@ -98,4 +100,5 @@ def _cell(value: Any) -> str:
         return (
             f'<td class="number">{value:,}</td>' if isinstance(value, int) else f'<td class="number">{value:.4g}</td>'
         )
-    return f"<td>{escape(str(value))}</td>"
+    words = escape(str(value))
+    return f'<td class="sentence">{words}</td>' if len(words) > SENTENCE else f"<td>{words}</td>"
