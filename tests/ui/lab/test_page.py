@@ -42,7 +42,7 @@ class LabWorker:
         self.failure: Failure | None = None
         self.waits = False
 
-    def submit(self, request: Any) -> LabJob:
+    def submit(self, request: Any, *, keep: bool = True) -> LabJob:
         job = LabJob(f"job{len(self.jobs)}", request, self.failure, waits=self.waits)
         self.jobs[job.id] = job
         return job
