@@ -36,7 +36,7 @@ N_ROUNDS = 7
 SEEN = "all"
 """The whole step that calibrates the others."""
 Offs = list[tuple[float, bool]]
-"""Of each policy the error as a share, and whether the run lay within the interval."""
+"""By policy the error as a share, and whether the run lay within the interval."""
 
 
 def main() -> None:
@@ -72,8 +72,8 @@ def errors_of(name: str) -> tuple[Offs, Offs]:
     measured = {key: ratio_with_spread(steps[key], steps["keep"]) for key in foretold}
     seen = []
     if SEEN in foretold and (whole := measured[SEEN]) and (foreseen := foretold[SEEN].time_ratio):
-        error = error_of_median(whole[1], N_ROUNDS)
-        seen.append(TimedStep(foreseen=foreseen, measured=whole[0], error=error))
+        error, calls = error_of_median(whole[1], N_ROUNDS), foretold[SEEN].time_ratio_of_calls or 0.0
+        seen.append(TimedStep(foreseen=foreseen, measured=whole[0], error=error, calls=calls))
     before: Offs = []
     after: Offs = []
     for key, one in foretold.items():

@@ -16,5 +16,7 @@ class Forecast(Record):
     """Step time over the baseline's."""
     time_ratio_spread: float | None = None
     """Half the width of the interval around it that nine of ten runs should lie in."""
+    time_ratio_of_calls: float | None = None
+    """The part of it that torch.utils.checkpoint takes itself, call by call."""
     freed_bytes: dict[str, int] = {}
     """How much less each recomputed block saves."""

@@ -63,8 +63,9 @@ class Forecaster:
             step_peak_bytes=None if unknown else play.peak_bytes,
             saved_after_forward_bytes=None if saved is None else saved + play.played.saved_bytes,
             flop_ratio=flop_ratio,
-            time_ratio=None if timed is None else timed[0],
-            time_ratio_spread=None if timed is None else timed[1],
+            time_ratio=None if timed is None else timed.ratio,
+            time_ratio_spread=None if timed is None else timed.spread,
+            time_ratio_of_calls=None if timed is None else timed.calls,
             freed_bytes=play.freed_bytes(policy, baseline.forward_end_tick or 0),
         )
 

@@ -13,24 +13,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Unit
 
 CHECKPOINT_MS = 0.5
 """What a checkpointed call takes beside its second forward where nobody measured it; torch 2.13, a CPU core."""
-RERUN_ERROR = 0.12
-"""Standard error of what running again takes, as a share of it.
+RERUN_ERROR = 0.3
+"""Standard deviation between models of what running again takes over what was foreseen.
 
-`python -m benchmarks step_time` says how many runs lie within the interval that comes of it."""
-CALL_ERROR = 0.5
-"""As above, of what the checkpoints themselves take."""
+`python -m benchmarks.step_time` says how many runs lie within the interval that comes of it."""
+CALL_ERROR = 2.0
+"""As above, of what the checkpoints themselves take: around an expert of three operators a call took two to four times
+as long as around the small modules that it is measured on."""
 NINE_OF_TEN = 1.64
 """Standard errors on either side that hold nine of ten normal errors."""
 
 
-def time_ratio(baseline: Measurement, again_flops: Mapping[Unit, int | None]) -> tuple[float, float] | None:
-    """Step time over that of the measured `baseline`, and half the width of its interval; None where that has no times.
+class RerunTime(NamedTuple):
+    """Step times over that of the baseline."""
+
+    ratio: float
+    spread: float
+    """Half the width of the interval."""
+    calls: float
+    """The part of `ratio` that checkpoints take themselves."""
+
+
+def time_ratio(baseline: Measurement, again_flops: Mapping[Unit, int | None]) -> RerunTime | None:
+    """What a step takes beside the measured `baseline`; None where that has no times.
 
     `again_flops`: by unit what running it again spends, see `rerun_flops.unit_flops`.
     """
@@ -51,7 +63,7 @@ def time_ratio(baseline: Measurement, again_flops: Mapping[Unit, int | None]) ->
     rerun, calls = again * without_hooks / step, n_calls * checkpoint_ms(baseline) / step
     ratio = 1 + rerun + calls
     error = math.hypot(RERUN_ERROR * rerun, CALL_ERROR * calls, ratio * _clock_error(baseline))
-    return ratio, NINE_OF_TEN * error
+    return RerunTime(ratio, NINE_OF_TEN * error, calls)
 
 
 def scale(baseline: Measurement) -> float | None:

@@ -162,13 +162,17 @@ def _seen(known: Shown, graph: ModelGraph | None) -> tuple[TimedStep, ...]:
         return ()
     n_steps = len(known.kept.times.step.ms)
     foretold = (
-        (one, forecast(known.kept, graph, one.policy, key=known.kept_key).time_ratio)
-        for one in known_runs.points(known.kept.spec)
+        (one, forecast(known.kept, graph, one.policy, key=known.kept_key)) for one in known_runs.points(known.kept.spec)
     )
     return tuple(
-        TimedStep(foreseen=ratio, measured=one.time_ratio, error=error_of_median(one.time_spread, n_steps))
-        for one, ratio in foretold
-        if ratio is not None and one.time_spread is not None
+        TimedStep(
+            foreseen=expected.time_ratio,
+            measured=one.time_ratio,
+            error=error_of_median(one.time_spread, n_steps),
+            calls=expected.time_ratio_of_calls or 0.0,
+        )
+        for one, expected in foretold
+        if expected.time_ratio is not None and one.time_spread is not None
     )
 
 

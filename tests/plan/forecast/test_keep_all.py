@@ -44,7 +44,7 @@ def test_any_run_is_a_baseline_to_forecast_from() -> None:
     policy = Policy.recompute(["layers.1", "layers.3"])
     said = Forecaster(measured()).forecast(policy)
     assert said.step_peak_bytes is not None
-    timeless = msgspec.structs.replace(said, time_ratio=None, time_ratio_spread=None)
+    timeless = msgspec.structs.replace(said, time_ratio=None, time_ratio_spread=None, time_ratio_of_calls=None)
     assert Forecaster(measured(recompute=range(6))).forecast(policy) == timeless
 
 

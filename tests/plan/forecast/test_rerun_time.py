@@ -37,6 +37,8 @@ def test_a_checkpoint_takes_its_own_time_a_call_and_widens_the_interval() -> Non
     assert without.time_ratio and dear.time_ratio and without.time_ratio_spread and dear.time_ratio_spread
     assert dear.time_ratio - without.time_ratio == pytest.approx(2 * 3.0 / run.times.step.median_ms)
     assert dear.time_ratio_spread > without.time_ratio_spread > 0
+    assert without.time_ratio_of_calls == 0
+    assert dear.time_ratio_of_calls == pytest.approx(dear.time_ratio - without.time_ratio)
 
 
 def test_a_baseline_without_times_foretells_none() -> None:
