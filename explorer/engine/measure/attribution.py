@@ -17,7 +17,8 @@ The mechanism (`attribute`; steps 1 to 4 in entries.py).
    An address is handed out many times in a step, so the order in time decides, with a little slack for two clocks.
 3. What was there before the step is an entry too, born at tick 0; CUDA's allocator also knows what it held beyond that.
 4. Ticks are numbered over allocations and deaths alike: only events that change the total are on the time axis.
-5. Role, block, operator: from the storage where there is one, else from what ran at the time of the allocation.
+5. Role, block, operator: from the storage where there is one, else from what ran at the time of the allocation. What
+   nobody named and outlives its forward is kept for backward: the generator's state that a checkpoint stashes.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
     roles = np.full(len(known), UNATTRIBUTED, dtype=np.int64)
     roles[known] = tracked.roles()[entries.storage[known]]
     phases = _spans(tracked, tick_ns)
-    # No operator returned them, and backward needs them: generator states, which are no tensor of the model's.
+    # 5., last sentence: no operator returns a generator's state.
     roles[~known & _kept_for_backward(entries, phases, len(tick_ns))] = SAVED
     blocks = _blocks(entries, tracked, operator)
     named = operator != NONE
