@@ -16,24 +16,29 @@ from explorer.record.ranks import RecordedRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
-import sys, torch, explorer
+import torch, explorer
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+
+def train(way):
+    torch.manual_seed(0)
+    net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])
+    model = DistributedDataParallel(net)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if way == "watched":
+        explorer.watch(model, optimizer, at=2).save_as("step{step}.explorer")
+    x = torch.randn(128 * (distributed.get_rank() + 1), 64)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    torch.save(net.state_dict(), f"{way}{distributed.get_rank()}.pt")
+
+
 distributed.init_process_group("gloo")
-rank, way = distributed.get_rank(), sys.argv[1]
-torch.manual_seed(0)
-net = nn.Sequential(*[nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(3)])
-model = DistributedDataParallel(net)
-optimizer = torch.optim.AdamW(model.parameters())
-if way == "watched":
-    explorer.watch(model, optimizer, at=2).save_as("step{step}.explorer")
-x = torch.randn(128 * (rank + 1), 64)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(x).square().mean().backward()
-    optimizer.step()
-torch.save(net.state_dict(), f"{way}{rank}.pt")
+train("bare")
+train("watched")
 distributed.destroy_process_group()
 """
 
@@ -42,12 +47,11 @@ distributed.destroy_process_group()
 def test_two_ranks_of_torchrun_are_one_run_and_the_training_cannot_tell(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "train.py"]
-    for way in ("bare", "watched"):
-        ended = subprocess.run(
-            [*torchrun, way], cwd=tmp_path, capture_output=True, text=True, check=False,
-            env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert ended.returncode == 0, ended.stderr
+    ended = subprocess.run(
+        torchrun, cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
     for rank in (0, 1):
         bare, watched = (torch.load(tmp_path / f"{way}{rank}.pt") for way in ("bare", "watched"))
         assert all(torch.equal(bare[name], watched[name]) for name in bare) and bare
