@@ -15,6 +15,7 @@ from explorer.cli.worker import ask
 from explorer.errors import BadInput, InvalidPolicy, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
+from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.imports import door
 from explorer.plan.imports.own_file import OWN
 from explorer.plan.policy.pattern import expanded, is_pattern
@@ -69,14 +70,18 @@ class ModelOptions:
     seed: Annotated[int, typer.Option(help="Of parameters, batch and dropout.", rich_help_panel="Model")] = 0
 
     def ref(self, target: str) -> ModelRef:
-        """Raises BadInput for a `--set` that is no NAME=VALUE."""
+        """The size is named even where it is the usual one: runs of it are then of the same model as the page's.
+
+        Raises BadInput for a `--set` that is no NAME=VALUE.
+        """
         pairs = [text.partition("=") for text in self.arguments or ()]
         wrong = ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]
         if wrong:
             raise BadInput(f"--set takes NAME=VALUE and got {', '.join(wrong)}.", hint="For example --set n_layers=6.")
         arguments = {name: _value(value) for name, _, value in pairs}
         weights = "" if self.weights is None else str(self.weights.resolve())
-        return ModelRef(target=target, size=self.size, arguments=arguments, weights=weights)
+        size = self.size or default_size(sizes_of(target))
+        return ModelRef(target=target, size=size, arguments=arguments, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)

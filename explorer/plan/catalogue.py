@@ -65,7 +65,7 @@ def own_samples(targets: Iterable[str]) -> tuple[Sample, ...]:
             target=target,
             title=short[target] if list(short.values()).count(short[target]) == 1 else target.replace(":", ", "),
             lesson="Given on the command line.",
-            sizes=_own_sizes(target),
+            sizes=sizes_of(target),
             arguments=factory_arguments(target),
         )
         for target in given
@@ -86,8 +86,9 @@ def _short(target: str) -> str:
     return f"{Path(where).name}, {factory}" if factory else Path(where).name
 
 
-def _own_sizes(target: str) -> dict[str, dict[str, int | float | str | bool]]:
-    """None where the file cannot be read: opening the model says why."""
+def sizes_of(target: str) -> dict[str, dict[str, int | float | str | bool]]:
+    """Arguments by size name of the file behind a reference; empty where it has no SIZES or cannot be read, of which
+    opening the model says why."""
     path = Path(target.partition(":")[0])
     if path.suffix != ".py":
         return {}

@@ -39,6 +39,7 @@ from explorer.engine.model.weights import load_weights
 from explorer.engine.world.rng import seed_everything
 from explorer.engine.world.without_data import blaming_decisions
 from explorer.errors import ExplorerError, ModelNotLoaded, nearest
+from explorer.plan.catalogue import default_size
 from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
@@ -217,7 +218,7 @@ def _arguments(ref: ModelRef, sizes: Any) -> dict[str, Any]:
                 f"{ref.target} was asked for the size {ref.size!r}; it has no SIZES.", hint="Leave the size out."
             )
         return dict(ref.arguments)
-    size = ref.size or ("small" if "small" in sizes else next(iter(sizes), None))
+    size = ref.size or default_size(sizes)
     if size is not None and size not in sizes:
         raise ModelNotLoaded(f"{ref.target} has no size {size!r}.", hint=_list(list(sizes)))
     return {**(sizes[size] if size is not None else {}), **ref.arguments}
