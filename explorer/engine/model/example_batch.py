@@ -1,7 +1,7 @@
 """A batch for a model that came without one: made by what the model says of itself, and tried before it is believed.
 
 timm        `pretrained_cfg["input_size"]`
-diffusers   `config.sample_size`, `in_channels`, `cross_attention_dim`, and the names of forward's arguments
+diffusers   `config.sample_size`, `in_channels`, the widths of its conditions, and the names of forward's arguments
 any other   the first layer that has a width: a convolution's channels, a Linear's features, an Embedding's rows
 
 A batch is believed if a copy of the model in eval mode takes it without an error; the model itself is not run.
@@ -10,7 +10,7 @@ A batch is believed if a copy of the model in eval mode takes it without an erro
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,19 +64,25 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
 
 
 def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
-    needed = _required(model)
+    needed, optional = _arguments(model, inspect.Parameter.empty), _arguments(model, None)
     for first in _firsts(model, shape):
-        by_name = {name: _by_name(name, model, shape) for name in needed[1:]}
-        known = {name: value for name, value in by_name.items() if value is not None}
-        if len(known) == len(by_name):
+        known = _known(needed[1:], model, shape)
+        if len(known) == len(needed[1:]):
             yield {"*": (first,), **known} if known else first
+            if more := _known(optional, model, shape):  # a default of None need not be one that forward can do without
+                yield {"*": (first,), **known, **more}
 
 
-def _required(model: nn.Module) -> list[str]:
-    """Arguments of forward without a default."""
+def _arguments(model: nn.Module, default: Any) -> list[str]:
+    """Those of forward that have this default."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
-    return [one.name for one in parameters if one.default is one.empty and one.kind in kinds]
+    return [one.name for one in parameters if one.default is default and one.kind in kinds]
+
+
+def _known(names: Sequence[str], model: nn.Module, shape: BatchShape) -> dict[str, Tensor]:
+    by_name = {name: _by_name(name, model, shape) for name in names}
+    return {name: value for name, value in by_name.items() if value is not None}
 
 
 def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
@@ -108,11 +114,16 @@ def _said(model: nn.Module, *names: str) -> Any:
 
 def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:
     """An argument whose name says what it is; None: unknown."""
-    width = _said(model, "cross_attention_dim")
+    width = _said(model, "cross_attention_dim", "joint_attention_dim")
+    pooled, classes = _said(model, "pooled_projection_dim"), _said(model, "num_embeds_ada_norm", "num_class_embeds")
     if name in ("timestep", "timesteps", "t", "time"):
         return torch.randint(0, 1000, (shape.batch,))
     if name in ("encoder_hidden_states", "context") and isinstance(width, int):
         return torch.randn(shape.batch, _CONDITION_LENGTH, width)
+    if name == "pooled_projections" and isinstance(pooled, int):
+        return torch.randn(shape.batch, pooled)
+    if name == "class_labels" and isinstance(classes, int):
+        return torch.randint(0, classes, (shape.batch,))
     return None
 
 

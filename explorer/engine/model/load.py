@@ -15,6 +15,7 @@ losses, else the mean of squares of all floating outputs.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -49,8 +50,16 @@ PROJECT = Path(__file__).resolve().parents[3]
 
 Factory = Callable[..., Any]
 _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-NOTHING = "null"
-"""An argument of this value is None for the factory: `--set weights_backbone=null`."""
+
+
+def _meant(value: int | float | str | bool) -> Any:
+    """None and lists have no type of their own in a model's reference: `--set weights=null`, `--set widths=[32,64]`."""
+    if value == "null":
+        return None
+    if isinstance(value, str) and value.startswith("["):
+        with contextlib.suppress(ValueError):
+            return json.loads(value)
+    return value
 
 
 def load_for(spec: RunSpec) -> Loaded:
@@ -70,7 +79,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     seed_everything(seed)
     try:
         with limited_process(limit_bytes), blaming_decisions(ref.target):
-            built = factory(**{name: None if value == NOTHING else value for name, value in arguments.items()})
+            built = factory(**{name: _meant(value) for name, value in arguments.items()})
     except ExplorerError:
         raise
     except (Exception, SystemExit) as error:

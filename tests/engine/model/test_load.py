@@ -175,6 +175,17 @@ def test_a_transformers_model_is_fed_what_it_takes(config: str, arguments: dict[
     loaded.loss(loaded.output()).backward()
 
 
+def test_an_argument_can_be_a_list(tmp_path: Path) -> None:
+    path = tmp_path / "widths.py"
+    path.write_text(
+        "import torch\ndef build(widths):\n    return torch.nn.Linear(widths[0], widths[1]), torch.ones(1, widths[0])\n"
+    )
+    linear = load(ModelRef(target=str(path), arguments={"widths": "[2, 3]"})).model
+    assert isinstance(linear, nn.Linear) and (linear.in_features, linear.out_features) == (2, 3)
+    with pytest.raises(ModelNotLoaded, match="TypeError"):
+        load(ModelRef(target=str(path), arguments={"widths": "[2, 3"}))
+
+
 def test_an_argument_can_be_nothing(tmp_path: Path) -> None:
     path = tmp_path / "optional.py"
     path.write_text(

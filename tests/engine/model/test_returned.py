@@ -86,6 +86,19 @@ class Denoiser(nn.Module):
         return Output(self.conv(sample) + extra[:, :, None, None], [extra])
 
 
+class Labelled(Denoiser):
+    """Its defaults of None are none that it can do without."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.config.num_embeds_ada_norm, self.config.pooled_projection_dim = 5, 3
+        self.label, self.pool = nn.Embedding(5, 4), nn.Linear(3, 4)
+
+    def forward(self, sample, timestep=None, pooled_projections=None, class_labels=None):
+        extra = self.time(timestep) + self.label(class_labels) + self.pool(pooled_projections)
+        return self.conv(sample) + extra[:, :, None, None]
+
+
 class Silent(nn.Module):
     def forward(self, x):
         return x
@@ -143,6 +156,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ("Image", {}, "float32[2, 3, 224, 224]"),
         ("Words", {"length": 9}, "int64[2, 9]"),
         ("Denoiser", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 77, 6]"),
+        ("Labelled", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 3], int64[2]"),
         ("bare", {}, "float32[2, 8]"),
         ("listed", {}, "float32[5, 8]"),
         ("parts", {}, "float32[5, 8]"),
