@@ -205,10 +205,7 @@ def _leaves_whole(step: PlayedStep, call: SavedByCall, entry: int) -> bool:
 def _back_beside(step: PlayedStep, call: SavedByCall, entry: int) -> Iterator[tuple[int, int, int]]:
     """What somebody else keeps comes back as a copy for each block inside that saves it, while its backward runs."""
     replay = step.replay
-    savers = replay.saved_in.get(entry, ())
-    if all(_is_offloaded(step, fqn) for fqn in savers):
-        return
-    for fqn in savers:
+    for fqn in () if _leaves_whole(step, call, entry) else replay.saved_in.get(entry, ()):
         for one in saved_by_calls(replay, (fqn,), stops_early=False) if _is_offloaded(step, fqn) else ():
             if entry in one.inputs and call.first <= one.first and one.end <= call.end:
                 yield one.begins, one.ends, int(replay.size[entry])
