@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+Fqns = tuple[str, ...]
+"""Blocks by name: those of one unit, of a stage, of a list of layers."""
+
 
 def is_within(fqn: str, block: str) -> bool:
     """Whether `fqn` is `block` or lies below it."""

@@ -8,8 +8,9 @@ from functools import cached_property
 
 from explorer.errors import BadInput
 from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.names import Fqns
 from explorer.plan.planners.budget import Planner
-from explorer.plan.policy.counted import Fqns, counted_units, runs
+from explorer.plan.policy.counted import counted_units, runs
 from explorer.plan.sizes import mib
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

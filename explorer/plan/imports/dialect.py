@@ -9,13 +9,11 @@ from typing import Any
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.outcome import STATISTICS
 from explorer.plan.imports.settings import Settings
-from explorer.plan.names import above, is_within
+from explorer.plan.names import Fqns, above, is_within
 from explorer.plan.policy.file import file_of
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 from explorer.record.reading import Reading
-
-Fqns = tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

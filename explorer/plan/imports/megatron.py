@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from explorer.plan.imports.dialect import Dialect, Fqns, Said, longest_list, reading, refused, whole, within
+from explorer.plan.imports.dialect import Dialect, Said, longest_list, reading, refused, whole, within
 from explorer.plan.imports.settings import Settings, last
-from explorer.plan.names import listed
+from explorer.plan.names import Fqns, listed
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from explorer.record.reading import Reading

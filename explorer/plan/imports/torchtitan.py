@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from explorer.plan.imports.dialect import Dialect, Fqns, Said, longest_list, reading, refused, whole
+from explorer.plan.imports.dialect import Dialect, Said, longest_list, reading, refused, whole
 from explorer.plan.imports.settings import Settings, last
+from explorer.plan.names import Fqns
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from explorer.record.reading import Reading

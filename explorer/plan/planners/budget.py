@@ -20,12 +20,12 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.place import holders, in_place
 from explorer.plan.memory.series import array_of, held
+from explorer.plan.names import Fqns
 from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.highs import Shape
 from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import Limits, Program, Solution
-from explorer.plan.policy.counted import Fqns
 from explorer.plan.sizes import mib, mib_up, parse_bytes
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph

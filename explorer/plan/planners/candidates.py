@@ -18,9 +18,9 @@ from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
 from explorer.plan.forecast.rerun_time import checkpoint_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
-from explorer.plan.names import lineage
+from explorer.plan.names import Fqns, lineage
 from explorer.plan.planners.offered import offered
-from explorer.plan.policy.counted import Fqns, in_error
+from explorer.plan.policy.counted import in_error
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit

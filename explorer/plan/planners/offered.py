@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.names import lineage
-from explorer.plan.policy.counted import Fqns, counted_units, runs
+from explorer.plan.names import Fqns, lineage
+from explorer.plan.policy.counted import counted_units, runs
 from explorer.record.graph import ModelGraph
 
 MOST_CANDIDATES = 800

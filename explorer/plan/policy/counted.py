@@ -14,11 +14,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from explorer.plan.hazards.known import hazards
-from explorer.plan.names import is_within, lineage
+from explorer.plan.names import Fqns, is_within, lineage
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
-
-Fqns = tuple[str, ...]
 
 _WORTH = 4
 """A block without children counts if it keeps, of its own, at least one part in so many of what it saves."""

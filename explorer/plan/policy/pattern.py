@@ -8,9 +8,8 @@ from fnmatch import fnmatchcase
 import msgspec
 
 from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.names import Fqns
 from explorer.record.policy import Policy, Unit
-
-Fqns = tuple[str, ...]
 
 
 def is_pattern(name: str) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
-from explorer.plan.policy.counted import Fqns, counted_units, runs, segments
+from explorer.plan.names import Fqns
+from explorer.plan.policy.counted import counted_units, runs, segments
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
