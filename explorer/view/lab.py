@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
-from explorer.view.drawing.figure import bars, empty, figure
+from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
 
 SIGNS: dict[RowOutcome, str] = {
@@ -103,7 +103,7 @@ def _bars(chart: LabChart) -> go.Figure:
                 textposition="outside",
                 cliponaxis=False,
                 customdata=texts,
-                marker={"color": _colour(series, index), "pattern": {"shape": _pattern(series, index), "size": 6}},
+                marker={"color": _colour(series, index), "pattern": hatch(_pattern(series, index))},
                 hovertemplate="<b>%{y}</b><br>" + f"{series.name}: " + "%{customdata}<extra></extra>",
             )
         )

@@ -55,6 +55,7 @@ def test_where_no_bar_has_a_length_a_sentence_says_so(y: tuple[float | None, ...
 def test_a_chart_asks_its_question_and_keeps_the_colour_of_recompute() -> None:
     fig = lab_chart(outcome()).figure
     assert fig.layout.title.text == "How wrong?" and fig.data[0].marker.color == RECOMPUTE
+    assert fig.data[0].marker.pattern.fillmode == "overlay", "Plotly's own default leaves the colour out"
     assert fig.data[0].marker.pattern.shape == "/"
 
 
