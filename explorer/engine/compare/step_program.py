@@ -54,12 +54,16 @@ class StepProgram:
         return {(known[key[0]], *key[1:]): value for key, value in state.items() if key[0] in known}
 
     def named(self) -> dict[str, nn.Parameter]:
+        """The parameters that are judged, as they stand now, by plain name."""
         held = plain_parameters(self.model)
         return {name: held[name] for name in self.parameters}
 
 
 def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outcome | None = None) -> Outcome:
-    """Puts everything back, runs N_STEPS steps and keeps what is left. `lead` and `like` as in `outcome.take`."""
+    """Puts everything back, runs N_STEPS steps and keeps what is left. `lead` and `like` as in `outcome.take`.
+
+    What the program raises passes.
+    """
     known = lead or like or Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.0)
     for model in program.found:
         model.put_back(program.dtype)
@@ -148,7 +152,7 @@ def _moved_alone(program: StepProgram, start: dict[str, bytes], gradients: Tenso
 
 @contextmanager
 def hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """They come off again."""
+    """A context at whose end `hooks` come off again."""
     try:
         yield
     finally:

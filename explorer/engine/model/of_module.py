@@ -32,4 +32,5 @@ def of_module(fqn: str, module: nn.Module) -> OfModule:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
+    """Whether it is one of torch's norms whose forward moves a mean and a variance."""
     return isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None

@@ -44,6 +44,7 @@ class StageBench:
         self.split = split
 
     def time(self) -> None:
+        """One pass of each pipeline by the device's clock; the readings are added to those of earlier passes."""
         for pipeline in (self.pipeline, self.split):
             self._tick()
             for time in run_pass(pipeline, alone=self._alone).actions if pipeline is not None else ():
@@ -51,10 +52,11 @@ class StageBench:
                     self._times[self._look.kinds[time.stage], time.kind].append(time)
 
     def ms(self, stage: int, kind: str, what: str = "duration_ms") -> float:
+        """Median over all readings of the stage's kind, in milliseconds; `what` is a field of ActionTime."""
         return statistics.median(getattr(time, what) for time in self._times[self._look.kinds[stage], kind])
 
     def least_ms(self, stage: int, kind: str) -> float:
-        """The quickest, where a busy machine shows least."""
+        """The quickest reading in milliseconds, where a busy machine shows least."""
         return min(time.duration_ms for time in self._times[self._look.kinds[stage], kind])
 
     def costs(self, weight_ms_per_block: float) -> dict[int, ActionCost]:
