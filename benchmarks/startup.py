@@ -1,4 +1,5 @@
-"""How fast the command line answers: `python -m explorer --help` over an empty interpreter, and over another checkout.
+"""How fast the command line answers: `python -m explorer --help` over an empty interpreter, over the library that it is
+written with, and over another checkout.
 
 Rounds alternate, so that a machine that slows down slows all of them; the ratio is that of the medians.
 
@@ -19,7 +20,7 @@ ROUNDS = 15
 
 
 def main(other: str = "") -> None:
-    kinds = {"empty interpreter": (ROOT, ("-c", "pass")), "--help": (ROOT, HELP)}
+    kinds = {name: (ROOT, ("-c", name)) for name in ("pass", "import typer")} | {"--help": (ROOT, HELP)}
     if other:
         kinds["--help there"] = (Path(other), HELP)
     taken: dict[str, list[float]] = {name: [] for name in kinds}
