@@ -184,11 +184,11 @@ def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes,
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
     """Borders of the stretches of a line of `length` with one offset, and those offsets."""
     first, end, size = changes if (changes[0] < changes[1]).all() else changes[:, changes[0] < changes[1]]
-    # bincount adds in float64, exact below 2**53 bytes (8 PiB); what lies behind the line falls into its tail.
-    begun, ended = (np.bincount(np.minimum(ticks, length), size, length + 1)[:length] for ticks in (first, end))
-    steps = begun - ended
-    bounds = np.flatnonzero(steps)
-    offsets = np.cumsum(steps[bounds]).astype(np.int64)
+    ticks = np.concatenate((first, end))
+    order = np.argsort(ticks, kind="stable")  # quick where calls come one after the other: long stretches are in order
+    ticks, sums = ticks[order], np.cumsum(np.concatenate((size, -size))[order])
+    last = np.append(ticks[1:] != ticks[:-1], True)[: len(ticks)] & (ticks < length)
+    bounds, offsets = ticks[last], sums[last]
     if len(bounds) and not bounds[0]:
         return bounds, offsets
     return np.concatenate(([0], bounds)), np.concatenate(([0], offsets))
