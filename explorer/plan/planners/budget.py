@@ -34,6 +34,8 @@ from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 
 SLACK = 1024**2
+FRONT_SECONDS = 0.15
+"""Of one point of the front: there are a dozen, and a person waits for all of them."""
 DEVICE = "device"
 """The budget of whoever wants to use what there is."""
 
@@ -88,9 +90,9 @@ class Planner:
             self._floor = self._lowest(None)
         return self._floor
 
-    def within(self, budget_bytes: int) -> Plan:
+    def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
         """The cheapest plan whose peak is at most that. Raises BadInput where none is, with what can be reached."""
-        plan = self._cheapest(budget_bytes)
+        plan = self._cheapest(budget_bytes, seconds=seconds)
         if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time was up before anything was found
             floor = self.floor()
             unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
@@ -105,8 +107,8 @@ class Planner:
             raise BadInput(f"A step cannot take {more_time:+.0%} of its time.", hint="Give zero or more, such as +10%.")
         return self._lowest(more_time)
 
-    def front(self, n_points: int = 10, *, seconds: float = 0.3) -> Iterator[Plan]:
-        """Plans from everything kept down to the floor, as they are found; each may take so long."""
+    def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
+        """Plans from everything kept down to the floor, as they are found; each may take so long, the last twice."""
         lowest = self._program.lowest_bytes()
         last = self.within(self.keep_all_bytes)
         yield last
@@ -117,19 +119,20 @@ class Planner:
                     break
                 last = plan
                 yield last
-        if self.floor().step_peak_bytes < last.step_peak_bytes:
-            yield self.floor()
+        floor = self._floor or self._lowest(None, seconds=2 * seconds)
+        if floor.step_peak_bytes < last.step_peak_bytes:
+            yield floor
 
     def _cheapest(self, budget_bytes: int, *, seconds: float | None = None) -> Plan | None:
         solution = self._program.solve(Limits(budget_bytes=budget_bytes, seconds=seconds or self._seconds))
         return None if solution is None else self._plan(solution, budget_bytes=budget_bytes)
 
-    def _lowest(self, more_time: float | None) -> Plan:
+    def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
         """Lowest first, then the cheapest of those: the first answer may recompute what moves nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
-        lowest = self._program.solve(Limits(most_cost=most_cost, seconds=self._seconds))
+        lowest = self._program.solve(Limits(most_cost=most_cost, seconds=seconds or self._seconds))
         assert lowest is not None, "keeping everything keeps any limit of time"
-        cheap = self._cheapest(int(lowest.value))
+        cheap = self._cheapest(int(lowest.value), seconds=seconds)
         plan = self._plan(lowest, budget_bytes=None)
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)

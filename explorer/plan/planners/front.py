@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
-from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.budget import FRONT_SECONDS, Planner
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Wish
@@ -57,7 +57,7 @@ def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
         if not steps:
             return
         least, most = max(steps, key=lambda pair: (pair[1].step_peak_bytes - pair[0].step_peak_bytes) * _saved(*pair))
-        plan = planner.within(_budget(least, most))
+        plan = planner.within(_budget(least, most), seconds=2 * FRONT_SECONDS)
         if plan.policy in (least.policy, most.policy):
             refused.add(_budget(least, most))
         else:
