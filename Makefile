@@ -37,8 +37,9 @@ browser: .venv/.test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	@touch $@
 
-.venv/.test: .venv/.app tests/requirements.txt
+.venv/.test: .venv/.app tests/requirements.txt tests/frameworks.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r tests/frameworks.txt
 	@touch $@
 
 clean:

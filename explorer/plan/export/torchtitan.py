@@ -12,8 +12,9 @@ from explorer.record.policy_file import PolicyFile
 
 TORCHTITAN = Target(
     name="torchtitan",
-    written_for="torchtitan of 2026-08-21 (b5bcd76)",
+    written_for="torchtitan 0.3.0",
     options=("preserve_rng_state", "determinism_check", "early_stop"),
+    checked="executed",
 )
 
 

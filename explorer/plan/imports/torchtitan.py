@@ -14,7 +14,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from explorer.record.reading import Reading
 
-_VERSION = "torchtitan of 2025, or 2026-08-21 (b5bcd76)"
+_VERSION = "torchtitan of 2025, or 0.3.0"
 _SECTION = "activation_checkpoint"
 _OPTIONS = ("preserve_rng_state", "determinism_check", "early_stop")
 _KEPT = (

@@ -1,10 +1,11 @@
-"""The class for torchtitan's override point, called as torchtitan calls it: built from a config, `apply(model)`."""
+"""The class for torchtitan's override point: called as torchtitan calls it, and by torchtitan itself where it is."""
 
 from __future__ import annotations
 
 import sys
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -28,7 +29,7 @@ PLAN = PipelinePlan(stages=(LAYERS[:2], LAYERS[2:]), n_microbatches=4, schedule=
 
 
 class ActivationCheckpointing:
-    """The part of torchtitan's base class that an override has to do with, at b5bcd76."""
+    """The part of torchtitan's base class that an override has to do with, at 0.3.0."""
 
     @dataclass(kw_only=True, slots=True)
     class Config:
@@ -40,9 +41,11 @@ class ActivationCheckpointing:
 
 @pytest.fixture(autouse=True)
 def torchtitan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torchtitan is not installed, the names that the file imports from it."""
+    """Where torchtitan is not installed, the names that the file imports from it; else nothing is overridden yet."""
     try:
-        import torchtitan.config.override  # noqa: F401
+        from torchtitan.config.override import clear_overrides
+
+        clear_overrides()
     except ImportError:
         points = types.ModuleType("torchtitan.distributed.activation_checkpoint")
         vars(points).update(ActivationCheckpointing=ActivationCheckpointing, SelectiveAC=ActivationCheckpointing)
@@ -92,3 +95,31 @@ def test_stages_follow_as_lists() -> None:
     assert [list(LAYERS[:2]), list(LAYERS[2:])] == module.MODULE_FQNS_PER_MODEL_PART
     assert module.PIPELINE_PARALLEL_SCHEDULE == "1F1B"
     assert exported(file_of("layers.1"), "torchtitan").fit == "exact"
+
+
+def test_torchtitan_finds_the_class_and_puts_it_into_its_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    override = pytest.importorskip("torchtitan.config.override")
+    from torchtitan.config.configurable import Configurable
+    from torchtitan.distributed.activation_checkpoint import SelectiveAC
+
+    class Trainer(Configurable):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Configurable.Config):
+            activation_checkpoint: Configurable.Config = field(
+                default_factory=lambda: SelectiveAC.Config(preserve_rng_state=False)
+            )
+
+    chosen = ("layers.1", "layers.2")
+    (tmp_path / "recompute_blocks.py").write_text(exported(file_of(*chosen), "torchtitan").text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = Trainer.Config()
+    told = override.apply_overrides(override.OverrideConfig(imports=["recompute_blocks.recompute_blocks"]), config)
+    assert len(told) == 1 and type(config.activation_checkpoint).__qualname__ == "RecomputeBlocks.Config"
+    policy = config.activation_checkpoint.build(dump_folder=str(tmp_path))
+    model = Chain()
+    plain, before = step(model, chain_loss, untouched)
+    gradients, calls = step(model, chain_loss, policy.apply)
+    assert ran_again(before, calls, LAYERS) == set(chosen)
+    assert_same(plain, gradients)
