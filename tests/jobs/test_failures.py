@@ -132,7 +132,10 @@ def kinds_of_errors(base: type[BaseException]) -> Iterator[type[BaseException]]:
         yield from kinds_of_errors(kind)
 
 
-OURS = sorted(set(kinds_of_errors(ExplorerError)), key=lambda kind: kind.__name__)
+OURS = sorted(
+    {kind for kind in kinds_of_errors(ExplorerError) if kind.__module__ == ExplorerError.__module__},
+    key=lambda kind: kind.__name__,
+)
 MEMORY = [
     MemoryError(),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
