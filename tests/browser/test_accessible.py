@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +86,8 @@ def test_every_word_on_every_page_reads_and_every_control_has_a_name(explore: Pa
 
 
 def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_view(explore: Page) -> None:
+    from playwright.sync_api import TimeoutError as NotYet
+
     page = explore
     compared(page)
     plot = page.locator(".st-key-results .js-plotly-plot").first
@@ -103,9 +106,16 @@ def test_a_click_on_the_timeline_draws_a_cursor_lights_blocks_and_answers_in_vie
     page.mouse.move(area["x"] + 0.7 * area["width"], top)
     page.wait_for_function("([node, was]) => node.textContent !== was", arg=[answer.element_handle(), here])
 
-    page.mouse.click(area["x"] + 0.3 * area["width"], top)
     moment = page.locator(".st-key-moment")
-    moment.get_by_text(re.compile(r"^Event [\d,]+ of the \w+, .* held, most by")).wait_for()
+    words = moment.get_by_text(re.compile(r"^Event [\d,]+ of the \w+, .* held, most by"))
+    for _ in range(6):  # plans that arrive redraw the page: a click in that instant meets a chart that goes away
+        area = settled(page).locator(".st-key-results .js-plotly-plot .nsewdrag").first.bounding_box()
+        assert area is not None
+        page.mouse.click(area["x"] + 0.3 * area["width"], area["y"] + 6)
+        with contextlib.suppress(NotYet):
+            words.wait_for(timeout=30_000)
+            break
+    words.wait_for()
     settled(page)
     box, window = moment.bounding_box(), page.viewport_size
     assert box is not None
