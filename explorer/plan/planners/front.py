@@ -39,12 +39,12 @@ def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:
 
     Everything kept stays: the line begins there, also where some recompute counts no FLOPs.
     """
-    best: dict[Plan, None] = {}
+    best: set[Plan] = set()
     least_cost = math.inf
     for plan in sorted(plans, key=lambda plan: (plan.step_peak_bytes, plan.extra_cost)):
         if plan.extra_cost < least_cost:
             least_cost = plan.extra_cost
-            best[plan] = None
+            best.add(plan)
     return tuple(plan for plan in plans if plan in best or not plan.policy.units)
 
 

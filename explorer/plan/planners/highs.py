@@ -118,8 +118,9 @@ class Shape:
     def first_of_kinds(self) -> list[tuple[int, ...]]:
         """Of each kind of candidate the first ones, which backward reaches last, in at most N_FIRST numbers."""
         choices = []
-        for members in self._kinds:
-            if members[-1] < self.n_units:
+        for kind in self._kinds:
+            if kind[-1] < self.n_units:
+                members = self.legal(kind)  # equal segments overlap
                 counts = np.linspace(1, len(members), min(N_FIRST, len(members))).astype(int).tolist()
                 choices += [tuple(members[:n]) for n in counts]
         return choices

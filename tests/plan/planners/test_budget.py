@@ -191,6 +191,12 @@ def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_t
         assert fresh.within(peak).extra_cost <= fresh.cost_of(chosen)
 
 
+def test_what_is_tried_first_names_no_block_twice_where_equal_segments_overlap() -> None:
+    chosen = planner("mlp")
+    assert any(len(unit.blocks) > 1 for tried in chosen._program.known() for unit in chosen.policy(tried).units)
+    assert all(is_at_most_nested_once(chosen.policy(tried)) for tried in chosen._program.known())
+
+
 def test_the_least_memory_that_a_time_allows() -> None:
     found = planner("unet").least_memory(0.10)
     assert found.cost_ratio is not None and found.cost_ratio <= 1.10 + 1e-9
