@@ -32,7 +32,7 @@ class ExplorerError(Exception):
         return f"{self.sentence} {self.hint}".strip()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.sentence, self.hint))
+        return (_rebuild, (type(self), self.sentence, self.hint), vars(self))  # bytes asked and free go along
 
 
 class BadInput(ExplorerError):

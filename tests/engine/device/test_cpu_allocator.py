@@ -1,0 +1,36 @@
+"""The CPU's allocator: every byte handed out is in the log, whatever happened in the step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.engine.device.allocator import lifetimes
+from explorer.engine.device.cpu_allocator import CpuRecorder
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=8))
+def test_cpu_recorder_sees_exactly_what_was_allocated(sizes: list[int]) -> None:
+    with CpuRecorder() as recorder:
+        kept = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+        pointers = [block.data_ptr() for block in kept]
+    born = lifetimes(recorder.log).born
+    seen = dict(zip(recorder.log.pointer[born].tolist(), recorder.log.n_bytes[born].tolist()))
+    assert [seen[pointer] for pointer in pointers] == sizes
+
+
+def test_cpu_recorder_keeps_what_it_has_after_an_exception() -> None:
+    recorder = CpuRecorder()
+    with pytest.raises(ValueError, match="in the step"), recorder:
+        kept = torch.empty(12_345, dtype=torch.uint8)
+        raise ValueError("in the step")
+    assert kept.numel() in recorder.log.n_bytes.tolist()
+
+
+def test_the_recorder_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    with CpuRecorder():
+        torch.ones(3)
+    assert capfd.readouterr().err == ""
