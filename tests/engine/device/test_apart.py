@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from explorer.engine.device.apart import apart
-from explorer.errors import Cancelled, Crashed, BadInput
+from explorer.errors import BadInput, Cancelled, Crashed
 from explorer.record.progress import Progress, Report, silent
 
 
