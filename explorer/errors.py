@@ -1,4 +1,4 @@
-"""One tree of errors, each a sentence for the person who reads it.
+"""One tree of errors, each a sentence for the person who reads it, and one way to repeat what others raised.
 
 ExplorerError            what was asked, what was found; `hint` says what to do next
 ├── BadInput             the caller can mend it: a model, a batch, a policy, a plan, a run file
@@ -16,8 +16,16 @@ ExplorerError            what was asked, what was found; `hint` says what to do 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+
+LONGEST_MESSAGE = 300
+"""Characters that are repeated of what somebody else's code raised."""
+_SHORT = 160
+"""As long as they stay within this many, sentences that follow the first are repeated too: "Given input size: (4x4).
+Output size is too small" says nothing in its first."""
+_BORDER = re.compile(r"""(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)(?<!No)(?<=[^.\s])[.!?][)"'`\]]?(?=\s+["'`(\[A-Z0-9])""")
 
 
 class ExplorerError(Exception):
@@ -86,10 +94,46 @@ class NotSaved(ExplorerError):
     """The store or a file could not be written."""
 
 
+def said_by(error: BaseException) -> str:
+    """`ValueError: what it says`, as `message_of` repeats it."""
+    return f"{_in_one_line(type(error).__name__)[:_SHORT]}: {message_of(error)}"
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says, to stand inside a sentence: one line without a full stop, its first sentence whole.
+
+    Of a stranger's at most LONGEST_MESSAGE characters, the last a `…` where more was said; sentences after the first
+    only where all is short, and none of what stands on lines below. Our own errors are repeated as they are.
+    """
+    if isinstance(error, ExplorerError):
+        return str(error).removesuffix(".")
+    said = _first_paragraph(str(error)).rstrip(".") or "no message"
+    borders = [border.end() for border in _BORDER.finditer(said)] or [len(said)]
+    said = said if len(said) <= _SHORT else said[: max([borders[0], *(end for end in borders if end <= _SHORT)])]
+    if len(said) > LONGEST_MESSAGE:
+        return said[: LONGEST_MESSAGE - 1].rstrip() + "…"
+    return said.rstrip(".")
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """`did you mean ...?` for a name that is not among `known`, or an empty string."""
     close = get_close_matches(name, list(known), n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(close)}?" if close else ""
+
+
+def _first_paragraph(text: str) -> str:
+    """In one line: the first that is not empty, with the next where it ends in a colon."""
+    said = ""
+    for line in filter(None, map(_in_one_line, text.splitlines())):
+        said = f"{said} {line}".strip()
+        if not said.endswith(":"):
+            break
+    return said
+
+
+def _in_one_line(text: str) -> str:
+    """Nothing that breaks a line, colours a terminal or is half of a letter; no two spaces."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _rebuild(kind: type[ExplorerError], sentence: str, hint: str) -> ExplorerError:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from explorer import errors
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "explorer"
 STANDARD = sys.stdlib_module_names
@@ -259,6 +261,29 @@ def test_functions_take_at_most_five_parameters() -> None:
 def is_command(path: str) -> bool:
     """A verb of the command line or a factory of a sample model: its parameters are its options."""
     return path.startswith(("explorer/cli/verbs/", "sample_models/"))
+
+
+def strangers_repeated(root: ast.AST) -> Iterator[int]:
+    """Lines that put what somebody else raised into words of ours without explorer.errors.message_of or said_by."""
+    ours = {"ExplorerError", *dir(errors)}
+    for handler in ast.walk(root):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None or handler.type is None:
+            continue
+        caught = {ast.unparse(kind) for kind in getattr(handler.type, "elts", [handler.type])}
+        if caught & ours:
+            continue
+        for node in ast.walk(handler):
+            is_text = isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and bool(node.args)
+            said = node.value if isinstance(node, ast.FormattedValue) else node.args[0] if is_text else None
+            if isinstance(said, ast.Name) and said.id == handler.name:
+                yield node.lineno
+
+
+def test_what_others_raise_is_repeated_in_one_sentence() -> None:
+    bare = [f"{name_of(path)}:{line}" for path in sources() for line in strangers_repeated(tree(path))]
+    assert not bare, f"message_of or said_by of explorer.errors says it in one line: {bare}"
+    said = ast.parse("try: ...\nexcept ValueError as e: raise BadInput(f'{e}')\nexcept OSError as e: print(str(e))")
+    assert list(strangers_repeated(said)) == [2, 3]
 
 
 def test_files_leave_the_app_by_one_button() -> None:

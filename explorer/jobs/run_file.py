@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 
-from explorer.errors import UnreadableFile
+from explorer.errors import UnreadableFile, message_of
 from explorer.record.arena import Arena
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
@@ -147,7 +147,9 @@ def _decompress(body: bytes) -> bytes:
     try:
         data = decompressor.decompress(body, _LARGEST_BYTES)
     except zlib.error as error:
-        raise UnreadableFile(f"The run file is damaged: {error}.", hint="Export or copy it again.") from error
+        raise UnreadableFile(
+            f"The run file is damaged: {message_of(error)}.", hint="Export or copy it again."
+        ) from error
     if decompressor.unconsumed_tail or not decompressor.eof:
         raise UnreadableFile(f"The run file holds more than {_LARGEST_BYTES} bytes.", hint="Export or copy it again.")
     return data

@@ -18,7 +18,7 @@ from typing import Any
 
 import platformdirs
 
-from explorer.errors import BadInput, NotSaved, UnreadableFile, nearest
+from explorer.errors import BadInput, NotSaved, UnreadableFile, message_of, nearest
 from explorer.jobs import run_file
 from explorer.jobs.run_file import KINDS, StoredRecord, is_kept, model_of
 from explorer.record.base import Record, from_json, from_msgpack, to_json
@@ -159,7 +159,9 @@ class Store:
         try:
             return StoredRecord(kind=kind, name=name, created=created, record=zlib.decompress(data))
         except zlib.error as error:
-            raise UnreadableFile(f"The run {run_id} is damaged: {error}.", hint="Delete it and run again.") from error
+            raise UnreadableFile(
+                f"The run {run_id} is damaged: {message_of(error)}.", hint="Delete it and run again."
+            ) from error
 
     def _update(self, run_id: str, statement: str, *values: object) -> None:
         with self._writing() as connection:
@@ -180,7 +182,7 @@ class Store:
                 yield connection
         except sqlite3.Error as error:
             raise UnreadableFile(
-                f"{self.path} cannot be read as a store of runs: {error}.",
+                f"{self.path} cannot be read as a store of runs: {message_of(error)}.",
                 hint="Move the file away to start an empty store, or set CHECKPOINT_EXPLORER_HOME to another folder.",
             ) from error
 
@@ -193,7 +195,7 @@ class Store:
                 yield connection
         except (sqlite3.Error, OSError) as error:
             raise NotSaved(
-                f"The run could not be saved in {self.path}: {error}.",
+                f"The run could not be saved in {self.path}: {message_of(error)}.",
                 hint="Free some space, move a damaged file away, or set CHECKPOINT_EXPLORER_HOME to another folder.",
             ) from error
 

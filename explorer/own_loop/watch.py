@@ -26,7 +26,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
-from explorer.errors import BadInput, ExplorerError
+from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
 from explorer.plan.planners.refusal import refusal
@@ -155,7 +155,7 @@ class Watch:
             told = replace(run.failure, hint=" ".join(_refusal(run, whole)) or run.failure.hint)
             path = RecordedRun(replace(run, failure=told)).save(self.on_oom)
         except Exception as trouble:  # memory is short: the error that ends the loop must be the loop's own
-            error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {trouble}")
+            error.add_note(f"Checkpoint Explorer could not write {self.on_oom}: {message_of(trouble)}")
             return None
         error.add_note(f"Checkpoint Explorer wrote {path}. {told.sentence} {told.hint}")
         return path
@@ -259,7 +259,7 @@ def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
     try:
         return refusal(run, whole)
     except Exception as trouble:
-        return (*refusal(run)[:1], f"No plan was made: {trouble}")
+        return (*refusal(run)[:1], f"No plan was made: {message_of(trouble)}")
 
 
 def _peak(run: Measurement) -> int:

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from explorer.errors import UnreadableFile
+from explorer.errors import UnreadableFile, message_of
 from explorer.plan.factory_arguments import FactoryArguments, factory_arguments
 from explorer.record.base import Record
 
@@ -44,7 +44,7 @@ def sample(path: Path) -> Sample:
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:
-        raise UnreadableFile(f"{path} cannot be read as a sample model: {error}.") from error
+        raise UnreadableFile(f"{path} cannot be read as a sample model: {message_of(error)}.") from error
     title, _, lesson = (ast.get_docstring(tree) or path.stem).partition("\n")
     return Sample(
         name=path.stem,

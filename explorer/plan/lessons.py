@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
-from explorer.errors import BadInput, UnreadableFile, nearest
+from explorer.errors import BadInput, UnreadableFile, message_of, nearest
 from explorer.record.base import from_plain
 from explorer.record.lab import Lesson, Theme
 
@@ -82,7 +82,7 @@ def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
         read = from_plain(lesson, Lesson)
         return (shelf.index(read.theme), float(literals.get("PLACE", math.inf))), read
     except (OSError, SyntaxError, ValueError, TypeError, UnreadableFile) as error:
-        raise UnreadableFile(f"{path} cannot be read as a lesson: {str(error).rstrip('.')}.") from error
+        raise UnreadableFile(f"{path} cannot be read as a lesson: {message_of(error)}.") from error
 
 
 def _literals(tree: ast.Module) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
-from explorer.errors import UnreadableFile
+from explorer.errors import UnreadableFile, message_of
 
 Origin = Literal["measured", "counted", "predicted", "simulated", "recorded"]
 """Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation, a loop of the
@@ -48,7 +48,7 @@ def from_msgpack(data: bytes, kind: type[T]) -> T:
     try:
         return msgspec.msgpack.decode(data, type=kind, dec_hook=_to_column)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
 def to_json(record: Any) -> bytes:
@@ -61,7 +61,7 @@ def from_json(data: bytes | str, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind, dec_hook=_to_column)
     except (msgspec.DecodeError, UnicodeDecodeError, ValueError) as error:
-        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
 def to_plain(record: Any) -> Any:
@@ -74,7 +74,7 @@ def from_plain(plain: Any, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, type=kind, dec_hook=_to_column)
     except (msgspec.ValidationError, ValueError) as error:
-        raise UnreadableFile(f"This is not a {kind_name(kind)}: {error}.") from error
+        raise UnreadableFile(f"This is not a {kind_name(kind)}: {message_of(error)}.") from error
 
 
 def kind_name(kind: Any) -> str:

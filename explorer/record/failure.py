@@ -18,7 +18,16 @@ import traceback
 from collections.abc import Iterator
 from typing import Literal
 
-from explorer.errors import BadInput, Cancelled, Crashed, ExplorerError, ModelFailed, NotOnThisDevice, OutOfMemory
+from explorer.errors import (
+    BadInput,
+    Cancelled,
+    Crashed,
+    ExplorerError,
+    ModelFailed,
+    NotOnThisDevice,
+    OutOfMemory,
+    said_by,
+)
 from explorer.record.base import Record
 
 FailureKind = Literal[
@@ -37,7 +46,6 @@ class Failure(Record):
     free_bytes: int | None = None
 
 
-_LONGEST = 500
 _LONGEST_TRACEBACK = 20_000
 
 _KINDS: tuple[tuple[type[ExplorerError], FailureKind], ...] = (
@@ -91,16 +99,16 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
     if not isinstance(error, Exception):
         return Failure(
             kind="model raised",
-            sentence=f"The model raised {_in_words(error)}",
+            sentence=f"The model raised {said_by(error)}.",
             hint="It is no Exception but a BaseException, which `except Exception` lets pass: raise an Exception. "
             "The traceback says where.",
             traceback=text,
         )
     if in_step:
         hint = "The traceback shows the line of the model."
-        return Failure(kind="model raised", sentence=f"The model raised {_in_words(error)}", hint=hint, traceback=text)
+        return Failure(kind="model raised", sentence=f"The model raised {said_by(error)}.", hint=hint, traceback=text)
     hint = "Nothing foresaw this error; the traceback says where it was raised."
-    return Failure(kind="internal", sentence=f"{type(error).__name__}: {error}"[:_LONGEST], hint=hint, traceback=text)
+    return Failure(kind="internal", sentence=f"{said_by(error)}.", hint=hint, traceback=text)
 
 
 def _as_out_of_memory(error: BaseException) -> BaseException:
@@ -112,7 +120,7 @@ def _as_out_of_memory(error: BaseException) -> BaseException:
     return OutOfMemory(
         f"The run asked for {int(asked[1]):,} bytes and was refused."
         if asked
-        else f"Memory ran out: {(str(refusal) or type(refusal).__name__).splitlines()[0]}"[:_LONGEST],
+        else f"Memory ran out: {said_by(refusal)}.",
         hint="Take a smaller size or batch, recompute more blocks, or raise the memory limit.",
         asked_bytes=int(asked[1]) if asked else None,
     )
@@ -139,7 +147,3 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         seen.add(id(link))
         yield link
         link = link.__cause__ or link.__context__
-
-
-def _in_words(error: BaseException) -> str:
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0]}"[:_LONGEST]

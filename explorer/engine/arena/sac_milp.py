@@ -28,7 +28,7 @@ from torch.utils.flop_counter import flop_registry
 from explorer.engine.arena.contestant import Contestant
 from explorer.engine.model.load import load_for
 from explorer.engine.step import Trainee, autocast, build_optimizer, freeze, set_mode
-from explorer.errors import BadInput
+from explorer.errors import BadInput, said_by
 from explorer.record.arena import Bout, Ground
 
 _COST_MODEL = "operator-level-cost-model"
@@ -45,7 +45,7 @@ def contestant(trainee: Trainee, bout: Bout, ground: Ground) -> Contestant:
         graph = _ilp_utils().parse_module_info(info)
         decisions, _, peak_bytes = ilp.sac_milp(graph, memory_budget=bout.budget_bytes / 2**30)
     except Exception as error:  # torch's estimators know few kinds of models
-        raise BadInput(f"Its estimators raised {type(error).__name__}: {str(error).splitlines()[0][:200]}") from error
+        raise BadInput(f"Its estimators raised {said_by(error)}.") from error
     if peak_bytes < 0:
         raise BadInput("Its program found no solution within the budget.")
     modules = dict(trainee.model.named_modules())

@@ -19,6 +19,7 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import AUTOCAST, prepare
 from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.rng import RngState, seed_everything
+from explorer.errors import said_by
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
@@ -67,8 +68,7 @@ def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: AtFi
 
 def does_not_run(error: Exception) -> str:
     """Why there is no reference, where float64 raised."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"The model does not run in float64: {type(error).__name__}: {first}"
+    return f"The model does not run in float64: {said_by(error)}."
 
 
 def _draws(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> bool:

@@ -12,7 +12,7 @@ from explorer.engine.derivatives.ways import DERIVATIVES, Derivative
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import prepare
 from explorer.engine.world.determinism import deterministic_kernels
-from explorer.errors import Cancelled
+from explorer.errors import Cancelled, said_by
 from explorer.record.comparison import GradientDiff
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, Variant
 from explorer.record.policy import KEEP_ALL
@@ -40,9 +40,9 @@ class CellBench:
         expected, actual = self._kept[derivative], self._run(derivative, _with(self.spec, variant))
         cell = DerivativeCell(derivative=derivative, variant=variant, outcome="raises", sentence="")
         if isinstance(actual, Exception):
-            return replace(cell, sentence=in_one_line(actual))
+            return replace(cell, sentence=said_by(actual))
         if isinstance(expected, Exception):
-            return replace(cell, outcome="not run", sentence=f"keep itself raises: {in_one_line(expected)}")
+            return replace(cell, outcome="not run", sentence=f"keep itself raises: {said_by(expected)}")
         return self._judged(cell, expected, actual)
 
     def _judged(self, cell: DerivativeCell, expected: Derivative, actual: Derivative) -> DerivativeCell:
@@ -79,12 +79,6 @@ class CellBench:
         except Exception as error:  # the exception is what this cell was run for
             return error.with_traceback(None)  # its frames would hold the model
         return {name: None if tensor is None else tensor.detach().cpu() for name, tensor in gradients.items()}
-
-
-def in_one_line(error: BaseException) -> str:
-    """`RuntimeError: the first line of what torch said`."""
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _with(spec: RunSpec, variant: Variant) -> RunSpec:

@@ -15,7 +15,7 @@ import torch
 
 from explorer.engine.device.allocator import Refusal
 from explorer.engine.device.free_memory import available_bytes
-from explorer.errors import NotOnThisDevice, OutOfMemory
+from explorer.errors import NotOnThisDevice, OutOfMemory, message_of
 from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
 try:
@@ -85,7 +85,7 @@ def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None
     except torch.OutOfMemoryError as error:
         # torch names what the whole GPU has free; the refusal came from the limit, and torch has emptied its cache.
         asked, free = refusal_of(error).asked_bytes, max(0, limit_bytes - torch.cuda.memory_reserved(device))
-        raise OutOfMemory(str(error), asked_bytes=asked, free_bytes=free) from error
+        raise OutOfMemory(f"{message_of(error)}.", asked_bytes=asked, free_bytes=free) from error
     finally:
         torch.cuda.set_per_process_memory_fraction(before, device)
 

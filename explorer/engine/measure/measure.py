@@ -27,7 +27,7 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
-from explorer.errors import BadInput, ExplorerError
+from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
 from explorer.record.progress import Progress, Report, silent
@@ -77,7 +77,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
             if not any(run.failure is not None for run in recorded):
                 raise
             for run in recorded:
-                run.warnings.append(f"Nothing was timed: the failure left the device unusable ({error}).")
+                run.warnings.append(f"Nothing was timed: the failure left the device unusable ({message_of(error)}).")
         environment = device.environment(specs[0].n_threads)
     return tuple(_measurement(*parts, device, environment) for parts in zip(specs, recorded, timed))
 

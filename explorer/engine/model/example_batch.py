@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.loaded import call, said_by, shapes
+from explorer.engine.model.loaded import call, shapes
 from explorer.engine.model.openable import copied
 from explorer.engine.world.rng import RngState
-from explorer.errors import ModelNotLoaded
+from explorer.errors import ModelNotLoaded, said_by
 from explorer.record.failure import is_out_of_memory
 
 SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
@@ -59,7 +59,8 @@ def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
     because = f": with {tried} it raised {last}" if tried else " to guess one from"
     raise ModelNotLoaded(
         f"{target} came without an example batch, and none was found{because}.",
-        hint="Write a factory that returns (model, inputs), or give the shape: --set batch=2 --set side=224.",
+        hint="Where that is about the batch, write a factory that returns (model, inputs), or give the shape: "
+        "--set batch=2 --set side=224; else mend the installation or the model's arguments first.",
     )
 
 

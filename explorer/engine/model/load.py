@@ -33,13 +33,13 @@ from torch import nn
 
 from explorer.engine.device.limits import limited_process
 from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
-from explorer.engine.model.loaded import Loaded, said_by
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.model.returned import unpacked
 from explorer.engine.model.weights import load_weights
 from explorer.engine.world.rng import seed_everything
 from explorer.engine.world.without_data import blaming_decisions
-from explorer.errors import ExplorerError, ModelNotLoaded, nearest
+from explorer.errors import ExplorerError, ModelNotLoaded, nearest, said_by
 from explorer.plan.catalogue import default_size
 from explorer.plan.names import listed
 from explorer.record.failure import is_out_of_memory

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.world.without_data import blaming_decisions
-from explorer.errors import ExplorerError, ModelFailed
+from explorer.errors import ExplorerError, ModelFailed, said_by
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
 
@@ -148,11 +148,6 @@ def _hint(inputs: Any) -> str:
     if isinstance(inputs, dict) and POSITIONAL not in inputs:
         hint += " A dict is passed as keyword arguments; a model that takes the dict itself gets it as (dict,)."
     return hint
-
-
-def said_by(error: BaseException) -> str:
-    """`ValueError: the first line of its message`"""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or ['no message'])[0].removesuffix('.')}"
 
 
 def shapes(inputs: Any) -> str:

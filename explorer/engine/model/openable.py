@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
+from explorer.errors import BadInput, ModelFailed, ModelNotLoaded, said_by
 from explorer.plan.names import listed
 
 
@@ -51,7 +51,7 @@ def copied(model: nn.Module) -> nn.Module:
                 hint="Use torch.nn.utils.parametrizations.weight_norm, which computes the same.",
             ) from error
         raise ModelFailed(
-            f"The model cannot be copied: {type(error).__name__}: {error}.",
+            f"The model cannot be copied: {said_by(error)}.",
             hint="Whatever modules hold as attributes has to survive copy.deepcopy.",
         ) from error
 

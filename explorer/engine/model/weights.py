@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.model.loaded import said_by
-from explorer.errors import BadInput, ModelNotLoaded
+from explorer.errors import BadInput, ModelNotLoaded, said_by
 from explorer.plan.names import listed
 
 _INSIDE = ("state_dict", "model_state_dict", "model")

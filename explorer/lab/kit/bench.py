@@ -5,7 +5,6 @@ An exception is an outcome here, because half of the lab is about code that rais
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from explorer.errors import message_of
 from explorer.record.lab import LabChart, LabRow
 from explorer.record.progress import Progress, Report, silent
 
@@ -62,12 +62,11 @@ T = TypeVar("T")
 
 
 def attempt(step: Callable[[], T]) -> T | Raised:
-    """What `step` returns, or what it raised: its class and its first sentence."""
+    """What `step` returns, or what it raised: its class and its message."""
     try:
         return step()
     except Exception as error:
-        first = re.split(r"(?<=[.!?])\s|\n", str(error).strip())[0]
-        return Raised(type(error).__name__, first.rstrip("."))
+        return Raised(type(error).__name__, message_of(error))
 
 
 def gradients_of(model: nn.Module) -> Gradients:

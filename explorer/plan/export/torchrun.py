@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from explorer.errors import InvalidPlan, UnreadableFile
+from explorer.errors import InvalidPlan, UnreadableFile, message_of
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
@@ -87,7 +87,9 @@ def _text_of(path: Path) -> str:
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidPlan(f"The model's file {path} cannot be read: {error}.", hint="Ranks need its text.") from error
+        raise InvalidPlan(
+            f"The model's file {path} cannot be read: {message_of(error)}.", hint="Ranks need its text."
+        ) from error
 
 
 def _script(n_ranks: int, model: Path | None) -> str:

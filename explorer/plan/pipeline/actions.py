@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from explorer.errors import InvalidPlan
+from explorer.errors import InvalidPlan, message_of
 
 KINDS = "FBIW"
 _ACTION = re.compile(r"(\d+)([FBIW])(\d+)")
@@ -105,7 +105,8 @@ def rows_in(data: bytes, name: str) -> Rows:
         rows = from_csv(data.decode("utf-8"))
     except (UnicodeDecodeError, csv.Error) as error:
         raise InvalidPlan(
-            f"The schedule {name} is not text: {error}.", hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1."
+            f"The schedule {name} is not text: {message_of(error)}.",
+            hint="Write one line of actions a rank: 0F0,0F1,0B0,0B1.",
         ) from error
     if not any(rows):
         raise InvalidPlan(

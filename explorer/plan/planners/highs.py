@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.errors import NotOnThisDevice
+from explorer.errors import NotOnThisDevice, message_of
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.pieces import Bond, Pieces
 
@@ -220,7 +220,8 @@ def minimised(shape: Shape, question: Question, like: Minimum | None = None) -> 
         from scipy.sparse import vstack
     except ImportError as error:
         raise NotOnThisDevice(
-            f"Planning needs scipy, which could not be loaded: {error}.", hint="pip install -r requirements.txt"
+            f"Planning needs scipy, which could not be loaded: {message_of(error)}.",
+            hint="pip install -r requirements.txt",
         ) from error
     extra = list(question.rows)
     scaled = shape.costs / shape.unit_cost * SCALE

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from explorer.errors import UnreadableFile
+from explorer.errors import UnreadableFile, message_of
 
 LARGEST_BYTES = 1024**2
 _DEEPEST = 16
@@ -33,7 +33,7 @@ class Document:
             where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
             raise UnreadableFile(f"This is not YAML: {where}{error.problem}.") from error
         except (yaml.YAMLError, ValueError) as error:  # a control character, or a date that no calendar has
-            raise UnreadableFile(f"This is not YAML: {str(error).splitlines()[0]}.") from error
+            raise UnreadableFile(f"This is not YAML: {message_of(error)}.") from error
 
     def line(self, path: Path) -> int:
         """Line of the value at `path`, or of the nearest thing above it that the file holds."""

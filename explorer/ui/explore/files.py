@@ -7,7 +7,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.errors import ExplorerError, UnreadableFile
+from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
 from explorer.plan.hazards.known import hazards
 from explorer.plan.imports import door
@@ -76,7 +76,7 @@ def _text(data: bytes) -> str:
         return data.decode()
     except UnicodeDecodeError as error:
         raise UnreadableFile(
-            f"The policy file is not text: {error}.", hint="A policy file is YAML in UTF-8."
+            f"The policy file is not text: {message_of(error)}.", hint="A policy file is YAML in UTF-8."
         ) from error
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 import streamlit as st
 
-from explorer.errors import UnreadableFile
+from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -52,7 +52,8 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
                 raise ValueError("it is cut short or too long")
         except (binascii.Error, zlib.error, ValueError) as error:
             raise UnreadableFile(
-                f"The link's run= part cannot be read: {error}.", hint="Copy the whole address again, to its end."
+                f"The link's run= part cannot be read: {message_of(error)}.",
+                hint="Copy the whole address again, to its end.",
             ) from error
         spec = from_json(text, RunSpec)
     named = {"target": query["model"], "size": query.get("size"), "weights": query.get("weights", "")}

@@ -11,7 +11,10 @@ from explorer.lab.kit.bench import LabBench, Raised, attempt, gradients_by_name,
 
 def test_an_exception_keeps_its_class_and_its_first_sentence() -> None:
     def refuse() -> None:
-        raise RuntimeError("Trying to backward a second time. Saved tensors were freed.\nSpecify retain_graph.")
+        raise RuntimeError(
+            "Trying to backward a second time. Saved intermediate values of the graph are freed when you call "
+            ".backward() or autograd.grad(), and none is left for another one.\nSpecify retain_graph."
+        )
 
     assert attempt(refuse) == Raised("RuntimeError", "Trying to backward a second time")
     assert str(attempt(refuse)) == "RuntimeError: Trying to backward a second time"

@@ -24,7 +24,7 @@ from explorer.engine.pipeline.cut.split import StageModule, StagePart, cut_tape,
 from explorer.engine.pipeline.cut.tape import Tape, record
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import Trainee, autocast, prepare, split
-from explorer.errors import BadInput, ExplorerError, InvalidPlan
+from explorer.errors import BadInput, ExplorerError, InvalidPlan, message_of
 from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_ranks
 from explorer.plan.pipeline.clock import is_checkpointed
 from explorer.plan.pipeline.schedules import rows_of
@@ -187,7 +187,7 @@ def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_micro
         if n_microbatches == 1:  # the model passes, so it is the writing down that does not
             raise
         raise InvalidPlan(
-            f"The model raised {type(error).__name__} on one of {n_microbatches} microbatches: {error}.",
+            f"The model raised {type(error).__name__} on one of {n_microbatches} microbatches: {message_of(error)}.",
             hint="Where it takes the whole batch, its size is written into the model: take it from the input instead.",
         ) from error
 
