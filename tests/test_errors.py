@@ -19,7 +19,8 @@ from explorer.errors import (
     said_by,
 )
 
-WORD = st.text(alphabet="abcdefghijklmnopqrstuvwxyz_0123456789-'", min_size=1, max_size=12)
+# No word ends in vs or cf: a full stop after those ends no sentence.
+WORD = st.text(alphabet="abdeghijklmnopqrstuwxyz_0123456789-'", min_size=1, max_size=12)
 SENTENCE = st.lists(WORD, min_size=1, max_size=20).map(" ".join)
 
 
@@ -56,7 +57,7 @@ def test_the_first_sentence_stays_whole(first: str, border: str, rest: str) -> N
     assert told.startswith(first)
 
 
-@given(st.lists(SENTENCE.map(str.capitalize), min_size=1, max_size=8))
+@given(st.lists(SENTENCE.map("A{}".format), min_size=1, max_size=8))
 def test_what_follows_is_repeated_in_whole_sentences_while_it_is_short(sentences: list[str]) -> None:
     told = message_of(Exception(". ".join(sentences) + "."))
     assert told in [". ".join(sentences[: n + 1]) for n in range(len(sentences))]
