@@ -72,7 +72,7 @@ def test_a_child_leads_a_group_of_its_own(server: Forks) -> None:
 @pytest.mark.parametrize("starts", [leaves_a_daemon, starts_another])
 def test_what_a_child_started_ends_with_it(server: Forks, starts: object) -> None:
     ear, voice = os.pipe()
-    child = server.start(starts, files=[voice])  # type: ignore[arg-type]
+    child = server.start(starts, files=[voice])
     os.close(voice)
     assert child.wait()
     assert all_said(ear) == b""  # ends only once the other process has let go of the pipe
