@@ -20,10 +20,10 @@ from explorer.engine.step import prepare, run_step
 from explorer.engine.watch.storages import NONE
 from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
+from tests.engine.measure.gpt_runs import BLOCKS
 from tests.engine.tiny_nets import ref
 from tests.timelines import alive_at
 
-BLOCKS = [f"blocks.{i}" for i in range(4)]
 MODES = {
     "keep": Policy(),
     "all": Policy.recompute(BLOCKS),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
@@ -15,25 +12,14 @@ from explorer.engine.device.allocator import Recorder, Refusal
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.limits import failure_in_step, limited_cuda, limited_process, out_of_memory, refusal_of
 from explorer.engine.measure.measure import measure, measure_pair
-from explorer.engine.measure.recording import record
-from explorer.engine.measure.snapshot import save_snapshot
-from explorer.engine.model.load import Loaded, load
+from explorer.engine.model.load import Loaded
 from explorer.engine.step import Trainee, prepare
-from explorer.errors import BadInput, Cancelled, InvalidPolicy, NotOnThisDevice, OutOfMemory
+from explorer.errors import BadInput, Cancelled, InvalidPolicy, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.progress import Progress
+from tests.engine.measure.gpt_runs import BLOCKS, GPT
 from tests.engine.tiny_nets import ref
-
-BLOCKS = [f"blocks.{i}" for i in range(4)]
-GPT = ref("gpt", width=64, length=64)
-
-
-@pytest.fixture(scope="module")
-def pair() -> tuple[Measurement, Measurement]:
-    return measure_pair(
-        RunSpec(model=GPT, n_repeats=3), RunSpec(model=GPT, n_repeats=3, policy=Policy.recompute(BLOCKS))
-    )
 
 
 def test_recompute_lowers_the_peak_and_says_what_it_costs(pair: tuple[Measurement, Measurement]) -> None:
@@ -56,44 +42,6 @@ def test_forward_alone_needs_what_inference_needs(pair: tuple[Measurement, Measu
     assert alone.forward_flops == step.forward_flops and alone.backward_flops == 0
     assert alone.saved_after_forward_bytes == 0 and alone.loss == step.loss
     assert alone.times is not None and alone.times.backward.ms == () and len(alone.times.step.ms) == 2
-
-
-def test_two_instruments_agree(pair: tuple[Measurement, Measurement]) -> None:
-    for run in pair:
-        assert run.peaks.alone_peak_bytes == run.step_peak_bytes
-        assert run.peaks.tracker_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0.005)
-
-
-def test_block_costs_add_up_to_the_headlines(pair: tuple[Measurement, Measurement]) -> None:
-    for run in pair:
-        root = run.by_fqn[""]
-        assert root.at_peak_bytes == run.step_peak_bytes
-        assert root.saved_after_forward_bytes == run.saved_after_forward_bytes
-        below = [run.by_fqn[fqn] for fqn in BLOCKS]
-        assert run.by_fqn["blocks"].saved_after_forward_bytes == sum(cost.saved_after_forward_bytes for cost in below)
-        assert run.by_fqn["blocks"].forward_flops == sum(cost.forward_flops for cost in below)
-
-
-def test_a_block_says_which_blocks_ran_again(pair: tuple[Measurement, Measurement]) -> None:
-    baseline, candidate = pair
-    assert {cost.n_recompute for cost in baseline.blocks} == {0}
-    assert [candidate.by_fqn[fqn].n_recompute for fqn in BLOCKS] == [1, 1, 1, 1]
-    assert candidate.by_fqn["head"].n_recompute == 0
-    for fqn in BLOCKS:
-        few, many = candidate.by_fqn[fqn], baseline.by_fqn[fqn]
-        assert few.saved_after_forward_bytes < 0.3 * many.saved_after_forward_bytes
-
-
-def test_early_stop_skips_the_last_product() -> None:
-    """Nothing behind the last Linear saves anything when dropout is 0, so its product is not needed again."""
-    model = ref("gpt", dropout=0.0)
-    skip = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS)))
-    last_linear = 2 * 4 * 32 * (4 * 32) * 32
-    assert [skip.by_fqn[fqn].skipped_flops for fqn in BLOCKS] == [last_linear] * 4
-    assert skip.by_fqn[""].skipped_flops == 4 * last_linear
-    assert skip.recompute_flops == sum(skip.by_fqn[fqn].forward_flops for fqn in BLOCKS) - 4 * last_linear
-    whole = measure(RunSpec(model=model, n_repeats=1, policy=Policy.recompute(BLOCKS, early_stop=False)))
-    assert whole.by_fqn[""].skipped_flops == 0
 
 
 def test_times_have_one_reading_a_repeat(pair: tuple[Measurement, Measurement]) -> None:
@@ -207,24 +155,6 @@ def test_the_callers_mistakes_are_raised() -> None:
         measure_pair(RunSpec(model=ref("chain")), RunSpec(model=ref("chain"), seed=1, dtype="float64"))
 
 
-def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
-    run = measure(RunSpec(model=ref("attention"), n_repeats=1))
-    assert run.step_peak_bytes is not None and run.peaks.alone_peak_bytes is not None
-    apart = abs(run.step_peak_bytes - run.peaks.alone_peak_bytes) / run.peaks.alone_peak_bytes
-    said = [sentence for sentence in run.warnings if "Being watched" in sentence]
-    assert bool(said) == (apart > 0.005)
-    if said:
-        assert f"{run.peaks.alone_peak_bytes:,}" in said[0] and f"{run.step_peak_bytes:,}" in said[0]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_layers_left_out_by_chance_are_not_taken_for_the_observers_doing(seed: int) -> None:
-    """Watched and unwatched step draw the same layers: equal to the byte, and nothing is said."""
-    run = measure(RunSpec(model=ref("dropped_layers"), n_repeats=1, seed=seed))
-    assert run.step_peak_bytes == run.peaks.alone_peak_bytes
-    assert not [sentence for sentence in run.warnings if "Being watched" in sentence]
-
-
 @pytest.mark.parametrize(
     ("message", "asked", "free"),
     [
@@ -250,29 +180,6 @@ def test_unknown_bytes_are_not_zero() -> None:
     assert (failure.asked_bytes, failure.free_bytes) == (None, None)
     assert "0 bytes" not in failure.sentence
     assert "7 bytes were free" in out_of_memory(Refusal(None, 7), "").sentence
-
-
-def test_a_snapshot_needs_cudas_allocator(tmp_path: Path) -> None:
-    with pytest.raises(NotOnThisDevice, match="asked of cpu"):
-        save_snapshot(RunSpec(model=ref("chain")), tmp_path / "step.pickle")
-    assert not list(tmp_path.iterdir())
-
-
-def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On CUDA a baseline's parameters and gradients would lie in the candidate's total."""
-    kept: list[weakref.ref[torch.nn.Module]] = []
-
-    def prepared(*arguments: object) -> Trainee:
-        trainee = prepare(*arguments)  # type: ignore[arg-type]
-        kept.append(weakref.ref(trainee.model))
-        return trainee
-
-    monkeypatch.setattr("explorer.engine.measure.recording.prepare", prepared)
-    spec = RunSpec(model=GPT, policy=Policy.recompute(BLOCKS))
-    run = record(spec, load(spec.model), CpuDevice(), lambda said: None)
-    gc.collect()
-    assert run.tracker is not None and run.attribution is not None
-    assert kept and kept[0]() is None
 
 
 def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: pytest.MonkeyPatch) -> None:
