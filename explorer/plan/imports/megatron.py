@@ -26,6 +26,7 @@ _MODULES = {
 }
 """Modules of its selective mode that are blocks elsewhere too, and how those are called."""
 _ENGINE = "It recomputes by a reentrant engine of its own; here torch's non-reentrant one does: the same gradients."
+_UNRUN = "Read by its documented grammar; Megatron-LM itself was not run."
 
 
 def _says(path: str) -> bool:
@@ -52,6 +53,7 @@ def _read(settings: Settings, graph: ModelGraph) -> Reading:
     notes = (
         f"Its layers are the blocks in `{holder}`." if holder else "Its layers are the model's own blocks.",
         _ENGINE,
+        _UNRUN,
     )
     return reading(_VERSION, graph, Said(units=units, reasons=(*other, *lost, *unread), notes=notes))
 

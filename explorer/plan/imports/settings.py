@@ -32,6 +32,8 @@ def settings_of(text: str) -> Settings:
 
 
 _NAME = re.compile(r"\w[\w.-]*")
+_SUBCOMMAND = re.compile(r"[\w.-]*activation[_-]checkpoint:")
+"""Of torchtitan: `activation_checkpoint:full`."""
 
 
 def last(path: str) -> str:
@@ -93,13 +95,13 @@ def _flags(text: str) -> Iterator[tuple[str, Any]]:
         return
     name, values = "", []
     for token in [*tokens, "--"]:
-        if not token.startswith("--") and not token.partition(":")[0].endswith("activation_checkpoint"):
+        if not token.startswith("--") and not _SUBCOMMAND.match(token):
             values.append(token.rstrip("\\"))
             continue
         if name:
             yield from _flat({name: _given([value for value in values if value])})
         name, values = "", []
-        if ":" in token and not token.startswith("--"):  # a subcommand of torchtitan
+        if _SUBCOMMAND.match(token):
             yield "activation_checkpoint.mode", token.partition(":")[2].replace("-", "_")
         else:
             name, equals, value = token.removeprefix("--").partition("=")

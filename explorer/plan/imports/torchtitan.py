@@ -1,6 +1,7 @@
 """torchtitan: the section `activation_checkpoint`, by mode: none, full, selective (every n-th layer, or by operator).
 
-Its stride counts from one: every second layer is layers 1, 3, 5. Since 2026 modes are subcommands, without a stride.
+Its stride counts from one: every second layer is layers 1, 3, 5. Since 2026 modes are subcommands, without a stride;
+what those do is what torchtitan 0.3.0 itself does, by a test that runs it. The stride is read by the grammar of 2025.
 """
 
 from __future__ import annotations
@@ -17,14 +18,19 @@ from explorer.record.reading import Reading
 _VERSION = "torchtitan of 2025, or 0.3.0"
 _SECTION = "activation_checkpoint"
 _OPTIONS = ("preserve_rng_state", "determinism_check", "early_stop")
-_KEPT = (
-    "aten.mm.default",
-    "aten._scaled_dot_product_efficient_attention.default",
-    "aten._scaled_dot_product_flash_attention.default",
-    "aten._scaled_dot_product_cudnn_attention.default",
-    "aten.max.default",
-)
-"""Operators whose results its selective mode keeps."""
+_ELSEWHERE = ("mode", "selective_ac_option", "debug", "memory_budget", "visualize_memory_budget_pareto")
+"""Settings of the modes, and those that change nothing of what runs again."""
+_KEPT = tuple(
+    f"aten.{name}.default"
+    for name in (
+        "mm", "linear", "bmm", "addmm", "_scaled_mm", "convolution", "convolution_backward", "upsample_bilinear2d",
+        "_scaled_dot_product_flash_attention", "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math",
+        "_scaled_dot_product_fused_attention_overrideable", "_flash_attention_forward", "_efficient_attention_forward",
+        "max", "topk",
+    )
+)  # fmt: skip
+"""Operators of torch's own whose results its selective mode keeps, in 0.3.0."""
 
 
 def _says(path: str) -> bool:
@@ -32,7 +38,7 @@ def _says(path: str) -> bool:
 
 
 def _read(settings: Settings, graph: ModelGraph) -> Reading:
-    section = {last(path): value for path, value in settings.items() if _says(path)}
+    section = dict(_switched(last(path), value) for path, value in settings.items() if _says(path))
     mode = section.get("mode", "selective")
     if mode == "none":
         return reading(_VERSION, graph, Said(notes=("Its mode is none: nothing is recomputed.",)))
@@ -48,10 +54,22 @@ def _read(settings: Settings, graph: ModelGraph) -> Reading:
     counted = (
         () if holder == "layers" else (f"It counts the blocks in `layers`; here those in `{holder}` are counted.",)
     )
-    options = tuple((name, section[name]) for name in _OPTIONS if name in section)
-    return reading(
-        _VERSION, graph, Said(units=units, options=options, reasons=lost, notes=(*counted, *_stashes(section)))
+    unread = tuple(f"{name} is not read." for name in sorted(set(section) - {*_OPTIONS, *_ELSEWHERE}))
+    # Its wrapper always lets a recompute run to its end, where torch would stop at what backward needs.
+    options = {"early_stop": False, **{name: section[name] for name in _OPTIONS if name in section}}
+    meant = Said(
+        units=units,
+        options=tuple(options.items()),
+        reasons=(*lost, *unread),
+        notes=(*counted, *_stashes(section)),
     )
+    return reading(_VERSION, graph, meant)
+
+
+def _switched(name: str, value: Any) -> tuple[str, Any]:
+    """`--activation_checkpoint.no-preserve-rng-state` says it of preserve_rng_state."""
+    plain = name.removeprefix("no_")
+    return (plain, not value) if plain != name and plain in _OPTIONS and isinstance(value, bool) else (name, value)
 
 
 def _selective(option: Any, layers: Fqns) -> tuple[tuple[Unit, ...], tuple[str, ...]]:

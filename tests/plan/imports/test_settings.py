@@ -35,7 +35,7 @@ def test_flags_without_a_value_lists_and_subcommands() -> None:
         "lr": "1e-4",
     }
     assert settings_of(
-        "./train.sh --steps 2 activation_checkpoint:memory-budget --activation_checkpoint.memory_budget 0.5"
+        "./train.sh --steps 2 activation-checkpoint:memory-budget --activation_checkpoint.memory_budget 0.5"
     ) == {
         "steps": 2,
         "activation_checkpoint.mode": "memory_budget",

@@ -1,0 +1,183 @@
+"""What settings of torchtitan mean is what torchtitan itself then does: it is built from the same words and both run.
+
+What ran is counted operator by operator, so that also the end of a recompute and the operators it keeps are seen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import explorer
+from explorer.plan.imports.door import read
+from explorer.record.policy import KEEP_ALL, Policy
+from tests.engine.graphs import graph_of
+
+activation_checkpoint = pytest.importorskip("torchtitan.distributed.activation_checkpoint")
+FULL, SELECTIVE = activation_checkpoint.FullAC, activation_checkpoint.SelectiveAC
+WORDS = torch.arange(16).reshape(2, 8)
+
+
+class Layer(nn.Module):
+    """Attention and a gated mlp, four products of matrices and two; the dropout at its end saves nothing it needs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.dropout = nn.LayerNorm(16), nn.Dropout(0.2)
+        self.qkv, self.out = nn.Linear(16, 48, bias=False), nn.Linear(16, 16, bias=False)
+        self.up, self.down = nn.Linear(16, 32), nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, 8)).transpose(1, 3).unbind(2)
+        x = x + self.out(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.dropout(self.down(self.up(x).relu()))
+
+
+class Decoder(nn.Module):
+    """In the structure that torchtitan wants: a ModuleDict `layers`, by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(16, 16), nn.Linear(16, 16)
+        self.layers = nn.ModuleDict({str(i): Layer() for i in range(3)})
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.embedding(words)
+        for layer in self.layers.values():
+            x = layer(x)
+        return self.head(x)
+
+
+class Operators(TorchDispatchMode):
+    """How often each ran, inside of which layer; what a checkpoint kept does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ran: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.ran[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def stepped(apply: Callable[[nn.Module], object]) -> tuple[Counter[str], Counter[str], list[Tensor]]:
+    """Calls of every module without children by name, of every operator, and the gradients of a step after `apply`."""
+    torch.manual_seed(0)
+    model, calls, operators = Decoder(), Counter[str](), Operators()
+    names = {module: name for name, module in model.named_modules() if not list(module.children())}
+    apply(model)
+    for module, name in names.items():
+        module.register_forward_pre_hook(lambda _, given, name=name: calls.update([name]))
+    torch.manual_seed(1)
+    with operators:
+        model(WORDS).square().mean().backward()
+    return calls, operators.ran, [parameter.grad for parameter in names_without_wrappers(model).values()]
+
+
+def names_without_wrappers(model: nn.Module) -> dict[str, Any]:
+    found = {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in model.named_parameters()}
+    return {name: found[name] for name in sorted(found)}
+
+
+def ours(text: str) -> Callable[[nn.Module], object]:
+    policy = policy_of(text)
+    return lambda model: explorer.apply_policy(model, policy)
+
+
+def policy_of(text: str) -> Policy:
+    policy: Policy = read(text, graph_of(Decoder(), WORDS)).policy
+    return policy
+
+
+def theirs(config: Any) -> Callable[[nn.Module], object]:
+    return lambda model: config.build().apply(model)
+
+
+@pytest.mark.parametrize(
+    ("text", "config"),
+    [
+        ("activation_checkpoint:full", FULL.Config()),
+        (
+            "--activation_checkpoint.mode full --activation_checkpoint.determinism_check=none",
+            FULL.Config(determinism_check="none"),
+        ),
+        (
+            "activation-checkpoint:full --activation_checkpoint.no-preserve-rng-state",
+            FULL.Config(preserve_rng_state=False),
+        ),
+    ],
+)
+def test_every_module_and_operator_runs_again_that_runs_again_there(text: str, config: Any) -> None:
+    kept, _, _ = stepped(lambda model: None)
+    calls, operators, gradients = stepped(ours(text))
+    calls_there, operators_there, gradients_there = stepped(theirs(config))
+    assert calls == calls_there and operators == operators_there
+    again = {name for name in calls if calls[name] > kept[name]}
+    assert again == {name for name in calls if name.startswith("layers.")}
+    assert all(map(torch.equal, gradients, gradients_there))
+
+
+def test_by_operator_all_is_as_there_but_every_second_product_of_matrices() -> None:
+    plain = stepped(lambda model: None)[1]
+    calls, operators, gradients = stepped(ours("activation_checkpoint:selective"))
+    calls_there, operators_there, gradients_there = stepped(theirs(SELECTIVE.Config()))
+    assert calls == calls_there and all(map(torch.equal, gradients, gradients_there))
+    # Of the three products without a bias of each of three layers every second one: qkv, (out), down.
+    assert operators_there["aten.mm.default"] - operators["aten.mm.default"] == 3
+    assert operators["aten.mm.default"] == plain["aten.mm.default"]
+    for counted in (operators, operators_there):
+        del counted["aten.mm.default"]
+    assert rearranged(operators) == rearranged(operators_there)
+
+
+def rearranged(operators: Counter[str]) -> dict[str, int]:
+    """Without views: those around a product are made again with it."""
+    views = ("view", "transpose", "unsafe_view", "aten.t.default", "detach", "expand")
+    return {name: n for name, n in operators.items() if not any(view in name for view in views)}
+
+
+def test_the_operators_kept_are_those_it_keeps() -> None:
+    save_ops = getattr(activation_checkpoint, "_get_default_save_ops")()  # noqa: B009
+    known = {str(op) for op in save_ops if str(op).startswith("aten.")}
+    (kept,) = {unit.save_ops for unit in policy_of("activation_checkpoint:selective").units}
+    assert set(kept) == known
+
+
+@dataclass(kw_only=True, slots=True)
+class Trainer:
+    """The one setting of its Trainer that is asked about."""
+
+    activation_checkpoint: activation_checkpoint.ActivationCheckpointingConfig = field(default_factory=SELECTIVE.Config)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("typeguard") is None, reason="tyro needs it for a union of settings")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "activation_checkpoint:full",
+        "activation-checkpoint:full --activation_checkpoint.no-preserve-rng-state",
+        "activation_checkpoint:full --activation_checkpoint.determinism-check=none",
+        "activation_checkpoint:selective --activation_checkpoint.no_preserve_rng_state",
+        "activation_checkpoint:none",
+    ],
+)
+def test_a_command_line_is_read_as_its_own_parser_reads_it(text: str) -> None:
+    import tyro
+
+    policy = policy_of(text)
+    config = tyro.cli(Trainer, args=text.split(), default=Trainer()).activation_checkpoint
+    if config is None:
+        assert policy == KEEP_ALL
+        return
+    actions = {FULL.Config: "recompute", SELECTIVE.Config: "save_ops"}
+    assert {unit.action for unit in policy.units} == {actions[type(config)]}
+    assert policy.preserve_rng_state == config.preserve_rng_state
+    assert policy.determinism_check == config.determinism_check
