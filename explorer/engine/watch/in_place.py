@@ -10,6 +10,7 @@ How many references mean "nobody else" depends on the torch version; one tiny ba
 
 from __future__ import annotations
 
+import sys
 from functools import lru_cache
 from typing import Any
 
@@ -25,31 +26,33 @@ def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
     alone = references_of_the_last_holder()
     if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
         return None
+    held = [_references(args, i) if isinstance(args[i], torch.Tensor) else None for i in range(2)]
     old, new = args
     if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)) or old.shape != new.shape:
         return None
     if old.dtype != new.dtype or not old.dim():
         return None
-    for target, other in ((old, new), (new, old)):
-        if _references(target) == alone and _dense(target):
+    for target, other, holders in ((old, new, held[0]), (new, old, held[1])):
+        if holders == alone and _dense(target):
             return ADD_IN_PLACE(target, other)  # type: ignore[no-any-return]
     return None
 
 
 @lru_cache(maxsize=1)
-def references_of_the_last_holder() -> tuple[int, int] | None:
-    """References to a gradient and to its storage that a dispatch mode sees when only autograd's buffer holds it.
+def references_of_the_last_holder() -> tuple[int, int, int] | None:
+    """References to a gradient, its storage and its Python object that a dispatch mode sees when only autograd's
+    buffer holds it: a hook of somebody's that keeps a gradient shows in the last alone.
 
     None: this torch cannot say.
     """
     if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
         return None
-    seen: list[tuple[int, int]] = []
+    seen: list[tuple[int, int, int]] = []
 
     class Watch(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is ADD and not torch.is_grad_enabled():
-                seen.append(_references(args[0]))
+                seen.append(_references(args, 0))
             return func(*args, **(kwargs or {}))
 
     with torch.enable_grad(), Watch():
@@ -58,9 +61,11 @@ def references_of_the_last_holder() -> tuple[int, int] | None:
     return seen[0] if seen else None
 
 
-def _references(tensor: torch.Tensor) -> tuple[int, int]:
-    count: Any = tensor._use_count  # type: ignore[attr-defined]
-    return count(), torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)  # type: ignore[attr-defined]
+def _references(args: tuple[Any, ...], i: int) -> tuple[int, int, int]:
+    """Asked while nothing here but `args` holds the tensor."""
+    count: Any = args[i]._use_count
+    storage = args[i].untyped_storage()._cdata
+    return count(), torch._C._storage_Use_Count(storage), sys.getrefcount(args[i])  # type: ignore[attr-defined]
 
 
 def _dense(tensor: torch.Tensor) -> bool:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 
 import msgspec
-import numpy
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from explorer.engine.device.limits import limited_process
 from explorer.engine.measure.measure import measure
@@ -24,51 +21,13 @@ from explorer.record.policy import Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.engine import tiny_nets
-from tests.engine.graphs import graph_of
-
-B, W = 4, 8
-ROW = B * W * 4
-"""Bytes of one float32[B, W]."""
+from tests.engine.walk_net import ROW, B, W, Walk, graph
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
-
-
-def graph(model: nn.Module, inputs: object = None) -> ModelGraph:
-    return graph_of(model, torch.randn(B, W) if inputs is None else inputs)
-
-
-def having(found: ModelGraph, trait: str) -> list[str]:
-    return [block.fqn for block in found.blocks if trait in block.traits]
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(W)
-        self.up = nn.Linear(W, 2 * W)
-        self.down = nn.Linear(2 * W, W)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.tanh(self.up(self.norm(x))))
-
-
-class Walk(nn.Module):
-    def __init__(self, n: int = 3) -> None:
-        super().__init__()
-        self.stem = nn.Linear(W, W)
-        self.blocks = nn.ModuleList(Residual() for _ in range(n))
-        self.unused = nn.Linear(W, W)
-        self.head = nn.Linear(W, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
 
 
 def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None:
@@ -83,68 +42,6 @@ def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None
     assert [found.by_fqn[f"blocks.{i}"].repeat_of for i in range(3)] == [None, "blocks.0", "blocks.0"]
     assert found.repeats == ("blocks.0", "blocks.1", "blocks.2")
     assert found.input_shapes == ((B, W),)
-
-
-def test_flops_are_those_of_the_matrix_products() -> None:
-    found = graph(Walk())
-    assert found.by_fqn["stem"].forward_flops == 2 * B * W * W
-    assert found.by_fqn["blocks.1"].forward_flops == 2 * (2 * B * W * 2 * W)
-    assert found.by_fqn[""].forward_flops == 2 * B * W * W + 3 * 8 * B * W * W + 2 * B * W * 2
-
-
-def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
-    """A linear layer saves its input before it multiplies; tanh and a norm save what they made."""
-    blocks = graph(Walk()).by_fqn
-    up, down = (2 * B * W * 2 * W for _ in range(2))
-    assert (blocks["blocks.0"].forward_flops, blocks["blocks.0"].rerun_flops) == (up + down, up)
-    assert (blocks["blocks.0.down"].forward_flops, blocks["blocks.0.down"].rerun_flops) == (down, 0)
-    smooth = graph(nn.Sequential(nn.Linear(W, W), nn.Tanh())).by_fqn[""]
-    assert smooth.rerun_flops == smooth.forward_flops == 2 * B * W * W
-    assert (blocks["blocks.0"].last_saved_in, blocks["blocks.0.up"].last_saved_in) == ("blocks.0.down", "blocks.0.up")
-
-
-class Forked(nn.Module):
-    """Hands on two tensors: a linear layer saves the first, the second is only added."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.fork = Fork()
-        self.after = nn.Linear(W, W)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for _ in range(2):
-            x, skip = self.fork(x)
-            x = self.after(x) + skip
-        return x
-
-
-class Fork(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.tanh(x), torch.sigmoid(x)
-
-
-def test_who_else_saves_an_output_is_known_also_of_a_block_called_twice() -> None:
-    blocks = graph(Forked(), torch.randn(B, W, requires_grad=True)).by_fqn
-    assert blocks["fork"].outputs_saved_outside == (True, False)
-    assert graph(nn.Sequential(nn.Tanh(), nn.Tanh())).by_fqn["0"].outputs_saved_outside == (False,)
-
-
-def test_who_saves_what_a_block_is_given_and_returns() -> None:
-    class Beside(nn.Module):
-        """tanh saves what it returns, and so does the linear layer that it is given to; x * y saves x as well."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.tanh, self.linear = nn.Tanh(), nn.Linear(W, W)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * self.linear(self.tanh(x))
-
-    blocks = graph(nn.Sequential(nn.Linear(W, W), Beside())).by_fqn
-    assert blocks["1.tanh"].outputs_saved_in == blocks["1.linear"].inputs_saved_in == (("1.linear", "1.tanh"),)
-    assert blocks["0"].outputs_saved_in == blocks["1"].inputs_saved_in == blocks["1.tanh"].inputs_saved_in == (("1",),)
-    assert blocks["1.linear"].outputs_saved_in == (("1",),)
-    assert blocks["1"].outputs_saved_in == (("",),), "the loss squares it"
 
 
 def test_a_container_holds_what_its_children_do() -> None:
@@ -173,53 +70,6 @@ def test_the_spine_and_its_cuts() -> None:
     assert found.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
     assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.chain, found.chain[1:]))
     assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in found.cuts} == {(ROW, 1, None)}
-
-
-def test_edges_carry_the_bytes_from_writer_to_reader() -> None:
-    flow = {(edge.source, edge.target): edge.n_bytes for edge in graph(Walk(1)).edges}
-    assert flow == {
-        (INPUT, "stem"): ROW,
-        ("stem", "blocks.0.norm"): ROW,
-        ("stem", "blocks.0:add"): ROW,
-        ("blocks.0.norm", "blocks.0.up"): ROW,
-        ("blocks.0.up", "blocks.0.down"): 2 * ROW,
-        ("blocks.0.down", "blocks.0:add"): ROW,
-        ("blocks.0:add", "head"): ROW,
-    }
-
-
-def test_in_place_operators_become_the_writer() -> None:
-    flow = {
-        (edge.source, edge.target)
-        for edge in graph(nn.Sequential(nn.Linear(W, W), nn.ReLU(inplace=True), nn.Linear(W, W))).edges
-    }
-    assert flow == {(INPUT, "0"), ("0", "1"), ("1", "2")}
-
-
-@pytest.mark.parametrize("quiet", [nn.Identity(), nn.Flatten(), nn.Dropout(0.5).eval()], ids=lambda m: type(m).__name__)
-def test_a_leaf_without_operators_of_its_own_still_stands_in_the_flow(quiet: nn.Module) -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), quiet, nn.Linear(W, W)))
-    flow = {(edge.source, edge.target): edge.n_bytes for edge in found.edges}
-    assert flow == {(INPUT, "0"): ROW, ("0", "1"): ROW, ("1", "2"): ROW}
-    assert [(cut.n_tensors, cut.n_bytes) for cut in found.cuts] == [(1, ROW), (1, ROW)]
-    first = graph(nn.Sequential(quiet, nn.Linear(W, W)))
-    assert {(edge.source, edge.target): edge.n_bytes for edge in first.edges} == {(INPUT, "0"): ROW, ("0", "1"): ROW}
-    assert [(cut.n_tensors, cut.n_bytes) for cut in first.cuts] == [(1, ROW)]
-
-
-def test_saved_bytes_are_those_made_in_a_block_whoever_saves_them() -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(nn.Tanh(), nn.Sigmoid())))
-    assert found.by_fqn["0"].saved_bytes == 0  # tanh keeps its result, not what it was given
-    assert found.by_fqn["1.0"].saved_bytes == ROW
-    assert found.by_fqn["1"].saved_bytes == 2 * ROW
-    model = nn.Sequential(nn.ReLU(), nn.Linear(W, W), nn.Linear(W, W))
-    found = graph(model, torch.randn(B, W, requires_grad=True))
-    assert [found.by_fqn[fqn].saved_bytes for fqn in ("0", "1", "2", "")] == [
-        ROW,
-        ROW,
-        ROW,
-        3 * ROW,
-    ]  # the loss saves the last
 
 
 SMALL: dict[str, dict[str, int | float]] = {
@@ -254,121 +104,6 @@ def test_the_policy_does_not_show_in_the_graph_of_the_bare_model() -> None:
     with apply_policy(model, Policy.recompute(["blocks.1"])):
         assert graph(model, inputs).edges == bare.edges
     assert graph(model, inputs) == bare
-
-
-class Draws(nn.Module):
-    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-        self.how = how
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.how(self.linear(x))
-
-
-GENERATOR = torch.Generator()
-
-
-@pytest.mark.parametrize(
-    ("trait", "how"),
-    [
-        ("uses_rng", lambda x: F.dropout(x, 0.5)),
-        ("uses_rng", lambda x: x + torch.randn_like(x)),
-        ("own_generator", lambda x: x + torch.randn(x.shape, generator=GENERATOR)),
-        ("python_rng", lambda x: x * random.random()),
-        ("numpy_rng", lambda x: x * float(numpy.random.rand())),
-    ],
-)
-def test_random_sources_are_told_apart_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
-    for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):
-        assert having(found, other) == (["", "1", "1.0"] if other == trait else [])
-    assert found.by_fqn["1.0"].uses_rng
-    assert not found.by_fqn["0"].uses_rng
-
-
-@pytest.mark.parametrize("quiet", [nn.Dropout(0.0), nn.Dropout(0.5).eval()], ids=["p=0", "eval"])
-def test_a_dropout_that_draws_nothing_has_no_trait(quiet: nn.Module) -> None:
-    assert having(graph(nn.Sequential(nn.Linear(W, W), quiet)), "uses_rng") == []
-
-
-def test_rrelu_at_the_end_of_a_block() -> None:
-    assert having(graph(nn.Sequential(nn.Sequential(nn.Linear(W, W), nn.RReLU()), nn.Linear(W, W))), "rng_last") == [
-        "0",
-        "0.1",
-    ]
-
-
-class Counts(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-        self.register_buffer("mean", torch.zeros(W))
-        self.n_calls = 0
-        self.width = W
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.n_calls += 1
-        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(0))  # type: ignore[operator]
-        return self.linear(x) - self.mean
-
-
-def test_state_that_forward_moves() -> None:
-    found = graph(
-        nn.Sequential(nn.BatchNorm1d(W), nn.Sequential(Counts()), nn.BatchNorm1d(W, track_running_stats=False))
-    )
-    assert having(found, "running_statistics") == ["", "0"]
-    assert having(found, "moves_buffers") == having(found, "moves_attributes") == ["", "1", "1.0"]
-
-
-def test_writing_into_an_input_is_told_of_the_one_who_was_given_it() -> None:
-    inner = nn.Sequential(nn.Linear(W, W), nn.ReLU(inplace=True))
-    assert having(graph(nn.Sequential(inner, nn.Linear(W, W))), "changes_inputs") == ["0.1"]
-
-
-class Speaks(nn.Module):
-    """Takes its tensor by name and answers in a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(W, W)
-
-    def forward(self, *, hidden: Tensor, cache: object = None) -> dict[str, Tensor]:
-        return {"hidden": self.linear(hidden)}
-
-
-class Asks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.speaks = Speaks()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.speaks(hidden=x * 1.0, cache=[])["hidden"]
-
-
-def test_ways_of_calling_that_checkpointing_cares_for() -> None:
-    found = graph(Asks())
-    assert having(found, "keyword_inputs") == having(found, "nested_outputs") == ["speaks"]
-    assert having(found, "keeps_cache") == []  # handed one, and leaves it alone
-    assert having(graph(Walk(1)), "inputs_need_no_grad") == ["", "stem"]
-
-
-@pytest.mark.parametrize(
-    ("laid", "strided"),
-    [
-        (lambda x: x, []),
-        (lambda x: x.mT.contiguous().mT, ["speaks", "speaks.linear"]),
-        (lambda x: x[:, ::2].repeat_interleave(2, 1)[:, :W], []),
-        (lambda x: x[:, :1].expand(-1, W), []),
-    ],
-    ids=["row after row", "transposed", "row after row again", "expanded, not dense"],
-)
-def test_the_layout_of_what_is_given(laid: Callable[[Tensor], Tensor], strided: list[str]) -> None:
-    class Lays(Asks):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.speaks(hidden=laid(x * 1.0 + self.speaks.linear.bias))["hidden"]
-
-    assert having(graph(Lays()), "strided_inputs") == strided
 
 
 class Tied(nn.Module):

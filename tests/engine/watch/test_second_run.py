@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
+import numpy
+import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from explorer.engine.model.load import load
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.second_run import SecondRun
-from explorer.engine.world.generators import generators_in_reach, own_generators
 from tests.engine import rerun_nets, tiny_nets
 from tests.engine.graphs import graph_of
+from tests.engine.walk_net import W, graph, having
 
 
 def test_the_other_observer_sees_the_operators_of_the_model_alone() -> None:
@@ -43,19 +47,6 @@ def test_nothing_of_it_stays_on_the_model() -> None:
     assert not torch.nn.modules.module._global_forward_hooks and not torch.nn.modules.module._global_forward_pre_hooks
 
 
-def test_generators_are_found_inside_lists_and_objects_but_not_the_ones_of_the_process() -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.inner = {"deep": random.Random(2)}
-            self.me = self
-
-    net = nn.Linear(1, 1)
-    net.own, net.listed, net.held = torch.Generator(), [random.Random(1)], Holder()  # type: ignore[assignment]
-    net.shared, net.system = random._inst, random.SystemRandom()  # type: ignore[assignment, attr-defined]
-    assert own_generators(net) == {"own": net.own}
-    assert generators_in_reach(net) == [net.own, net.listed[0], net.held.inner["deep"]]  # type: ignore[index, union-attr]
-
-
 class Sequel(nn.Module):
     """Draws once from Python's generator and seeds it afterwards: no seed of its own, and yet it ends in one place."""
 
@@ -75,3 +66,46 @@ def test_a_block_that_goes_on_from_where_it_was_is_named_though_another_one_seed
     found = graph_of(Both(), torch.ones(2, rerun_nets.WIDTH))
     assert "python_rng" in found.by_fqn["draws"].traits
     assert "python_rng" not in found.by_fqn["seeds"].traits
+
+
+class Draws(nn.Module):
+    def __init__(self, how: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(W, W)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.how(self.linear(x))
+
+
+GENERATOR = torch.Generator()
+
+
+@pytest.mark.parametrize(
+    ("trait", "how"),
+    [
+        ("uses_rng", lambda x: F.dropout(x, 0.5)),
+        ("uses_rng", lambda x: x + torch.randn_like(x)),
+        ("own_generator", lambda x: x + torch.randn(x.shape, generator=GENERATOR)),
+        ("python_rng", lambda x: x * random.random()),
+        ("numpy_rng", lambda x: x * float(numpy.random.rand())),
+    ],
+)
+def test_random_sources_are_told_apart_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
+    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
+    for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):
+        assert having(found, other) == (["", "1", "1.0"] if other == trait else [])
+    assert found.by_fqn["1.0"].uses_rng
+    assert not found.by_fqn["0"].uses_rng
+
+
+@pytest.mark.parametrize("quiet", [nn.Dropout(0.0), nn.Dropout(0.5).eval()], ids=["p=0", "eval"])
+def test_a_dropout_that_draws_nothing_has_no_trait(quiet: nn.Module) -> None:
+    assert having(graph(nn.Sequential(nn.Linear(W, W), quiet)), "uses_rng") == []
+
+
+def test_rrelu_at_the_end_of_a_block() -> None:
+    assert having(graph(nn.Sequential(nn.Sequential(nn.Linear(W, W), nn.RReLU()), nn.Linear(W, W))), "rng_last") == [
+        "0",
+        "0.1",
+    ]

@@ -133,21 +133,6 @@ def test_recompute_flops_are_those_of_the_chosen_blocks_alone() -> None:
     }
 
 
-def test_a_resized_storage_is_followed() -> None:
-    with left_as_found():
-        trainee = prepare(RunSpec(model=ref("chain")))
-        tracker = tracker_of(trainee)
-        with tracker:
-            held = torch.empty(10)
-            held.resize_(1000)
-    assert [n for n in tracker.storages.n_bytes[tracker.storages.n_before_step :]] == [40, 4000]
-    assert list(tracker.storages.turns[tracker.storages.n_before_step :]) == [
-        tracker.storages.n_before_step + 1,
-        -tracker.storages.n_before_step - 1,
-        tracker.storages.n_before_step + 2,
-    ]
-
-
 def test_what_is_made_from_pythons_numbers_is_seen_and_its_views_are_not_noted() -> None:
     numbers = list(range(1000))
     with Tracker(torch.nn.Identity(), torch.device("cpu")) as tracker:

@@ -1,0 +1,49 @@
+"""A net of residual blocks, and the graph of it and of others, for all who read what one forward did."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from explorer.record.graph import ModelGraph
+from tests.engine.graphs import graph_of
+
+B, W = 4, 8
+
+
+ROW = B * W * 4
+"""Bytes of one float32[B, W]."""
+
+
+def graph(model: nn.Module, inputs: object = None) -> ModelGraph:
+    return graph_of(model, torch.randn(B, W) if inputs is None else inputs)
+
+
+def having(found: ModelGraph, trait: str) -> list[str]:
+    return [block.fqn for block in found.blocks if trait in block.traits]
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(W)
+        self.up = nn.Linear(W, 2 * W)
+        self.down = nn.Linear(2 * W, W)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
+
+
+class Walk(nn.Module):
+    def __init__(self, n: int = 3) -> None:
+        super().__init__()
+        self.stem = nn.Linear(W, W)
+        self.blocks = nn.ModuleList(Residual() for _ in range(n))
+        self.unused = nn.Linear(W, W)
+        self.head = nn.Linear(W, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
