@@ -83,6 +83,11 @@ class MeasuredBlock(Record):
     """FLOPs of forward that early stop left out of the recompute."""
     forward: Samples = Samples()
     recompute: Samples = Samples()
+    operator_ms: dict[str, float] = {}
+    """Forward by operator, such as `aten.mm.default`, at or below, read one by one: shares of `forward`, no times
+    to add to others. Empty: not timed."""
+    n_operators: int = 0
+    """Calls of operators in that forward, views included."""
 
 
 class Refused(Record):

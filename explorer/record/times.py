@@ -41,6 +41,9 @@ class Times(Record):
     optimizer: Samples = Samples()
     checkpoint_ms: float | None = None
     """What a checkpointed call of a small module takes beside its second forward; None: not measured."""
+    kept_operator_ms: float | None = None
+    """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
+    torch looks at every one in Python. None: not measured."""
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:

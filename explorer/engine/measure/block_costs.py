@@ -53,6 +53,8 @@ def block_costs(
             skipped_flops=skipped[i],
             forward=samples.get(fqn, nothing).forward,
             recompute=samples.get(fqn, nothing).recompute,
+            operator_ms=dict(samples.get(fqn, nothing).operators.ms),
+            n_operators=samples.get(fqn, nothing).operators.n_calls,
         )
         for i, fqn in enumerate(tracker.fqns)
     )

@@ -19,7 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
-from explorer.engine.measure.checkpoint_cost import checkpoint_ms
+from explorer.engine.measure.checkpoint_cost import checkpoint_ms, kept_operator_ms
+from explorer.engine.measure.operator_times import operator_times
 from explorer.engine.measure.recording import Recorded, record
 from explorer.engine.measure.stopwatch import Timed, block_ms, step_ms
 from explorer.engine.model.load import load_for
@@ -63,7 +64,8 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
 def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...]:
     device = device_of(torch_device(specs[0]))
     names = ("baseline: ", "candidate: ") if len(specs) > 1 else ("",)
-    meter = _Meter(report, 1 + len(specs) * (4 + 1 + 2 * specs[0].n_repeats))
+    kept = sum(not spec.policy.units for spec in specs)
+    meter = _Meter(report, 1 + len(specs) * (4 + 1 + 2 * specs[0].n_repeats) + kept)
     with left_as_found():
         meter("loading the model")
         loaded = load_for(specs[0])
@@ -106,9 +108,16 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
             with _ready(timed, trainee, spec, device) as go:
                 if go:
                     timed.blocks.append(block_ms(trainee, spec.policy, clock))
-    cost = checkpoint_ms(device.torch, clock) if any(timed.steps for _, timed in ready) else None
-    for _, timed in ready:
-        timed.checkpoint_ms = cost
+    for spec, timed in ready:
+        if not spec.policy.units and timed.blocks:
+            meter("timing operators")
+            with _ready(timed, trainee, spec, device) as go:
+                if go:
+                    timed.operators = operator_times(trainee, clock)
+    if any(timed.steps for _, timed in ready):
+        cost, kept = checkpoint_ms(device.torch, clock), kept_operator_ms(device.torch, clock)
+        for _, timed in ready:
+            timed.checkpoint_ms, timed.kept_operator_ms = cost, kept
 
 
 @contextmanager

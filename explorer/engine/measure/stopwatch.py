@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from explorer.engine.device.clocks import Clock, ClockName
+from explorer.engine.measure.operator_times import OperatorTimes
 from explorer.engine.step import OnPhase, Trainee, run_step
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.scopes import BlockScopes, Frame
@@ -26,6 +27,7 @@ class BlockSamples:
 
     forward: Samples = Samples()
     recompute: Samples = Samples()
+    operators: OperatorTimes = field(default_factory=OperatorTimes)
 
 
 @dataclass
@@ -34,7 +36,9 @@ class Timed:
 
     steps: list[dict[str, float]] = field(default_factory=list)
     blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
+    operators: Mapping[str, OperatorTimes] = field(default_factory=dict)
     checkpoint_ms: float | None = None
+    kept_operator_ms: float | None = None
     failure: Failure | None = None
 
     def times(self, clock: ClockName) -> Times | None:
@@ -47,6 +51,7 @@ class Timed:
         return Times(
             clock=clock,
             checkpoint_ms=self.checkpoint_ms,
+            kept_operator_ms=self.kept_operator_ms,
             **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
         )
 
@@ -55,10 +60,12 @@ class Timed:
         for step in self.blocks:
             for key, ms in step.items():
                 readings[key].append(ms)
+        nothing = OperatorTimes()
         return {
             fqn: BlockSamples(
                 forward=Samples(ms=tuple(readings.get((fqn, False), ()))),
                 recompute=Samples(ms=tuple(readings.get((fqn, True), ()))),
+                operators=self.operators.get(fqn, nothing),
             )
             for fqn in {fqn for fqn, _ in readings}
         }

@@ -49,16 +49,15 @@ class Forecaster:
         baseline = self.baseline
         if baseline is None or trains_nothing(policy, self._graph):
             return Forecast()
-        again = {
-            unit: unit_flops(baseline, self._graph, unit, within, policy) for unit, within in inside(policy).items()
-        }
-        flop_ratio = _flop_ratio(baseline, again.values())
+        units = inside(policy)
+        again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
+        flop_ratio = _flop_ratio(baseline, again)
         unknown = unforeseen(policy, self._graph)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
         play, saved = self._play(replay, policy), baseline.saved_after_forward_bytes
-        timed = time_ratio(baseline, again)
+        timed = time_ratio(baseline, self._graph, units, policy)
         return Forecast(
             step_peak_bytes=None if unknown else play.peak_bytes,
             saved_after_forward_bytes=None if saved is None else saved + play.played.saved_bytes,

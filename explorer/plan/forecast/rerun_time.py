@@ -1,9 +1,9 @@
 """How much longer a step takes when units of it run again: their measured forward, less what early stop leaves out,
 and what torch.utils.checkpoint itself takes a call.
 
-A block's forward is timed under light hooks and brought to the scale of the steps that were timed without them. What
-early stop leaves out is taken by its share of the FLOPs. A unit inside another runs again twice, with the outer one and
-on its own account, unless the outer one's recompute ends where it is entered.
+A block's forward is timed under light hooks and brought to the scale of the steps that were timed without them; see
+rerun_ms.py for what of it runs again. A unit inside another runs again twice, with the outer one and on its own
+account, unless the outer one's recompute ends where it is entered.
 
 No unit's second forward takes exactly what its first took: it finds other memory and other caches. So a ratio comes
 with an interval; whole steps that were measured draw it in, see calibrate.py.
@@ -12,11 +12,13 @@ with an interval; whole steps that were measured draw it in, see calibrate.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from explorer.plan.forecast.rerun_ms import unit_ms
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.policy import Unit
+from explorer.record.policy import Policy, Unit
 
 CHECKPOINT_MS = 0.5
 """What a checkpointed call takes beside its second forward where nobody measured it; torch 2.13, a CPU core."""
@@ -41,26 +43,28 @@ class RerunTime(NamedTuple):
     """The part of `ratio` that checkpoints take themselves."""
 
 
-def time_ratio(baseline: Measurement, again_flops: Mapping[Unit, int | None]) -> RerunTime | None:
-    """What a step takes beside the measured `baseline`; None where that has no times.
+def time_ratio(
+    baseline: Measurement, graph: ModelGraph | None, units: Mapping[Unit, Iterable[Unit]], policy: Policy
+) -> RerunTime | None:
+    """What a step takes beside the measured `baseline`; None where that has no times, or not those that it takes.
 
-    `again_flops`: by unit what running it again spends, see `rerun_flops.unit_flops`.
+    `units`: those of `policy`, each with the units inside it.
     """
     step, without_hooks = baseline.times.step.median_ms if baseline.times else None, scale(baseline)
     if not step or without_hooks is None:
         return None
-    again = n_calls = 0.0
-    for unit, left in again_flops.items():
-        costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
-        flops = sum(cost.forward_flops for cost in costs)
-        if unit.action == "offload" and baseline.environment.device != "cpu":
-            return None  # nobody has timed the way to the host
-        if left is None:
+    again = overhead = 0.0
+    for unit, within in units.items():
+        if unit.action == "offload":
+            if baseline.environment.device != "cpu":
+                return None  # nobody has timed the way to the host
+            continue
+        ms = unit_ms(baseline, graph, unit, within, policy)
+        if ms is None:
             return None
-        share = left / flops if flops else float(unit.action != "offload")
-        again += share * sum(cost.forward.median_ms or 0.0 for cost in costs)
-        n_calls += costs[0].n_forward if costs and unit.action != "offload" else 0
-    rerun, calls = again * without_hooks / step, n_calls * checkpoint_ms(baseline) / step
+        again += ms
+        overhead += overhead_ms(baseline, unit)
+    rerun, calls = again * without_hooks / step, overhead / step
     ratio = 1 + rerun + calls
     error = math.hypot(RERUN_ERROR * rerun, CALL_ERROR * calls, ratio * _clock_error(baseline))
     return RerunTime(ratio, NINE_OF_TEN * error, calls)
@@ -77,6 +81,15 @@ def checkpoint_ms(baseline: Measurement) -> float:
     """What one call of a checkpoint takes beside its second forward."""
     measured = baseline.times.checkpoint_ms if baseline.times else None
     return CHECKPOINT_MS if measured is None else measured
+
+
+def overhead_ms(baseline: Measurement, unit: Unit) -> float:
+    """What the checkpoints around `unit` take themselves in one step, and torch's look at its operators (save_ops)."""
+    costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
+    calls = costs[0].n_forward * checkpoint_ms(baseline) if costs else 0.0
+    if unit.action != "save_ops" or baseline.times is None:
+        return calls
+    return calls + sum(cost.n_operators for cost in costs) * (baseline.times.kept_operator_ms or 0.0)
 
 
 def error_of_median(spread: float, n: int) -> float:

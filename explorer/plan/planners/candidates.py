@@ -13,9 +13,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import mean
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside
+from explorer.plan.forecast.rerun_ms import rerun_share
 from explorer.plan.forecast.rerun_time import checkpoint_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
@@ -97,13 +99,19 @@ class _Costs:
         self._scale = scale(baseline) or 1.0
         self.unit: CostUnit = "ms" if timed else "FLOPs"
         self.step = float(step if timed and step is not None else baseline.total_flops or 0)
-        self._mean: dict[tuple[str, ...], float] = {}
-        of_kin: dict[tuple[str, ...], list[float]] = defaultdict(list)
-        for cost in baseline.blocks:
+        self._whole: dict[str, float] = {}
+        """By kin of a block, the milliseconds of its forward."""
+        self._again: dict[str, float] = {}
+        """The part of them that runs again where recompute ends with it."""
+        whole: dict[str, list[float]] = defaultdict(list)
+        again: dict[str, list[float]] = defaultdict(list)
+        for cost in baseline.blocks if timed else ():
             if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
-                of_kin[self.kin((cost.fqn,))].append(cost.forward.median_ms)
-        if timed:
-            self._mean = {kin: sum(ms) / len(ms) for kin, ms in of_kin.items()}
+                whole[self._first(cost.fqn)].append(cost.forward.median_ms)
+                share = rerun_share(cost, graph.by_fqn[cost.fqn]) or 0.0
+                again[self._first(cost.fqn)].append(share * cost.forward.median_ms)
+        self._whole = {kin: mean(ms) for kin, ms in whole.items()}
+        self._again = {kin: mean(ms) for kin, ms in again.items()}
 
     def kin(self, unit: Fqns) -> tuple[str, ...]:
         """Each fqn with the numbers of repeated blocks replaced by those of the first of their run, and its FLOPs."""
@@ -111,14 +119,11 @@ class _Costs:
 
     def of(self, unit: Fqns, n_calls: int) -> float:
         """One more forward of `unit`, early stop's share taken off."""
-        again = rerun_flops(self._baseline, self._graph, unit, KEEP_ALL)
         if self.unit == "FLOPs":
-            return float(again)
-        ms = [self._mean.get(self.kin((fqn,)), 0.0) for fqn in unit]
-        last = self._baseline.by_fqn.get(unit[-1])
-        if last is not None and last.forward_flops:
-            ms[-1] *= rerun_flops(self._baseline, self._graph, unit[-1:], KEEP_ALL) / last.forward_flops
-        return sum(ms) * self._scale + checkpoint_ms(self._baseline) * n_calls
+            return float(rerun_flops(self._baseline, self._graph, unit, KEEP_ALL))
+        *before, last = map(self._first, unit)
+        ms = sum(self._whole.get(kin, 0.0) for kin in before) + self._again.get(last, 0.0)
+        return ms * self._scale + checkpoint_ms(self._baseline) * n_calls
 
     def _first(self, fqn: str) -> str:
         parts = fqn.split(".")

@@ -9,6 +9,7 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.record import Policy
 from explorer.record.forecast import Forecast
+from explorer.record.policy import Unit
 from tests.view.builders import measured
 
 
@@ -39,6 +40,25 @@ def test_a_checkpoint_takes_its_own_time_a_call_and_widens_the_interval() -> Non
     assert dear.time_ratio_spread > without.time_ratio_spread > 0
     assert without.time_ratio_of_calls == 0
     assert dear.time_ratio_of_calls == pytest.approx(dear.time_ratio - without.time_ratio)
+
+
+def test_kept_operators_cost_a_look_at_every_operator_and_are_not_foretold_without_their_times() -> None:
+    run = measured()
+    keeping = Policy(units=(Unit(blocks=("layers.0",), action="save_ops", save_ops=("aten.mm.default",)),))
+    assert run.times is not None and run.times.step.median_ms is not None
+    assert Forecaster(run).forecast(keeping).time_ratio is None
+
+    def foretold(kept_operator_ms: float) -> float:
+        times = msgspec.structs.replace(run.times, checkpoint_ms=0.0, kept_operator_ms=kept_operator_ms)
+        blocks = tuple(
+            msgspec.structs.replace(one, operator_ms={"aten.mm.default": 1.0}, n_operators=7) for one in run.blocks
+        )
+        ratio = Forecaster(msgspec.structs.replace(run, times=times, blocks=blocks)).forecast(keeping).time_ratio
+        assert ratio is not None
+        return ratio
+
+    assert foretold(0.0) == 1, "the one operator is kept"
+    assert foretold(0.5) - 1 == pytest.approx(7 * 0.5 / run.times.step.median_ms)
 
 
 def test_a_baseline_without_times_foretells_none() -> None:

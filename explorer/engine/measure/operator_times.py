@@ -1,0 +1,80 @@
+"""How long each block's forward spends in each operator: what is left of a rerun that keeps the results of some.
+
+A step of its own, with every operator of its forward between two marks of the clock. Marks cost as much as a small
+operator does, so no other time is read in this step, and what is read here is used as shares of a block's time.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.device.clocks import Clock
+from explorer.engine.step import Trainee, run_step
+from explorer.engine.watch.scopes import BlockScopes
+from explorer.record.allocations import Phase
+
+
+@dataclass(slots=True)
+class OperatorTimes:
+    """Of one block's forward calls, everything below included."""
+
+    ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """By operator, such as `aten.mm.default`."""
+    n_calls: int = 0
+
+
+def operator_times(trainee: Trainee, clock: Clock) -> Mapping[str, OperatorTimes]:
+    """By fqn, of one step that keeps everything."""
+    watch = _OperatorWatch(clock)
+    scopes = BlockScopes(trainee.model, watch)
+    watch.scopes = scopes
+    clock.settle()
+    with scopes, watch:
+        run_step(trainee, watch.on_phase)
+    clock.settle()
+    times: dict[str, OperatorTimes] = defaultdict(OperatorTimes)
+    for stack, name, first, last in watch.spans:
+        ms = clock.between_ms(first, last)
+        for block in stack:
+            of_block = times[scopes.fqns[block]]
+            of_block.ms[name] += ms
+            of_block.n_calls += 1
+    return times
+
+
+class _OperatorWatch(TorchDispatchMode):
+    """Listens to one step."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__()
+        self.scopes: BlockScopes
+        self.spans: list[tuple[frozenset[int], str, Any, Any]] = []
+        """(blocks that are running, operator, first mark, last mark)"""
+        self._clock = clock
+        self._phase: Phase = "forward"
+        self._running = frozenset((0,))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._phase != "forward":
+            return func(*args, **(kwargs or {}))
+        first = self._clock.mark()
+        out = func(*args, **(kwargs or {}))
+        self.spans.append((self._running, str(func), first, self._clock.mark()))
+        return out
+
+    def entered(self, block: int, frame: Any, inputs: Any) -> None:
+        self._running = frozenset(frame.stack)
+
+    def left(self, block: int, frame: Any, output: Any) -> None:
+        self._running = frozenset(frame.stack)
+
+    def rerun_changed(self, frame: Any) -> None:
+        """No unit runs again."""
+
+    def on_phase(self, phase: Phase) -> None:
+        self._phase = phase

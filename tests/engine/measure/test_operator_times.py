@@ -1,0 +1,43 @@
+"""Operators of a forward are timed one by one, block by block, on the step's own clock."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from explorer.engine.measure.operator_times import operator_times
+from explorer.engine.step import prepare
+from explorer.record import ModelRef, RunSpec
+
+
+class CountingClock:
+    """Every mark one millisecond behind the last."""
+
+    name = "process CPU time"
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def mark(self) -> int:
+        self.now += 1
+        return self.now
+
+    def settle(self) -> None:
+        """Nothing is under way."""
+
+    def between_ms(self, first: int, last: int) -> float:
+        return float(last - first)
+
+
+def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to_none() -> None:
+    trainee = prepare(RunSpec(model=ModelRef(target="sample_models/mlp.py")))
+    times = operator_times(trainee, CountingClock())
+    linears = [fqn for fqn, module in trainee.model.named_modules() if isinstance(module, nn.Linear)]
+    assert linears
+    for fqn in linears:
+        # One mark lies between the two of an operator: each took a millisecond.
+        assert times[fqn].ms == {"aten.t.default": 1.0, "aten.addmm.default": 1.0} and times[fqn].n_calls == 2
+    below = [fqn for fqn, module in trainee.model.named_modules() if not list(module.children())]
+    whole = times[""]
+    assert whole.ms["aten.addmm.default"] == len(linears)
+    assert whole.n_calls == sum(whole.ms.values()) >= sum(times[fqn].n_calls for fqn in below if fqn in times)
+    assert not [op for op in whole.ms if "backward" in op]
