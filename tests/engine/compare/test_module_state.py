@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from explorer.engine.compare.module_state import StateAudit
-from explorer.engine.world.images import same_state, short
-from explorer.engine.world.remembered import frozen, read_state
 
 
 class Holder(nn.Module):
@@ -109,28 +106,3 @@ def test_accumulation_reports_a_change_once() -> None:
     audit.close()
     (change,) = audit.changes.values()
     assert (change.after_forward, change.after_backward) == ("0", "1")
-
-
-def test_a_structure_that_holds_itself_ends() -> None:
-    ring: list[Any] = []
-    ring.append(ring)
-    assert same_state(frozen(ring), frozen(ring))
-
-
-def test_reading_touches_nothing() -> None:
-    model = nn.Sequential(nn.BatchNorm1d(3), Holder([1]))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    state = torch.get_rng_state()
-    read_state(model)
-    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
-    assert torch.equal(state, torch.get_rng_state())
-
-
-@pytest.mark.parametrize(("value", "said"), [
-    (3, "3"), (0.5, "0.5"), (None, "absent"), ([1, 2], "2 items"), ({"a": 1}, "1 items"),
-    ("x" * 99, "'" + "x" * 38 + "…"), (torch.tensor(7), "7"), (torch.tensor(0.25), "0.25"), (math.nan, "nan"),
-    (torch.zeros(2, 3), "0, 0, 0, … (2 x 3)"),
-])  # fmt: skip
-def test_short_form(value: Any, said: str) -> None:
-    kept: Tensor | Any = frozen(value)
-    assert short(kept) == said

@@ -16,7 +16,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import Cancelled, ModelFailed
-from explorer.record.graph import INPUT, ModelGraph, ModelRef
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
@@ -63,13 +63,6 @@ def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
     assert all(found == graphs[0] for found in graphs[1:])
     assert graphs[0].by_fqn["blocks.3.down"].outputs_saved_outside == (False,)
     assert graphs[0].by_fqn["blocks.3"].outputs_saved_outside == (True,)
-
-
-def test_the_spine_and_its_cuts() -> None:
-    found = graph(Walk())
-    assert found.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
-    assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.chain, found.chain[1:]))
-    assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in found.cuts} == {(ROW, 1, None)}
 
 
 SMALL: dict[str, dict[str, int | float]] = {
@@ -126,36 +119,6 @@ def test_shared_parameters_are_named_on_both_sides_and_counted_once() -> None:
     assert found.by_fqn[""].parameter_bytes == (9 * W + W * W + W) * 4
 
 
-class Twice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.same = nn.Linear(W, W)
-        self.other = nn.Linear(W, W)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.same(torch.tanh(self.other(self.same(x))))
-
-
-def test_a_block_on_both_sides_refuses_the_cut() -> None:
-    found = graph(Twice())
-    assert found.by_fqn["same"].n_calls == 2
-    assert [(cut.after, cut.before, bool(cut.refusal)) for cut in found.cuts] == [("same", "other", True)]
-
-
-def test_skips_cross_a_cut_as_further_tensors() -> None:
-    found = describe(
-        ModelRef(target="sample_models/unet.py", arguments={"width": 4, "side": 8, "batch": 1, "depth": 2})
-    )
-    assert [cut.n_tensors for cut in found.cuts] == [2, 3, 3, 2, 1]
-    assert all(cut.refusal is None for cut in found.cuts)
-
-
-def test_experts_beside_each_other_are_no_spine() -> None:
-    small = {"n_layers": 2, "width": 8, "length": 4, "batch": 2, "vocabulary": 8}
-    found = describe(ModelRef(target="sample_models/moe.py", arguments=small))
-    assert found.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")
-
-
 def test_the_fingerprint_knows_the_model_and_not_the_batch() -> None:
     prints = {graph(Walk(), torch.randn(n, W)).fingerprint for n in (1, 2, 5)}
     assert len(prints) == 1
@@ -180,55 +143,6 @@ def test_progress_is_told_and_can_cancel() -> None:
 
     with pytest.raises(Cancelled):
         describe(ref, report=cancel)
-
-
-HF = {
-    "GPT2Config": ({"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 60, "n_positions": 32}, "transformer.h.0"),
-    "LlamaConfig": (
-        {
-            "num_hidden_layers": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_attention_heads": 4,
-            "vocab_size": 60,
-        },
-        "model.layers.0",
-    ),
-    "T5Config": (
-        {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 60},
-        "encoder.block.0",
-    ),
-    "ViTConfig": (
-        {
-            "num_hidden_layers": 2,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_attention_heads": 4,
-            "image_size": 32,
-            "patch_size": 8,
-        },
-        "vit.layers.0",
-    ),
-    "ResNetConfig": (
-        {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 8], "depths": [1, 1, 1, 1]},
-        "resnet.encoder.stages.0",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("config", HF)
-def test_models_of_transformers_unmodified(config: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    assert hasattr(transformers, config)
-    arguments, unit = HF[config]
-    found = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
-    assert unit in found.chain
-    assert len(found.cuts) == len(found.chain) - 1
-    ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
-    assert ends <= set(found.by_fqn) | {INPUT} | {join.id for join in found.joins}
-    assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)
 
 
 def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:

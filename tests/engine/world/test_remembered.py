@@ -1,0 +1,74 @@
+"""A picture of all that a model remembers is a copy that no later change reaches, and taking it touches nothing."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from explorer.engine.world.images import same_state
+from explorer.engine.world.remembered import frozen, read_state
+
+
+class InSlots:
+    __slots__ = ("n",)
+
+    def __init__(self) -> None:
+        self.n = [1]
+
+
+def test_reading_touches_nothing() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 3))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    state = torch.get_rng_state()
+    read_state(model, whole=True)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+
+
+HELD: dict[str, tuple[Any, Any]] = {
+    "deque": (deque([1]), lambda held: held.append(2)),
+    "array": (numpy.zeros(2), lambda held: held.__setitem__(0, 1)),
+    "slots": (InSlots(), lambda held: held.n.append(2)),
+    "tensor": (torch.zeros(2), lambda held: held.add_(1)),
+    "gradient": (torch.zeros(2, requires_grad=True), lambda held: setattr(held, "grad", torch.ones(2))),
+    "module": (nn.Linear(1, 1), lambda held: held.weight.data.add_(1)),
+    "generator": (torch.Generator(), lambda held: held.manual_seed(5)),
+}
+
+
+@pytest.mark.parametrize("kind", HELD)
+def test_a_later_change_does_not_reach_the_picture(kind: str) -> None:
+    held, change = HELD[kind]
+    before, again = frozen(held), frozen(held)
+    change(held)
+    assert same_state(before, again) and not same_state(before, frozen(held))
+
+
+def test_a_class_of_the_models_own_is_remembered_by_its_name() -> None:
+    class Counts(nn.Module):
+        n_calls = 0
+
+    (key,) = [key for key in read_state(nn.Sequential(Counts())) if key[1].endswith("Counts.n_calls")]
+    assert key[0] == "" and key[2] == "attribute"
+
+
+def test_hooks_and_modes_are_read_where_asked_for() -> None:
+    model = nn.Linear(1, 1)
+    plain, whole = read_state(model), read_state(model, whole=True)
+    assert ("", "mode", "attribute") not in plain
+    model.eval()
+    model.register_forward_hook(lambda *_: None)
+    after = read_state(model, whole=True)
+    changed = {key[1] for key in whole if not same_state(whole[key], after.get(key))}
+    assert {"mode", "hooks"} <= changed
+
+
+def test_what_torch_has_freed_is_not_read() -> None:
+    tensor = torch.ones(3)
+    tensor.untyped_storage().resize_(0)
+    assert frozen(tensor) == "freed (3,)" and frozen(torch.ones(2, device="meta")) == "meta (2,)"
