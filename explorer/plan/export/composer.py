@@ -7,7 +7,7 @@ from explorer.plan.export.outcome import Target
 from explorer.record.export import Export
 from explorer.record.policy_file import PolicyFile
 
-COMPOSER = Target(name="composer", written_for="composer of 2026-04 (6405188)", options=("use_reentrant",))
+COMPOSER = Target(name="composer", written_for="composer 0.32.1", options=("use_reentrant",), checked="executed")
 
 
 def to_composer(file: PolicyFile) -> Export:

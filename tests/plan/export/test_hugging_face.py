@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -52,6 +53,25 @@ def test_the_chosen_layers_run_again_and_no_others(make: Any) -> None:
     assert ran_again(before, calls, layers) == set(chosen)
     assert form.fit == "exact" and form.recomputed == chosen and form.checked == "executed"
     assert_same(plain, gradients)
+
+
+def test_its_trainer_asks_the_callback(tmp_path: Path) -> None:
+    """Also after the Trainer has set every flag itself, from its own arguments."""
+    pytest.importorskip("accelerate")
+    calls: dict[str, int] = {}
+    model, name, n, _ = llama()
+    layers = {module: name.format(i) for i, module in enumerate(model.model.layers)}
+    for layer, fqn in layers.items():
+        layer.mlp.register_forward_pre_hook(lambda _, given, fqn=fqn: calls.update({fqn: calls.get(fqn, 0) + 1}))
+    chosen = tuple(layers.values())[1:3]
+    arguments = transformers.TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, max_steps=1, report_to=[], save_strategy="no", disable_tqdm=True,
+        activation_checkpointing=True,
+    )  # fmt: skip
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 2
+    callback = module_of(file_of(*chosen), "huggingface").RecomputeLayers()
+    transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[callback]).train()
+    assert {fqn for fqn in calls if calls[fqn] == 2} == set(chosen) and len(calls) == n
 
 
 def test_what_transformers_cannot_choose_is_said() -> None:
