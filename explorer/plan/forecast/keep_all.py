@@ -9,7 +9,9 @@ A recompute makes again what keeping would have kept, so a run shows everything 
    order; with early stop the recompute makes the first of them only.
 2. What a recompute made and backward still found was saved: its twin of forward lives until then. What died before
    backward's first allocation was the frame of the stopped recompute.
-3. What recomputes made goes, and so does the generator's state that each checkpoint kept.
+3. What recomputes made goes, and so do the generator's state that each checkpoint kept and the copies of running
+   statistics that a recompute moves in their stead, made right before it.
+4. What only a checkpoint kept, an input that no operation saves, is gone once the last block that was given it returns.
 
 A unit inside another one runs again on its own as well: what that finds, its call in forward would have kept too.
 """
@@ -35,13 +37,14 @@ from explorer.record.times import Samples
 
 LOST_SHARE = 0.01
 """Share of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""
-SAVED, TEMPORARY = (ROLES.index(role) for role in ("saved activation", "temporary"))
+COPY = "aten.clone.default"
+BUFFER, SAVED, TEMPORARY = (ROLES.index(role) for role in ("buffer", "saved activation", "temporary"))
 
 
 def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurement | None:
     """What the step of `run` would measure with every block kept; its origin is `predicted`, and it has no times.
 
-    `graph` knows which outputs of blocks nobody saves: without it an input that only a checkpoint kept stays.
+    `graph` knows which inputs of blocks nobody saves: without it an input that only a checkpoint kept stays.
     None where nothing can be put together: no timeline, a run that was cut short, unknown calls, reentrant
     checkpointing, a unit that saves operators or offloads, or recomputes that do not repeat what forward did.
     """
@@ -57,12 +60,12 @@ def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurem
     repeats = _repeats(run, replay)
     if repeats is None:
         return None
-    lives = _Lives(replay)
+    lives = _Lives(replay, policy)
     lost = sum(lives.undo(span, window) for span, window in repeats)
     if lost > LOST_SHARE * int(replay.line.max()):
         return None
     named = np.array([bool(op) for op in log.ops], dtype=np.bool_)[array_of(log.op)]
-    lives.free_what_checkpoints_kept(policy, ~named, stash_bytes=stash_bytes(run, policy))
+    lives.free_what_checkpoints_kept(~named, stash_bytes=stash_bytes(run, policy))
     return _written(run, log, lives)
 
 
@@ -89,8 +92,9 @@ def _repeats(run: Measurement, replay: Replay) -> list[tuple[PhaseSpan, tuple[in
 class _Lives:
     """Births, deaths and roles of the entries while recomputes are undone one by one."""
 
-    def __init__(self, replay: Replay) -> None:
+    def __init__(self, replay: Replay, policy: Policy) -> None:
         self._replay = replay
+        self._members = {unit.blocks[0]: unit.blocks for unit in policy.units}
         self.died, self.role = replay.died.copy(), replay.role.copy()
         self.gone: Mask = np.zeros(len(self.died), dtype=np.bool_)
 
@@ -102,6 +106,7 @@ class _Lives:
         replay = self._replay
         again = replay.between(span.first_tick - 1, span.end_tick - 1)
         self.gone[again] = True
+        self.gone[self._copied_before(span)] = True
         begins = self._next_backward(span.end_tick)
         lost = int(replay.size[again[replay.died[again] > begins]].sum())
         for twin, made in _pairs(replay.size, replay.between(*window), again):
@@ -111,6 +116,21 @@ class _Lives:
                 lost -= int(replay.size[made])
         return lost
 
+    def _copied_before(self, span: PhaseSpan) -> list[int]:
+        """Copies of buffers below the unit that runs again, which are the last that was made before it does."""
+        replay = self._replay
+        own = np.concatenate([replay.below(fqn) for fqn in self._members[span.block]])
+        sizes = replay.size[own[replay.role[own] == BUFFER]].tolist()
+        copies: list[int] = []
+        before = replay.between(0, span.first_tick - 1)
+        for entry in before[len(before) - len(sizes) :][::-1].tolist():
+            size = int(replay.size[entry])
+            if replay.ops[replay.op[entry]] != COPY or size not in sizes:
+                break
+            sizes.remove(size)
+            copies.append(entry)
+        return copies
+
     def _next_backward(self, tick: int) -> int:
         """First birth of backward from `tick` on."""
         births = self._replay.births
@@ -118,31 +138,17 @@ class _Lives:
         of_backward = later[self._replay.phase[np.minimum(later, len(self._replay.phase) - 1)] == BACKWARD]
         return int(of_backward[0]) if len(of_backward) else int(births[-1])
 
-    def free_what_checkpoints_kept(self, policy: Policy, nameless: Mask, *, stash_bytes: int) -> None:
+    def free_what_checkpoints_kept(self, nameless: Mask, *, stash_bytes: int) -> None:
         """The generator's state of each call, which no operator returned, and inputs that no operation saves."""
         replay = self._replay
         if stash_bytes:
             self.gone |= nameless & (replay.size == stash_bytes) & (replay.born > 0)
-        for unit in policy.units:
-            given = {entry for call in replay.calls.get(unit.blocks[0], []) for entry in call.inputs}
-            for fqn, entry in self._outputs_nobody_else_saves():
-                if entry in given and self.died[entry] <= self._own_backward(fqn):
+        for first in self._members:
+            given = {entry for call in replay.calls.get(first, []) for entry in call.inputs}
+            for entry in given:
+                if replay.saved_in.get(entry) == ():
                     self.died[entry] = replay.used_until[entry] + 1
                     self.role[entry] = TEMPORARY
-
-    def _outputs_nobody_else_saves(self) -> Iterator[tuple[str, int]]:
-        replay = self._replay
-        for fqn, flags in replay.saved_outside.items():
-            for call in replay.calls.get(fqn, []):
-                if len(flags) == len(call.outputs):
-                    yield from ((fqn, entry) for entry, saved in zip(call.outputs, flags) if not saved)
-
-    def _own_backward(self, fqn: str) -> int:
-        """First birth of the block's own backward: what still lives then may be saved by the block itself."""
-        replay = self._replay
-        births = replay.born[replay.below(fqn)]
-        births = births[replay.phase[births] == BACKWARD]
-        return int(births.min()) if len(births) else 0
 
 
 def _pairs(size: Bytes, made: NDArray[np.intp], again: NDArray[np.intp]) -> Iterator[tuple[int, int]]:

@@ -71,6 +71,26 @@ def test_the_baseline_from_flat_nested_and_segmented_policies(sample: str) -> No
     assert max(found) <= 5e-3 and statistics.median(found) <= 1e-4, found
 
 
+@pytest.mark.parametrize(
+    ("sample", "units", "sizes"),
+    [
+        ("gpt", ["embedding.dropout"], {"n_layers": 1, "width": 32, "length": 32, "batch": 8, "vocabulary": 64}),
+        ("resnet", [("stem", "blocks", "head")], {"blocks_per_stage": 2, "n_stages": 2, "side": 8, "batch": 1}),
+    ],
+)
+def test_what_only_a_checkpoint_keeps_is_not_in_the_baseline(
+    sample: str, units: list[str | tuple[str, ...]], sizes: dict[str, int]
+) -> None:
+    """A sum made for a dropout, which saves its mask alone; copies of running statistics, made before the rerun."""
+    ref = model(sample, **sizes)
+    graph, base = describe(ref), measure(RunSpec(model=ref, n_repeats=0))
+    told = keep_all_from(measure(msgspec.structs.replace(base.spec, policy=Policy.recompute(units))), graph)
+    assert told is not None and told.allocations is not None and base.allocations is not None
+    assert told.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=1e-4)
+    assert told.step_peak_bytes == pytest.approx(base.step_peak_bytes, rel=1e-4)
+    assert sorted(told.allocations.n_bytes) == sorted(base.allocations.n_bytes)
+
+
 @pytest.mark.parametrize("autocast", ["none", "bfloat16"])
 def test_accumulated_microbatches_each_repeat_their_own_forward(autocast: str) -> None:
     ref = model("mlp", batch=8)
