@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.kept_results import products_kept
 from explorer.plan.names import Fqns
 from explorer.plan.policy.counted import counted_units, runs, segments
 from explorer.record.graph import ModelGraph
@@ -68,6 +69,14 @@ _ROWS = (
         title="All but the last",
         help="Recompute every block but the last, which backward needs at once: keeping it is nearly free.",
         choose=lambda graph: _policy(_counted(graph)[:-1]),
+    ),
+    Preset(
+        name="keep-products",
+        title="All but matrix products",
+        help="Recompute every block, but keep what its matrix products, attentions and convolutions return: "
+        "they do not run twice, and their results stay. torch then looks at every operator in Python, which takes time "
+        "where operators are small.",
+        choose=lambda graph: Policy(units=tuple(products_kept(unit, graph) for unit in _counted(graph))),
     ),
 )
 PRESETS = {row.name: row for row in _ROWS}

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
+from explorer.plan.names import some
 from explorer.record.forecast import Forecast
-from explorer.record.policy import Policy
+from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, percent
+
+_DONE: dict[Action, str] = {"recompute": "recompute", "save_ops": "recompute", "offload": "offload"}
 
 
 def in_words(policy: Policy) -> str:
-    """`recompute 12 blocks: blocks.0 ... blocks.11`."""
-    if not policy.units:
-        return "keep all"
-    named = policy.blocks
+    """`recompute 12 blocks: blocks.0 ... blocks.11`, by what is done with them."""
+    alike: dict[tuple[str, tuple[str, ...]], list[Unit]] = defaultdict(list)
+    for unit in policy.units:
+        alike[unit.action, unit.save_ops].append(unit)
+    return "; ".join(_units(units) for units in alike.values()) or "keep all"
+
+
+def _units(units: Sequence[Unit]) -> str:
+    """Of one action."""
+    named = [fqn for unit in units for fqn in unit.blocks]
     listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
-    segments = sum(len(unit.blocks) > 1 for unit in policy.units)
-    joined = f" in {count(len(policy.units), 'unit')}" if segments else ""
-    return f"recompute {count(len(named), 'block')}{joined}: {listed}"
+    segments = sum(len(unit.blocks) > 1 for unit in units)
+    joined = f" in {count(len(units), 'unit')}" if segments else ""
+    first = units[0]
+    kept = f" but keep {some(tuple(op.split('.')[1] for op in first.save_ops))}" if first.save_ops else ""
+    return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{kept}: {listed}"
 
 
 def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:

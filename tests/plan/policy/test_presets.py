@@ -42,6 +42,14 @@ def test_keep_all_all_and_except_last(n_layers: int) -> None:
     assert preset("except-last", graph) == Policy.recompute(layers[:-1])
 
 
+def test_keep_products_takes_the_units_of_all_and_what_each_of_them_multiplies() -> None:
+    products = {"op_flops": {"aten.mm.default": 1}}
+    graph = changed(gpt(4), blocks__0=products, blocks__2=products)
+    policy = preset("keep-products", graph)
+    assert [unit.blocks for unit in policy.units] == [unit.blocks for unit in preset("all", graph).units]
+    assert [unit.save_ops for unit in policy.units] == [("aten.mm.default",), (), ("aten.mm.default",), ()]
+
+
 @given(n_layers=integers(2, 200))
 def test_sqrt_makes_segments_that_cover_a_sequential_in_order(n_layers: int) -> None:
     policy = preset("sqrt", sequential(n_layers))
