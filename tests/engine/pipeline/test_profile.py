@@ -8,35 +8,19 @@ import pytest
 import torch
 
 from explorer.engine.pipeline.cut.build import build
-from explorer.engine.pipeline.play import stage_runner as runner
 from explorer.engine.pipeline.play.inproc import run_pass
 from explorer.engine.pipeline.profile import profile_blocks
-from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
-from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE, QUIET, RETURNING
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, QUIET, RETURNING
 from tests.engine.pipeline.plans import spec
-
-NETS = {"language": LANGUAGE, "carrying": CARRYING}
-WIDE = {"width": 64, "length": 32}
-
-
-def profiled(net: str) -> PipelineProfile:
-    """For the four microbatches of these plans."""
-    groups = tuple((fqn,) for fqn in NETS[net])
-    return profile_blocks(spec(net, NETS[net], 2, arguments=WIDE), groups, n_microbatches=4)
-
+from tests.engine.pipeline.profiles import NETS, WIDE
 
 TOLERANCE = 0.025 if torch.__version__ >= "2.13" else 0.07
 """As a share of a rank's peak; on torch 2.11 one of ZBV is 6.4 % off."""
-
-
-@pytest.fixture(scope="module")
-def profiles() -> dict[str, PipelineProfile]:
-    return {net: profiled(net) for net in NETS}
 
 
 @pytest.mark.parametrize("every", [0, 1, 2], ids=["kept", "recomputed", "in turns"])
@@ -90,35 +74,8 @@ def test_what_saves_operators_or_offloads_is_priced_as_it_is(action: Literal["sa
     assert said.blocks[1].chosen.saved_bytes > said.blocks[1].recomputed.saved_bytes
 
 
-def test_a_split_backward_is_measured_in_both_halves(profiles: dict[str, PipelineProfile]) -> None:
-    first, *others, _ = profiles["language"].blocks
-    assert first.kept.split is None  # there is no gradient of the input there
-    for block in others:
-        kept, again = block.kept.split, block.recomputed.split
-        assert kept is not None
-        assert again is not None
-        assert kept.input_ms > 0
-        assert kept.weight_ms > 0
-        assert kept.input_recompute_ms == kept.weight_recompute_ms == 0
-        # W runs the block again for each of its groups of parameters: norm, wide, narrow.
-        assert again.weight_recompute_ms > 1.2 * again.input_recompute_ms > 0
-        assert again.owed_bytes >= kept.owed_bytes > 0  # the recomputed tensors that only W reads
-        # Every group frees its part; recomputed it leaves tensors behind as well, how many depends on torch.
-        assert kept.weight_end_bytes < min(0, again.weight_end_bytes)
-
-
 def test_what_goes_through_a_block_is_no_bytes_of_its_own(profiles: dict[str, PipelineProfile]) -> None:
     one = 2 * 32 * 64 * 4
     said = [(block.output_bytes, block.passed_bytes) for block in profiles["carrying"].blocks]
     # The last of the blocks also joins what it made and what came through: one tensor of its own.
     assert said == [(one, 0), (2 * one, one), (2 * one, one), (2 * one, one), (2 * one, 0), (one, 0), (0, 0)]
-
-
-def test_a_torch_without_split_backward_still_prices_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(*_: object) -> None:
-        raise NotOnThisDevice("This torch has none.", hint="Use another.")
-
-    monkeypatch.setattr(runner, "backward_input", missing)
-    blocks = profiled("language").blocks
-    assert all(cost.split is None for block in blocks for cost in (block.kept, block.recomputed))
-    assert sum(block.kept.backward_ms for block in blocks) > 0

@@ -28,45 +28,13 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.shape import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
-
-
-class Residual(nn.Module):
-    """Norm, dropout and a residual: a little of each trap."""
-
-    def __init__(self, width: int = 8) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(width)
-        self.up = nn.Linear(width, 2 * width)
-        self.dropout = nn.Dropout(0.3)
-        self.down = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(self.dropout(torch.tanh(self.up(self.norm(x)))))
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem = nn.Linear(8, 8)
-        self.blocks = nn.ModuleList(Residual() for _ in range(3))
-        self.chain = nn.Sequential(Residual(), nn.GELU(), nn.Linear(8, 8), nn.Dropout(0.2), nn.Linear(8, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.chain(x)
+from tests.engine.policy.nets import Residual, net
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
-
-
-def net(seed: int = 0) -> Net:
-    seed_everything(seed)
-    return Net()
 
 
 def gradients(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
@@ -327,44 +295,6 @@ def test_second_order_is_exact() -> None:
         pairs = list(zip(product(bare), product(model), strict=True))
     assert all(torch.equal(a, b) for a, b in pairs)
     assert all(torch.equal(a, b) for a, b in zip(bare.buffers(), model.buffers(), strict=True))
-
-
-BAD = [
-    (Policy.recompute(["block.0"]), "no block 'block.0' (did you mean"),
-    (Policy.recompute(["blocks"]), "ModuleList, which is never called"),
-    (Policy.recompute(["blocks.0", "blocks.0"]), "named 2 times"),
-    (Policy.recompute([("chain.0", "chain.1"), ("chain.1", "chain.2")]), "'chain.1' is named 2 times"),
-    (Policy.recompute([("chain.0", "chain.2")]), "do not follow each other"),
-    (Policy.recompute([("chain.1", "chain.0")]), "do not follow each other"),
-    (Policy.recompute([("blocks.0", "blocks.2")]), "do not follow each other"),
-    (Policy.recompute([("stem", "chain.0")]), "different parents"),
-    (Policy(units=(Unit(blocks=()),)), "names no block"),
-    (Policy(units=(Unit(blocks=("stem",), action="save_ops"),)), "names no operator"),
-    (Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm",)),)), "no operator 'aten.mm'"),
-    (Policy(units=(Unit(blocks=("stem",), save_ops=("aten.mm.default",)),)), "its action is recompute"),
-    (Policy(units=(Unit(blocks=("stem",), action="nothing"),)), "the action 'nothing'"),
-    (Policy.recompute(["stem"], restore_rng=("stem.generator",)), "restore_rng names 'stem.generator'"),
-    (Policy.recompute(["stem"], running_stats="twice"), "running_stats is 'twice'"),
-    (
-        Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm.default",)),), use_reentrant=True),
-        "use_reentrant=True cannot save",
-    ),
-]
-
-
-@pytest.mark.parametrize(("policy", "said"), BAD, ids=[said for _, said in BAD])
-def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, said: str) -> None:
-    model = net()
-    before = {name: dict(vars(m)) for name, m in model.named_modules()}
-    with pytest.raises(InvalidPolicy) as caught:
-        apply_policy(model, policy)
-    assert said in caught.value.sentence
-    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
-
-
-def test_all_faults_are_told_at_once() -> None:
-    with pytest.raises(InvalidPolicy, match="4 faults.*stm.*chain.9.*blocks.*running_stats|4 faults"):
-        apply_policy(net(), Policy.recompute(["stm", "chain.9", "blocks"], running_stats="twice"))
 
 
 def test_another_policy_is_refused_and_the_same_one_changes_nothing() -> None:

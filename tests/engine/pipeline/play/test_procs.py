@@ -18,26 +18,15 @@ from explorer.errors import Cancelled, InvalidPlan
 from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
-from explorer.plan.pipeline.transfers import links
-from explorer.record.graph import ModelRef
-from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
-from explorer.view.pipeline.headline import figures
-from tests.engine.pipeline.pipeline_nets import LANGUAGE, NAPPING, TRANSPOSED, TROUBLE, UNET
+from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
+from tests.engine.pipeline.play_checks import SOME, assert_split_is_exact
 from tests.forked import forked, server_of
 
-SOME = Policy.recompute(LANGUAGE[1:4])
 ROOMY = {"width": 128, "length": 64, "batch": 16}
-
-
-def assert_same(real: PipelineRun) -> None:
-    assert real.failure is None, real.failure
-    moved = {s.name: s.splitting.max_abs for s in real.gradients if not s.splitting.bitwise}
-    assert not moved, moved
-    assert all(s.splitting.bitwise for s in real.buffers)
 
 
 @pytest.mark.slow
@@ -56,7 +45,7 @@ def assert_same(real: PipelineRun) -> None:
 def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, policy: Policy) -> None:
     plan = spec("language", LANGUAGE, n_stages, policy, schedule=schedule, arguments=ROOMY)
     real, alone = run_pipeline(plan, "procs"), run_pipeline(plan, "replay")
-    assert_same(real)
+    assert_split_is_exact(real)
     assert real.losses == alone.losses
     for one, other in zip(real.memory, alone.memory, strict=True):
         assert one.peak_bytes is not None
@@ -69,10 +58,10 @@ def test_real_ranks_give_the_same_bits_and_bytes(schedule: str, n_stages: int, p
 
 @pytest.mark.slow
 def test_batch_norm_skips_and_integers_cross_processes() -> None:
-    assert_same(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
+    assert_split_is_exact(run_pipeline(spec("unet", UNET, 3, Policy.recompute(["up"]), schedule="1F1B"), "procs"))
     integers = run_pipeline(spec("transposed", TRANSPOSED, 3, n_microbatches=2), "procs")
     if hasattr(PipelineStage, "_get_grad_send_meta"):
-        assert_same(integers)
+        assert_split_is_exact(integers)
     else:  # torch 2.11 would wait for the gradient of integers
         assert integers.failure is not None and integers.failure.kind == "not on this device"
 
@@ -81,7 +70,7 @@ def test_batch_norm_skips_and_integers_cross_processes() -> None:
 def test_an_own_action_list_runs_on_real_ranks() -> None:
     rows = format_rows(one_f_one_b(3, 4))
     own = (rows[0], ("1F0", "1F1", "1B0", "1F2", "1B1", "1F3", "1B2", "1B3"), rows[2])
-    assert_same(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
+    assert_split_is_exact(run_pipeline(spec("language", LANGUAGE, 3, schedule="1F1B", actions=own), "procs"))
 
 
 @pytest.mark.slow
@@ -174,7 +163,7 @@ def test_torchrun_runs_the_files_we_write(tmp_path: Path, n_machines: int) -> No
     assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(said)
     assert spec_beside(folder / RESULTS).plan == plan.plan
     run = open_results(plan, folder / RESULTS)
-    assert_same(run)
+    assert_split_is_exact(run)
     assert run.engine == "torchrun"
     assert run.wall is not None
     assert run.headlines()["makespan_ms"] == run.wall.makespan_ms == max(time.end_ms for time in run.actions)
@@ -210,62 +199,8 @@ def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
 def test_a_rank_without_a_stage_waits() -> None:
     rows = (*format_rows(one_f_one_b(2, 4)), ())
     run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
-    assert_same(run)
+    assert_split_is_exact(run)
     assert [memory.rank for memory in run.memory] == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_one_clock_reads_actions_and_what_they_recompute() -> None:
-    """A block that waits takes wall time and no CPU time: its recompute is as long as its forward."""
-    run = run_pipeline(spec("napping", NAPPING, 2, Policy.recompute(NAPPING), schedule="1F1B"), "procs")
-    assert run.failure is None
-    forward = {time.microbatch: time.duration_ms for time in run.actions if (time.stage, time.kind) == (1, "F")}
-    for time in run.actions:
-        if (time.stage, time.kind) == (1, "B"):
-            assert forward[time.microbatch] / 2 < time.recompute_ms <= time.duration_ms
-
-
-NAP_MS = 150.0
-FAR = f"""
-import time
-
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.pipelining import schedules
-
-send = schedules._batch_p2p
-
-
-def slowly(ops, desc=None):
-    if any(op.op is dist.isend for op in ops):
-        time.sleep({NAP_MS} / 1e3)
-    return send(ops, desc)
-
-
-def far():
-    if dist.is_initialized():  # in a rank
-        schedules._batch_p2p = slowly
-    return nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (torch.randn(4, 4), torch.randn(4, 4)), nn.MSELoss()
-"""
-
-
-@pytest.mark.slow
-def test_what_a_slow_link_costs_is_in_the_step(tmp_path: Path) -> None:
-    """One microbatch there and back over a link that takes its time: nothing else happens meanwhile."""
-    (tmp_path / "net.py").write_text(FAR)
-    plan = spec("far", ("0", "1"), 2, n_microbatches=1)
-    plan = msgspec.structs.replace(plan, model=ModelRef(target=f"{tmp_path / 'net.py'}:far"))
-    run = run_pipeline(plan, "procs")
-    assert_same(run)
-    assert run.timing is run.wall is not None
-    assert run.composed is not None
-    assert run.wall.makespan_ms >= run.composed.makespan_ms + 2 * NAP_MS
-    assert {(link.source, link.target) for link in links(run.wall) if link.wait_ms >= NAP_MS} == {(0, 1), (1, 0)}
-    step = figures(run, None, plan.plan, before=None)[0]
-    assert step.value == f"{run.wall.makespan_ms:,.1f} ms"
-    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms
-    assert f"The step took {run.wall.makespan_ms:.1f} ms by the ranks' own clocks" in " ".join(run.notes)
 
 
 def test_the_world_has_as_many_ranks_as_the_plan() -> None:

@@ -1,0 +1,59 @@
+"""Every fault of a policy is told, all at once, before anything of the model is changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from explorer.engine.policy.apply import apply_policy
+from explorer.engine.policy.check import runs_its_children
+from explorer.errors import InvalidPolicy
+from explorer.record.policy import Policy, Unit
+from tests.engine.policy.nets import net
+
+BAD = [
+    (Policy.recompute(["block.0"]), "no block 'block.0' (did you mean"),
+    (Policy.recompute(["blocks"]), "ModuleList, which is never called"),
+    (Policy.recompute(["blocks.0", "blocks.0"]), "named 2 times"),
+    (Policy.recompute([("chain.0", "chain.1"), ("chain.1", "chain.2")]), "'chain.1' is named 2 times"),
+    (Policy.recompute([("chain.0", "chain.2")]), "do not follow each other"),
+    (Policy.recompute([("chain.1", "chain.0")]), "do not follow each other"),
+    (Policy.recompute([("blocks.0", "blocks.2")]), "do not follow each other"),
+    (Policy.recompute([("stem", "chain.0")]), "different parents"),
+    (Policy(units=(Unit(blocks=()),)), "names no block"),
+    (Policy(units=(Unit(blocks=("stem",), action="save_ops"),)), "names no operator"),
+    (Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm",)),)), "no operator 'aten.mm'"),
+    (Policy(units=(Unit(blocks=("stem",), save_ops=("aten.mm.default",)),)), "its action is recompute"),
+    (Policy(units=(Unit(blocks=("stem",), action="nothing"),)), "the action 'nothing'"),
+    (Policy.recompute(["stem"], restore_rng=("stem.generator",)), "restore_rng names 'stem.generator'"),
+    (Policy.recompute(["stem"], running_stats="twice"), "running_stats is 'twice'"),
+    (
+        Policy(units=(Unit(blocks=("stem",), action="save_ops", save_ops=("aten.mm.default",)),), use_reentrant=True),
+        "use_reentrant=True cannot save",
+    ),
+]
+
+
+@pytest.mark.parametrize(("policy", "said"), BAD, ids=[said for _, said in BAD])
+def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, said: str) -> None:
+    model = net()
+    before = {name: dict(vars(m)) for name, m in model.named_modules()}
+    with pytest.raises(InvalidPolicy) as caught:
+        apply_policy(model, policy)
+    assert said in caught.value.sentence
+    assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+
+
+def test_all_faults_are_told_at_once() -> None:
+    with pytest.raises(InvalidPolicy, match="4 faults.*stm.*chain.9.*blocks.*running_stats|4 faults"):
+        apply_policy(net(), Policy.recompute(["stm", "chain.9", "blocks"], running_stats="twice"))
+
+
+def test_only_torchs_own_sequential_runs_its_children() -> None:
+    class Skips(nn.Sequential):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self[0](x)
+
+    assert runs_its_children(nn.Sequential()) and not runs_its_children(Skips())
+    assert not runs_its_children(nn.ModuleList())
