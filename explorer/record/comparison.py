@@ -214,6 +214,11 @@ class Comparison(Record):
         """Whether both runs went to their end: only then is there anything bought, any cost, any evidence."""
         return self.failure is None and self.baseline.complete and self.candidate.complete
 
+    @property
+    def is_predicted(self) -> bool:
+        """Whether the candidate was played without data: then there are no gradients, and nothing is proven."""
+        return self.candidate.origin == "predicted"
+
     @cached_property
     def of_training(self) -> tuple[TensorDiff, ...]:
         """What training computes: gradients and trained parameters."""

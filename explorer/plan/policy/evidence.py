@@ -10,9 +10,9 @@ from explorer.record.policy_file import Evidence
 def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evidence | None:
     """From the same derived figures that the page and `--json` show. `graph` gives the shapes of the batch.
 
-    None where a run was cut short: that proves nothing.
+    None where a run was cut short or only foreseen: that proves nothing.
     """
-    if not comparison.comparable:
+    if not comparison.comparable or comparison.is_predicted:
         return None
     figures = comparison.headlines()
     baseline, candidate = figures["baseline"], figures["candidate"]

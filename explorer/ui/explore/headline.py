@@ -23,7 +23,10 @@ COUNTED: tuple[Origin, ...] = ("counted",)
 PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
 PRESS = "press Run"
-INSTEAD = {"recorded": "record again", "foreseen": "nothing runs", "foreseen anew": "nothing runs"}
+INSTEAD = {
+    "recorded": "record again",
+    **dict.fromkeys(("foreseen", "foreseen anew", "foreseen before"), "nothing runs"),
+}
 """What stands there instead where no run can measure it, by freshness."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 NOWHERE: tuple[Origin, ...] = ()

@@ -216,8 +216,9 @@ def _bar(state: ExploreState) -> Any:
                 state.job,
                 RunBar(
                     key="",
-                    help=glossary.RUN,
-                    ready=graph is not None and not drafts.why_not_run(state.draft),
+                    help=glossary.PREDICT if state.draft.predict else glossary.RUN,
+                    label="Predict" if state.draft.predict else "Run",
+                    ready=graph is not None and not state.draft.spec.model.is_recorded,
                     start=lambda: _start(state, graph),
                     take=partial(work.take, state),
                     idle=lambda: st.caption(plain(_next_step(state))),
@@ -240,6 +241,8 @@ def _next_step(state: ExploreState) -> str:
     """What stands beside Run while nothing runs."""
     if state.job.failure is not None:
         return "The last run has no result; the reason is shown above."
+    if state.draft.predict:
+        return "Choose blocks to recompute; Predict plays a step with them. Nothing is allocated and nothing runs."
     if why := drafts.why_not_run(state.draft):
         return why
     known = shown(state)

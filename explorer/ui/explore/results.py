@@ -55,7 +55,7 @@ def results(state: ExploreState) -> None:
             front_panel(state, graph)
     if cost.open:
         with cost:
-            _cost(comparison, why_not or glossary.EMPTY)
+            _cost(comparison, glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
     if gradients.open:
         with gradients:
             _gradients(state, graph, comparison)
@@ -95,7 +95,9 @@ def _waiting(state: ExploreState) -> None:
         st.caption(f"The model is read and its baseline {done}; the charts follow in a few seconds.")
         st.skeleton(height=320)
     else:
-        st.caption("Nothing was measured yet. Press **Run** at the bottom.")
+        st.caption(
+            glossary.NOT_PLAYED if state.draft.predict else "Nothing was measured yet. Press **Run** at the bottom."
+        )
 
 
 def _memory(
@@ -127,7 +129,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
             expanded=bool(errors(known)),
         ):
             hazards_panel(known)
-    if comparison is None:
+    if comparison is None or comparison.is_predicted:
         st.caption(drafts.why_not_run(state.draft) or glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:

@@ -87,6 +87,8 @@ class Shown:
             if self.other_options:
                 return "other options"
             return "pinned" if self.baseline.spec.policy.units else "baseline"
+        if self.foreseen:
+            return "foreseen before" if self.stale else "played"
         if self.stale:
             return "stale"
         return "fresh" if self.comparison.comparable else "failed"
@@ -99,7 +101,7 @@ def shown(state: ExploreState) -> Shown:
     wanted = work.wanted(state)
     baseline, key = _run_of(work.result(state, "baseline"), wanted), state.baseline
     fitted = baseline is not None and baseline.refused and baseline.complete
-    if comparison is not None and comparison.baseline.spec == wanted and not fitted:
+    if comparison is not None and comparison.baseline.spec == wanted and not (fitted or state.draft.predict):
         baseline, key = comparison.baseline, state.shown
     whole = _whole(baseline, key)
     refused = did_not_fit(baseline, whole) if baseline is not None and baseline.refused else ""

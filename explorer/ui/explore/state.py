@@ -104,11 +104,12 @@ def _show(state: ExploreState, run: opened.Opened) -> None:
     """Model, policy, options and figures of a stored run; what is under way goes on."""
     record = run.record
     assert isinstance(record, Comparison | Measurement | DerivativeMatrix | Arena), "no other kind is shown here"
-    foreseen = isinstance(record, Measurement) and record.origin == "predicted"
+    played = record.candidate if isinstance(record, Comparison) else record
+    foreseen = isinstance(played, Measurement) and played.origin == "predicted"
     spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
     drafts.restart(state.draft, spec, predict=foreseen)
     if foreseen:
-        backend.records().keep(backend.foreseen_key(spec), record)
+        backend.records().keep(backend.foreseen_key(spec), played)
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id

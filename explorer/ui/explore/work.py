@@ -9,6 +9,7 @@ import msgspec
 
 from explorer.jobs.client import Job
 from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
+from explorer.record.comparison import Comparison
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 from explorer.ui.explore.state import ExploreState
@@ -30,8 +31,9 @@ def take(state: ExploreState, job: Job) -> None:
         case Describe(model=model, device=device, without_data=without_data):
             backend.records().keep(backend.graph_key(model, device, without_data=without_data), job.result)
         case Measure(spec=spec, without_data=True):
-            state.baseline = backend.foreseen_key(spec)
-            backend.records().keep(state.baseline, job.result)
+            backend.records().keep(backend.foreseen_key(spec), job.result)
+            if not spec.policy.units:
+                state.baseline = backend.foreseen_key(spec)
         case Measure():
             state.baseline = key
             known.note(key, job.result)
@@ -95,20 +97,35 @@ def baseline_of(candidate: RunSpec) -> RunSpec:
 
 
 def recall(state: ExploreState) -> bool:
-    """A policy that ran before shows its result again. Returns whether that changed what is shown."""
-    if state.draft.predict:
-        return False
-    key = known.compared(baseline_of(state.draft.spec), state.draft.spec)
+    """A policy that ran, or was played, before shows its result again. Returns whether that changed what is shown."""
+    spec = state.draft.spec
+    key = _foreseen_pair(state) if state.draft.predict else known.compared(baseline_of(spec), spec)
     if key is None or key == state.shown:
         return False
     state.shown, state.tick = key, None
     return True
 
 
+def _foreseen_pair(state: ExploreState) -> str | None:
+    """The key of what was played of the drawn policy, beside everything kept; None: one of them was not played yet."""
+    spec, records = state.draft.spec, backend.records()
+    baseline, candidate = (records.get(backend.foreseen_key(one)) for one in (wanted(state), spec))
+    if not spec.policy.units or baseline is None or candidate is None:
+        return None
+    key = f"pair {backend.foreseen_key(spec)}"
+    if records.get(key) is None:
+        records.keep(key, Comparison(baseline=baseline, candidate=candidate))
+    return key
+
+
 def compare(state: ExploreState) -> None:
-    """The run that a person asked for: baseline and candidate, both measured now."""
+    """The run that a person asked for: baseline and candidate, both measured now; where nothing runs, the candidate
+    played as the baseline was."""
     spec = state.draft.spec
-    page_job.start(state.job, Compare(baseline=baseline_of(spec), candidate=spec))
+    if state.draft.predict:
+        page_job.start(state.job, Measure(spec=spec, without_data=True))
+    else:
+        page_job.start(state.job, Compare(baseline=baseline_of(spec), candidate=spec))
     job, deadline = page_job.running(state.job), time.monotonic() + FIRST_WORD_S
     while job is not None and not job.began and time.monotonic() < deadline:
         time.sleep(0.002)

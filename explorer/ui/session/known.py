@@ -130,7 +130,7 @@ def _asked(record: Any) -> list[str]:
             return []
         refused = [replace(record.spec, policy=one.policy) for one in record.refused[:1]]
         return [_spec_key(record.spec), *map(_fitted_key, refused)]
-    if not isinstance(record, Comparison):
+    if not isinstance(record, Comparison) or record.is_predicted:
         return []
     whole = [_spec_key(run.spec) for run in (record.baseline, record.candidate) if run.complete]
     judged = record.failure is not None or record.reproducible is not None

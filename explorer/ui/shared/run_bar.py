@@ -24,6 +24,7 @@ class RunBar:
     key: str
     """Begins the keys of its widgets."""
     help: str
+    label: str = "Run"
     ready: bool
     """Whether there is something that could run."""
     start: Callable[[], None]
@@ -46,7 +47,7 @@ def _bar(life: PageJob, bar: RunBar) -> None:
     off = busy or not bar.ready
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key=f"{bar.key}run_row"):
         st.button(
-            on_primary("Run", disabled=off),
+            on_primary(bar.label, disabled=off),
             type="primary",
             icon=":material/play_arrow:",
             key=f"{bar.key}run",

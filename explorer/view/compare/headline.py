@@ -37,7 +37,16 @@ class Headline:
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
     """The figures of the strip, in order: peak, saved, FLOPs, time, and for a comparison gradients and policy."""
     figures = _of_one(run) if isinstance(run, Measurement) else _of_two(run)
+    if isinstance(run, Comparison) and run.is_predicted:
+        figures = tuple(map(_predicted, figures))
     return tuple(replace(one, origin=()) if one.value == NOT_MEASURED else one for one in figures)
+
+
+def _predicted(figure: Headline) -> Headline:
+    """Nobody measured or counted it, and there are no gradients to compare."""
+    if figure.key == "verdict":
+        return replace(figure, value="not compared", delta="nothing ran", tone="neutral", origin=())
+    return replace(figure, origin=("predicted",))
 
 
 def _of_two(run: Comparison) -> tuple[Headline, ...]:

@@ -117,6 +117,11 @@ NO_MODEL = (
 NOTHING_RUNS = (
     "Nothing of this model is allocated, so nothing can be run: predict is on, in Options. Switch it off to measure."
 )
+PREDICT = (
+    "Plays a step under the policy that is drawn, without data: nothing is allocated, and every figure is predicted."
+)
+NOT_PLAYED = "Nothing has been played yet. Choose blocks in the graph, then press **Predict** at the bottom."
+NO_CLOCK = ":violet-badge[:material/visibility: predicted] Counted on steps without data; no clock ran."
 FORESEEN_ORIGIN = "Played without data, or computed from such a step: nothing was allocated and nothing was run."
 PINNED = ":violet-badge[:material/push_pin: pinned baseline] Compared with this, not with everything kept:"
 FITTED = ":violet-badge[:material/memory: what fitted] Compared with the run that fitted, not with everything kept:"
@@ -126,7 +131,16 @@ FRESHNESS = {
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
     ),
     "foreseen": (
-        ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted."
+        ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted. "
+        "Choose blocks, then press **Predict**."
+    ),
+    "played": (
+        ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and the policy that is "
+        "drawn."
+    ),
+    "foreseen before": (
+        ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
+        "Press **Predict** to play it."
     ),
     "foreseen anew": (
         ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "

@@ -9,8 +9,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
+from explorer.plan.policy.evidence import evidence_of
 from explorer.record import Failure
 from explorer.ui.session import backend, known, opened
+from explorer.view.drawing.units import mib
 from tests.ui.fake_worker import UNSAFE, FakeJob, FakeWorker
 from tests.ui.page_driver import address, figures, graph_data, say, settle, texts, widget
 
@@ -41,12 +43,47 @@ def test_nothing_is_allocated_and_every_figure_is_predicted(app: App, worker: Fa
     assert all(request.without_data for request in asked if isinstance(request, Describe | Measure))
     assert {type(request) for request in asked} == {Describe, Measure, FindPlans}
     assert at.metric[0].value == "104.5 MiB" and figures(at)["Step time"] == "not measured"
-    assert at.button(key="run").disabled and NOTHING_RUNS in words(at)
+    assert "Nothing is allocated and nothing runs" in words(at)
     assert "every figure is predicted" in words(at) and UNSAFE in words(at)
     assert "changed options] predict on" in words(at)
     at = say(at, on=ALL)
     assert "→ ≈" in figures(at)["Step peak"]
     assert not worker.of(Compare)
+
+
+def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, worker: FakeWorker) -> None:
+    at = say(switch(app(), on=True), on=ALL[:2])
+    assert at.button(key="run").label.endswith("Predict") and "≈" in figures(at)["Step peak"]
+    n = len(worker.of(Measure))
+    at = settle(at.button(key="run").click().run())
+    (job,) = worker.of(Measure)[n:]
+    assert job.request.without_data and not job.keep and job.request.spec.policy.blocks == tuple(ALL[:2])
+    assert not worker.of(Compare) and len(backend.store().list()) == 1
+    played, strip = job.result, figures(at)
+    assert strip["Step peak"] == f"104.5 → {mib(played.step_peak_bytes)}", "no ≈: it was played, not forecast"
+    assert strip["Gradients"] == "not compared" and strip["Step time"] == "not measured"
+    assert strip["Recomputed"].startswith("2 of") and origins(at) == {"predicted"}
+    assert "Played without data: everything kept, and the policy that is drawn." in words(at)
+    assert "Both runs" in at.segmented_control[0].options
+    at = say(at, on=ALL)
+    assert "Press **Predict** to play it" in words(at) and "before: 104.5" in words(at)
+    at = say(at, on=ALL[:2])
+    assert figures(at) == strip and len(worker.of(Measure)) == n + 1, "it was played already"
+
+
+def test_what_was_played_proves_nothing(app: App, worker: FakeWorker) -> None:
+    at = say(switch(app(), on=True), on=ALL[:2])
+    at = settle(at.button(key="run").click().run())
+    pair = backend.record(at.session_state["explore"].shown)
+    assert pair.is_predicted and pair.comparable
+    known.note("pair", pair)
+    assert known.measured(pair.candidate.spec) is None and not known.points(pair.baseline.spec)
+    assert evidence_of(pair, worker.graph) is None
+    at.session_state["tabs"] = "Cost"
+    at = settle(at.run())
+    assert "no clock ran" in words(at) and at.dataframe
+    at.session_state["tabs"] = "Gradients"
+    assert NOTHING_RUNS in words(settle(at.run()))
 
 
 def test_the_strip_names_no_other_origin(app: App) -> None:
@@ -60,9 +97,11 @@ def test_every_tab_stands_and_offers_no_run(app: App, tab: str) -> None:
     at = switch(app(), on=True)
     at.session_state["tabs"] = tab
     at = settle(at.run())
-    running = ("run", "draw", "arena_run", "derive", "measure_points")
+    running = ("draw", "arena_run", "derive", "measure_points")
     assert not [button.key for button in at.button if button.key in running and not button.disabled]
-    if tab in ("Cost", "Gradients", "Autograd", "Arena"):
+    if tab == "Cost":
+        assert "Nothing has been played yet" in words(at)
+    if tab in ("Gradients", "Autograd", "Arena"):
         assert NOTHING_RUNS in words(at)
     if tab == "Memory":
         assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"
@@ -133,4 +172,4 @@ def test_a_predicted_run_that_is_opened_is_not_taken_for_measured(app: App, work
     at.session_state[opened.KEY] = ["explore", run_id]
     at = settle(at.run())
     assert at.session_state["draft"].predict and origins(at) == {"predicted"}
-    assert at.button(key="run").disabled
+    assert at.button(key="run").label.endswith("Predict")
