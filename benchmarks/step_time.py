@@ -92,7 +92,7 @@ def off(foretold: Forecast, real: float) -> tuple[float, bool]:
 def policies_of(graph: ModelGraph, planner: Planner) -> Mapping[str, Policy]:
     """Presets, plans, and modules at random, no two of which lie in each other."""
     policies = {"keep": KEEP_ALL}
-    for name in (SEEN, "every-2", "sqrt"):
+    for name in (SEEN, "every-2", "sqrt", "keep-products"):
         policies[name] = preset(name, graph)
     for share in (0.8, 0.6):
         try:

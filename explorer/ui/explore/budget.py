@@ -133,7 +133,7 @@ def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen
         proven, meaning = words.certificate(plan)
         return f"{kept} {proven}".strip(), meaning
     own, peak = cost(foreseen), foreseen.step_peak_bytes
-    if not policy.units or own is None or peak is None:
+    if not front or not policy.units or own is None or peak is None:
         return kept or (words.START if front else ""), None
     best = min((point for point in front if point.peak_bytes <= peak), key=lambda point: point.cost, default=None)
     if best is not None and best.cost < own - WORTH_SAYING:

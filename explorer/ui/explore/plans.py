@@ -112,7 +112,7 @@ def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
 
 
 def _segments_reach(state: ExploreState, graph: ModelGraph) -> str:
-    """Segments are not among what a plan is made of: a preset of them may reach what no plan does."""
+    """Long segments are not among what a plan is made of: a preset of them may reach what no plan does."""
     wish = state.budget.wish
     if wish is None or wish.budget_bytes is None:
         return ""

@@ -12,7 +12,7 @@ BUDGET = (
 SLIDER = "Memory for time"
 NO_FRONT = "..."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
-EMPTY = "Plans follow once the baseline is measured."
+EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
 AS_GOOD = "No plan that was found is faster at this peak."
 
 PROVEN_TO = 5e-3

@@ -13,7 +13,7 @@ from explorer.jobs.protocol import Compare, FindPlans
 from explorer.record import Failure, Policy
 from explorer.record.plan import Wish
 from explorer.ui.explore import blocks, budget, front, plans
-from explorer.ui.explore.shown import shown
+from explorer.ui.explore.shown import predicted, shown
 from explorer.view.drawing.units import mib
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
@@ -64,6 +64,16 @@ def test_time_can_be_the_budget(app: App) -> None:
     at = typed(app(), "+30 % time")
     assert float(figures(at)["Step time"].split("×")[1].split()[0]) <= 1.3
     assert graph_data(at)["on"] and "Proven" in texts(at)
+
+
+def test_nothing_is_said_of_plans_that_nobody_has_looked_for(app: App) -> None:
+    at = say(app(), on=["head"])
+    state, graph = at.session_state["explore"], graphs.gpt(6)
+    known = shown(state)
+    foreseen = predicted(known, graph, state.draft.spec.policy)
+    points = budget.points(state, known, graph, plans.look(known, graph))
+    assert points and budget.stands(state, known, points, foreseen)[0]
+    assert budget.stands(state, known, (), foreseen) == ("", None)
 
 
 @pytest.mark.parametrize("text", ["-3", "abc", "0", "60"])
