@@ -22,7 +22,7 @@ from explorer.plan.memory.place import holders, in_place
 from explorer.plan.memory.series import array_of, held
 from explorer.plan.names import Fqns
 from explorer.plan.planners.candidates import candidates_of
-from explorer.plan.planners.highs import Shape
+from explorer.plan.planners.columns import Columns
 from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import Limits, Program, Solution
@@ -66,7 +66,7 @@ class Planner:
             line=replay.line,
             pieces=pieces,
             reruns=reruns_of(replay, self.candidates, stash_bytes=stash),
-            shape=Shape(self.candidates, pieces),
+            columns=Columns(self.candidates, pieces),
             peak_of=self._peak_of,
         )
         self._floor: Plan | None = None
@@ -82,7 +82,7 @@ class Planner:
 
     def cost_of(self, chosen: Sequence[int]) -> float:
         """What recomputing these candidates takes, in the candidates' unit."""
-        return self._program.shape.cost(tuple(chosen))
+        return self._program.columns.cost(tuple(chosen))
 
     def floor(self) -> Plan:
         """The lowest peak that can be reached, as cheaply as it can."""
@@ -152,7 +152,7 @@ class Planner:
             budget_bytes=budget_bytes,
             step_peak_bytes=forecast.step_peak_bytes,
             baseline_step_peak_bytes=self.keep_all_bytes,
-            extra_cost=self._program.shape.cost(solution.chosen),
+            extra_cost=self._program.columns.cost(solution.chosen),
             step_cost=self.candidates.step_cost,
             cost_unit=self.candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,

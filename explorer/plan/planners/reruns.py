@@ -4,7 +4,8 @@
         -  what units inside let go by then  +  what they are given and keep, and their generators' state    <= budget
 
 A row of a candidate that is not recomputed says no more than that the budget holds before its backward. Where the
-recompute would stop early because it ends in a unit inside, nothing behind that is asked of it.
+recompute would stop early because it ends in a unit inside, nothing behind that is asked of it. What is inside counts
+where it is recomputed inside this very candidate: by its column of that name, see columns.py.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from explorer.plan.forecast.nesting import FOREVER
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.memory.series import Bytes
 from explorer.plan.planners.candidates import Candidates
+from explorer.plan.planners.columns import Columns, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,33 +32,26 @@ class Rerun:
     """The last before its backward begins."""
     alive: Bytes
     """Bytes of the rerun alone at each of its moments, nothing inside recomputed, less what is there already."""
-    inside: tuple[tuple[int, Bytes, Bytes], ...]
-    """Each candidate inside: bytes that it lets go, and that it keeps, at each moment."""
+    inside: tuple[tuple[int, Bytes], ...]
+    """Each candidate inside: bytes that it keeps less those that it lets go, at each moment."""
     back: tuple[tuple[int, int, dict[int, int]], ...]
     """Each candidate around that begins at the same tick: what it brings back, less what others inside it do."""
 
-    def worst(self, x: NDArray[np.float64]) -> list[tuple[float, dict[int, float], float]]:
-        """The moment that holds most under `x`, once a candidate around: excess bytes, coefficients, constant."""
-        held = self.alive * x[self.unit]
-        for unit, freed, kept in self.inside:
-            held = held - freed * x[unit] + kept * (x[unit] + x[self.unit] - 1)
+    def worst(self, x: Values, columns: Columns) -> list[tuple[float, dict[int, float]]]:
+        """The moment that holds most under `x`, once a candidate around: excess bytes, and coefficients by column."""
+        taken = x[columns.of_unit[self.unit]].sum()
+        held = self.alive * taken
+        for unit, more in self.inside:
+            held = held + more * x[columns.number[unit, self.unit]]
         at = int(held.argmax())
-        row: dict[int, float] = {self.unit: float(self.alive[at])}
-        constant = 0.0
-        for unit, freed, kept in self.inside:
-            row[unit] = row.get(unit, 0.0) + float(kept[at] - freed[at])
-            row[self.unit] += float(kept[at])
-            constant -= float(kept[at])
-        moments = [(float(held[at]), row, constant)]
+        row = dict.fromkeys(columns.of_unit[self.unit], float(self.alive[at]))
+        row |= {columns.number[unit, self.unit]: float(more[at]) for unit, more in self.inside}
+        moments = [(float(held[at]), row)]
         for holder, n_bytes, others in self.back:
-            more = row.copy()
-            more[self.unit] += n_bytes
-            more[holder] = more.get(holder, 0.0) + n_bytes
-            for unit, less in others.items():
-                more[unit] = more.get(unit, 0.0) - less
-            excess = held[at] + n_bytes * (x[self.unit] + x[holder] - 1)
-            excess -= sum(less * x[unit] for unit, less in others.items())
-            moments.append((float(excess), more, constant - n_bytes))
+            more_back = {columns.number[self.unit, holder]: float(n_bytes)}
+            more_back |= {columns.number[unit, holder]: -float(less) for unit, less in others.items()}
+            excess = held[at] + sum(n * x[column] for column, n in more_back.items())
+            moments.append((float(excess), {c: row.get(c, 0.0) + more_back.get(c, 0.0) for c in {**row, **more_back}}))
         return moments
 
 
@@ -105,7 +99,7 @@ def _inside(candidates: Candidates, units: list[int], outer: SavedByCall) -> Ite
 
 def _moments(
     replay: Replay, call: SavedByCall, within: list[tuple[int, SavedByCall]], *, stash_bytes: int
-) -> tuple[Bytes, tuple[tuple[int, Bytes, Bytes], ...]]:
+) -> tuple[Bytes, tuple[tuple[int, Bytes], ...]]:
     """Moments are the births of the rerun, of all of forward up to the last saved tensor."""
     inner = call.entries[~np.isin(call.entries, call.outputs)]
     last = int(replay.born[inner].max(initial=call.first))
@@ -115,7 +109,7 @@ def _moments(
     alive = _sum_at(moments, born, died, size)
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     tail = int(inner[replay.born[inner].argmax()]) if len(inner) else -1
-    by_unit: dict[int, tuple[Bytes, Bytes]] = {}
+    by_unit: dict[int, Bytes] = {}
     for unit, one in within:
         pairs = zip(one.entries.tolist(), one.leaves.tolist())
         mine = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
@@ -126,9 +120,8 @@ def _moments(
         given = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
         kept = _sum_at(moments, died[given], np.full(len(given), FOREVER), size[given])
         kept = kept + stash_bytes * (moments > one.first)
-        before = by_unit.get(unit)
-        by_unit[unit] = (freed, kept) if before is None else (before[0] + freed, before[1] + kept)
-    return alive, tuple((unit, freed, kept) for unit, (freed, kept) in by_unit.items())
+        by_unit[unit] = by_unit.get(unit, 0) + kept - freed
+    return alive, tuple(by_unit.items())
 
 
 def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:

@@ -5,6 +5,9 @@ gives show where it is over the budget, add those moments as rows, solve again. 
 fits, so each answer's bound is a bound for all; the first answer that the exact forecast finds within the budget is
 best. An answer that the rows call good and the forecast does not is forbidden by name.
 
+Few moments tell few blocks apart: what they do not is counted (classes.py), and hundreds of equal blocks are a handful
+of whole numbers. So only those moments are carried on that bind in fractions.
+
 Time may end before the solver does. So whatever the forecast ever judged is remembered and answers all limits that it
 keeps, and what a person would try (the first so many of equal blocks) is judged before anything else: no answer is
 worse than that.
@@ -21,18 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.memory.series import Bytes
-from explorer.plan.planners.highs import TOLERANCE, Minimum, Question, Row, Shape, Whole, minimised
+from explorer.plan.planners.columns import Columns, Row, Values
+from explorer.plan.planners.highs import MIB, TOLERANCE, Minimum, Question, minimised
 from explorer.plan.planners.pieces import Pieces
 from explorer.plan.planners.reruns import Rerun
 
-MIB = 1024**2
 MOST_ROUNDS = 80
 MOST_NEW_ROWS = 6
 N_ROUNDED = 12
 N_DROPPED = 40
 LEAST_SECONDS = 0.1
-
-Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +68,7 @@ class Program:
     line: Bytes
     pieces: Pieces
     reruns: tuple[Rerun, ...]
-    shape: Shape
+    columns: Columns
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast's word on a choice."""
     _stretches: NDArray[np.intp] | None = None
@@ -76,13 +77,13 @@ class Program:
     def judged(self, chosen: tuple[int, ...]) -> tuple[int, float]:
         """Bytes of the peak of a choice, and its cost."""
         if chosen not in self._judged:
-            self._judged[chosen] = self.peak_of(chosen), self.shape.cost(chosen)
+            self._judged[chosen] = self.peak_of(chosen), self.columns.cost(chosen)
         return self._judged[chosen]
 
     def known(self) -> tuple[tuple[int, ...], ...]:
         """What was judged so far, for whatever limits, and what a person would try."""
         if not self._judged:
-            for chosen in ((), *self.shape.first_of_kinds()):
+            for chosen in ((), *self.columns.first_of_kinds()):
                 self.judged(chosen)
         return tuple(self._judged)
 
@@ -97,9 +98,9 @@ class Program:
             search.judge(chosen)
         search.round(answer)
         for _ in range(MOST_ROUNDS):
-            answer = search.next()
+            answer = search.ask(whole=True)
             if answer is not None:
-                search.judge(self.shape.chosen(answer.x))
+                search.judge(self.columns.chosen(answer.x))
             if search.done or answer is None or time.monotonic() > ends:
                 break
             if not search.separate(answer):
@@ -114,7 +115,7 @@ class Program:
 
     def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
         """The moments at which `x` holds more than `limit`, the worst of each stretch, worst first; and their rows."""
-        line = self.pieces.line(self.line, x)
+        line = self.pieces.line(self.line, self.columns.old(x))
         if self._stretches is None:
             borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
             self._stretches = np.array(sorted(borders), dtype=np.intp)
@@ -124,14 +125,15 @@ class Program:
             first = int(self._stretches[place])
             tick = first + int(line[first : first + self._length(place)].argmax())
             exceeding.append((float(most[place]), tick, partial(self._held_at, tick)))
+        taken = self.columns.taken(x)
         for number, rerun in enumerate(self.reruns):
-            if x[rerun.unit] < 1e-6:
+            if taken[rerun.unit] < 1e-6:
                 continue
-            for part, (excess, row, constant) in enumerate(rerun.worst(x)):
+            for part, (excess, row) in enumerate(rerun.worst(x, self.columns)):
                 held = line[rerun.tick] + excess
                 if held > limit + 0.5:
                     key = (number, part, tuple(row.items()))
-                    exceeding.append((held, key, partial(self._held_at, rerun.tick, row, constant)))
+                    exceeding.append((held, key, partial(self._held_at, rerun.tick, row)))
         exceeding.sort(key=lambda one: -one[0])
         return [(key, row_of) for _, key, row_of in exceeding]
 
@@ -140,17 +142,16 @@ class Program:
         following = self._stretches[place + 1] if place + 1 < len(self._stretches) else len(self.line)
         return int(following - self._stretches[place])
 
-    def _held_at(self, tick: int, more: dict[int, float] | None = None, constant: float = 0.0) -> Row:
-        bytes_ = self.pieces.at(tick)
-        row = {int(column): float(bytes_[column]) for column in np.flatnonzero(bytes_)}
+    def _held_at(self, tick: int, more: dict[int, float] | None = None) -> Row:
+        row = self.columns.bytes_of(self.pieces.at(tick))
         for column, n in (more or {}).items():
             row[column] = row.get(column, 0.0) + n
-        return row, -float(self.line[tick]) - constant
+        return row, -float(self.line[tick])
 
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """One question on its way: how many of each kind first, then which, then everything at once if that is no good."""
+    """One question on its way: how many of each class, then, if that is no answer, which."""
 
     program: Program
     limits: Limits
@@ -161,10 +162,10 @@ class _Search:
     moments: dict[object, Row] = field(default_factory=dict)
     """Bytes held at each moment found so far: coefficients by column, and less than 0 the bytes held without any."""
     forbidden: list[Row] = field(default_factory=list)
-    every: bool = False
-    """Whether kinds are no longer settled first."""
+    apart: bool = False
+    """Whether units of a class are no longer counted together."""
 
-    def ask(self, whole: Whole, like: Minimum | None = None) -> Minimum | None:
+    def ask(self, *, whole: bool) -> Minimum | None:
         """One call of the solver."""
         self.n_solves += 1
         question = Question(
@@ -172,15 +173,19 @@ class _Search:
             for_peak=self.limits.budget_bytes is None,
             most_cost=self.limits.most_cost,
             whole=whole,
+            apart=self.apart,
             seconds=max(LEAST_SECONDS, self.ends - time.monotonic()),
-            bound=self.bound if whole == "candidates" else 0.0,
+            bound=self.bound,
         )
-        return minimised(self.program.shape, question, like)
+        answer = minimised(self.program.columns, question)
+        if answer is not None:
+            self.bound = max(self.bound, answer.bound)
+        return answer
 
     def _rows(self) -> list[Row]:
         """The known moments in MiB: below the budget, or below the peak, which is a column of its own."""
         budget = self.limits.budget_bytes
-        peak = {self.program.shape.peak_column: -1.0} if budget is None else {}
+        peak = {self.program.columns.peak_column: -1.0} if budget is None else {}
         return [
             ({**{column: n / MIB for column, n in row.items()}, **peak}, (most + (budget or 0)) / MIB)
             for row, most in self.moments.values()
@@ -189,42 +194,32 @@ class _Search:
     def separate(self, answer: Minimum) -> int:
         """Adds moments at which an answer holds too much; how many are new."""
         limit = answer.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
-        over = self.program.over(self.program.shape.tightened(answer.x), limit)
+        over = self.program.over(answer.x, limit)
         new = [(key, row_of) for key, row_of in over if key not in self.moments][:MOST_NEW_ROWS]
         self.moments.update((key, row_of()) for key, row_of in new)
         return len(new)
 
     def relaxed(self) -> Minimum | None:
         """The answer in fractions, with all the moments that it takes; None: there is not even that."""
-        while (answer := self.ask("relaxed")) is not None:
-            self.bound = max(self.bound, answer.bound)
+        while (answer := self.ask(whole=False)) is not None:
             if not self.separate(answer) or time.monotonic() > self.ends:
                 break
+        if answer is not None:
+            self._forget(answer)
         return answer
 
-    def next(self) -> Minimum | None:
-        """A choice of whole candidates, and with it a better bound; None: there is none."""
-        shape = self.program.shape
-        if shape.has_kinds and not self.every:
-            counts = self.ask("counts")
-            if counts is None:
-                return None
-            self.bound = max(self.bound, counts.bound)
-            answer = self.ask("candidates", counts)
-            if answer is not None:
-                return answer
-            self.every = True
-        answer = self.ask("candidates")
-        if answer is not None:
-            self.bound = max(self.bound, answer.bound)
-        return answer
+    def _forget(self, answer: Minimum) -> None:
+        """Moments that do not bind tell apart what is equal otherwise; those that are missed come back."""
+        bind = answer.slack[: len(self.moments)] < 1e-6
+        self.moments = {key: row for (key, row), binds in zip(self.moments.items(), bind) if binds}
 
     def round(self, answer: Minimum) -> None:
         """A first answer, in case time ends before a better one: more and more of what the relaxed one takes."""
-        chosen = self.program.shape.legal(np.argsort(-answer.x[: self.program.shape.n_units], kind="stable").tolist())
+        columns = self.program.columns
+        chosen = columns.legal(np.argsort(-columns.taken(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
-        costs = self.program.shape.costs
+        costs = columns.costs
         for i in sorted(self.best.chosen if self.best else (), key=lambda i: -costs[i])[:N_DROPPED]:
             self.judge(tuple(one for one in self.best.chosen if one != i) if self.best else ())
 
@@ -255,8 +250,7 @@ class _Search:
         )
 
     def refuse(self, answer: Minimum) -> None:
-        """The rows have no more to say: of a choice that only the forecast refuses, all but that one is left."""
-        budget, chosen = self.limits.budget_bytes, self.program.shape.chosen(answer.x)
-        if self.every or budget is not None and self.program.judged(chosen)[0] > budget:
-            self.forbidden.append(self.program.shape.all_but(answer.x))
-        self.every = True
+        """The rows have no more to say: units are chosen one by one, and what the forecast refused is forbidden."""
+        if self.apart:
+            self.forbidden.append(self.program.columns.all_but(self.program.columns.chosen(answer.x)))
+        self.apart = True
