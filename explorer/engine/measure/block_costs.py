@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from explorer.engine.measure.stopwatch import BlockSamples
@@ -40,7 +41,7 @@ def block_costs(
     skipped = tree.inclusive(_skipped(tracker, tree, policy, forward, recompute))
     flops = [tree.inclusive(own) for own in (forward, recompute, counted(BACKWARD))]
     nothing = BlockSamples()
-    return tuple(
+    costs = (
         MeasuredBlock(
             fqn=fqn,
             n_forward=tracker.n_forward[i],
@@ -51,12 +52,20 @@ def block_costs(
             recompute_flops=flops[1][i],
             backward_flops=flops[2][i],
             skipped_flops=skipped[i],
-            forward=samples.get(fqn, nothing).forward,
-            recompute=samples.get(fqn, nothing).recompute,
-            operator_ms=dict(samples.get(fqn, nothing).operators.ms),
-            n_operators=samples.get(fqn, nothing).operators.n_calls,
         )
         for i, fqn in enumerate(tracker.fqns)
+    )
+    return tuple(with_times(cost, samples.get(cost.fqn, nothing)) for cost in costs)
+
+
+def with_times(cost: MeasuredBlock, samples: BlockSamples) -> MeasuredBlock:
+    """The same, with what the clock said of the block."""
+    return msgspec.structs.replace(
+        cost,
+        forward=samples.forward,
+        recompute=samples.recompute,
+        operator_ms=dict(samples.operators.ms),
+        n_operators=samples.operators.n_calls,
     )
 
 

@@ -7,14 +7,17 @@ operator does, so no other time is read in this step, and what is read here is u
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.device.clocks import Clock
-from explorer.engine.step import Trainee, run_step
+from explorer.engine.step import OnPhase, Trainee, run_step
+from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.scopes import BlockScopes
 from explorer.record.allocations import Phase
 
@@ -30,17 +33,29 @@ class OperatorTimes:
 
 def operator_times(trainee: Trainee, clock: Clock) -> Mapping[str, OperatorTimes]:
     """By fqn, of one step that keeps everything."""
+    return _operator_times(trainee.model, partial(run_step, trainee), clock)
+
+
+def live_operator_times(model: nn.Module, step: Callable[[], object], clock: Clock) -> Mapping[str, OperatorTimes]:
+    """As `operator_times`, of one step of somebody's own."""
+
+    def announcing(on_phase: OnPhase) -> None:
+        with around_backward(lambda: on_phase("backward"), lambda: on_phase("between")):
+            step()
+
+    return _operator_times(model, announcing, clock)
+
+
+def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: Clock) -> Mapping[str, OperatorTimes]:
     watch = _OperatorWatch(clock)
-    scopes = BlockScopes(trainee.model, watch)
-    watch.scopes = scopes
     clock.settle()
-    with scopes, watch:
-        run_step(trainee, watch.on_phase)
+    with BlockScopes(model, watch) as scopes, watch:
+        step(watch.on_phase)
     clock.settle()
     times: dict[str, OperatorTimes] = defaultdict(OperatorTimes)
-    for stack, name, first, last in watch.spans:
+    for running, name, first, last in watch.spans:
         ms = clock.between_ms(first, last)
-        for block in stack:
+        for block in running:
             of_block = times[scopes.fqns[block]]
             of_block.ms[name] += ms
             of_block.n_calls += 1
@@ -52,15 +67,14 @@ class _OperatorWatch(TorchDispatchMode):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.scopes: BlockScopes
         self.spans: list[tuple[frozenset[int], str, Any, Any]] = []
         """(blocks that are running, operator, first mark, last mark)"""
         self._clock = clock
         self._phase: Phase = "forward"
-        self._running = frozenset((0,))
+        self._running: frozenset[int] = frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._phase != "forward":
+        if self._phase != "forward" or not self._running:
             return func(*args, **(kwargs or {}))
         first = self._clock.mark()
         out = func(*args, **(kwargs or {}))
@@ -68,10 +82,10 @@ class _OperatorWatch(TorchDispatchMode):
         return out
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
-        self._running = frozenset(frame.stack)
+        self._running = frozenset(frame.stack[1:])
 
     def left(self, block: int, frame: Any, output: Any) -> None:
-        self._running = frozenset(frame.stack)
+        self._running = frozenset(frame.stack[1:])
 
     def rerun_changed(self, frame: Any) -> None:
         """No unit runs again."""

@@ -14,7 +14,10 @@ from torch import nn
 
 from explorer.engine.device.device import device_of, place_of
 from explorer.engine.device.limits import limited_by_machine
+from explorer.engine.measure.block_costs import with_times
+from explorer.engine.measure.checkpoint_cost import checkpoint_ms, kept_operator_ms
 from explorer.engine.measure.live import LiveStep
+from explorer.engine.measure.operator_times import live_operator_times
 from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms, live_step_ms
 from explorer.engine.model.describe import describe_step
 from explorer.engine.model.loaded import shapes
@@ -84,13 +87,14 @@ class OwnSteps:
             for _ in range(N_TIMED):
                 timed.steps.append(live_step_ms(self._model, self._take, clock))
                 timed.blocks.append(live_block_ms(self._model, self._take, clock))
+            timed.operators = live_operator_times(self._model, self._take, clock)
+            timed.checkpoint_ms = checkpoint_ms(self._device.torch, clock)
+            timed.kept_operator_ms = kept_operator_ms(self._device.torch, clock)
 
         if not self._fits(steps):
             return run
         samples, nothing = timed.block_samples(), BlockSamples()
-        blocks = tuple(
-            msgspec.structs.replace(cost, forward=samples.get(cost.fqn, nothing).forward) for cost in run.blocks
-        )
+        blocks = tuple(with_times(cost, samples.get(cost.fqn, nothing)) for cost in run.blocks)
         return msgspec.structs.replace(run, times=timed.times(clock.name), blocks=blocks)
 
     def in_turns(self, policies: Sequence[Policy]) -> list[Times]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 
-from explorer.engine.measure.operator_times import operator_times
+from explorer.engine.measure.operator_times import live_operator_times, operator_times
 from explorer.engine.step import prepare
 from explorer.record import ModelRef, RunSpec
 
@@ -41,3 +42,18 @@ def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to
     assert whole.ms["aten.addmm.default"] == len(linears)
     assert whole.n_calls == sum(whole.ms.values()) >= sum(times[fqn].n_calls for fqn in below if fqn in times)
     assert not [op for op in whole.ms if "backward" in op]
+
+
+def test_of_somebodys_own_step_neither_what_is_around_the_model_counts_nor_its_backward() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step() -> None:
+        rows = torch.ones(2, 4).exp()
+        model(rows).sin().sum().backward()
+        optimizer.step()
+
+    times = live_operator_times(model, step, CountingClock())
+    assert times["0"].ms == {"aten.t.default": 1.0, "aten.addmm.default": 1.0}
+    assert times["1"].ms == {"aten.gelu.default": 1.0}
+    assert times[""].ms == times["0"].ms | times["1"].ms and times[""].n_calls == 3
