@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sqlite3
 import subprocess
@@ -12,47 +11,17 @@ import time
 import zlib
 from pathlib import Path
 
-import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from explorer.errors import BadInput, NotSaved, UnreadableFile
 from explorer.jobs import run_file
 from explorer.jobs.run_file import StoredRecord
 from explorer.jobs.store import Store, default_path, is_kept
-from explorer.record.allocations import ROLES, Allocations, PhaseSpan
-from explorer.record.base import column, to_msgpack
+from explorer.record.base import to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.measurement import Environment, Measurement
-from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
-
-
-def measured(target: str = "sample_models/gpt.py", *blocks: str, n: int = 3) -> Measurement:
-    saved = ROLES.index("saved activation")
-    log = Allocations(
-        n_ticks=n,
-        n_bytes=column(range(1, n + 1)),
-        born=column(range(1, n + 1)),
-        died=column([n + 1] * n),
-        role=column([saved] * n),
-        block=column([0] * n),
-        op=column([0] * n),
-        blocks=("",),
-        ops=("aten.mm",),
-        time_ns=column(),
-    )
-    environment = Environment(
-        device="cpu", device_name="test", torch_version="2.13.0", python_version="3.11", platform="test", n_threads=1
-    )
-    return Measurement(
-        spec=RunSpec(model=ModelRef(target=target, size="small"), policy=Policy.recompute(blocks)),
-        environment=environment,
-        allocations=log,
-        phases=(PhaseSpan(phase="forward", block="", first_tick=0, end_tick=n + 1),),
-    )
+from explorer.record.measurement import Measurement
+from tests.jobs.runs import measured
 
 
 @pytest.fixture
@@ -131,52 +100,6 @@ def test_a_file_travels(store: Store, tmp_path: Path) -> None:
     assert len(data) < 20_000
 
 
-FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.integers(0, len(FILE) * 8 - 1))
-def test_every_flipped_bit_is_noticed(bit: int) -> None:
-    data = bytearray(FILE)
-    data[bit // 8] ^= 1 << bit % 8
-    with pytest.raises(UnreadableFile):
-        run_file.read(bytes(data))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, len(FILE) - 1))
-def test_every_cut_is_noticed(n_bytes: int) -> None:
-    with pytest.raises(UnreadableFile, match="cut short|not a run file"):
-        run_file.read(FILE[:n_bytes])
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary().filter(lambda data: not data.startswith(run_file.MAGIC)))
-def test_foreign_files_are_refused(data: bytes) -> None:
-    with pytest.raises(UnreadableFile, match="not a run file"):
-        run_file.read(data)
-
-
-def test_newer_files_and_unknown_kinds_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as newer:
-        newer.setattr(run_file, "VERSION", 9)
-        newest = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b""))
-    with pytest.raises(UnreadableFile, match="version 9; this release reads version 1"):
-        run_file.read(newest)
-    odd = run_file.write(StoredRecord(kind="dream", name="n", created=1.0, record=b""))
-    with pytest.raises(UnreadableFile, match="holds a dream"):
-        run_file.read(odd)
-    wrong = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b"\x80"))
-    with pytest.raises(UnreadableFile, match="not a Measurement.*spec"):
-        run_file.read(wrong)
-
-
-def test_a_file_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_file, "_LARGEST_BYTES", 1000)
-    with pytest.raises(UnreadableFile, match="more than 1000 bytes"):
-        run_file.read(run_file.write(StoredRecord(kind="measurement", name="n" * 10_000, created=1.0, record=b"")))
-
-
 def test_an_imported_run_executes_nothing(store: Store, tmp_path: Path) -> None:
     marker = tmp_path / "executed"
     model = tmp_path / "model.py"
@@ -234,7 +157,7 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     run_id = store.save(measured())
     said = run_python(
         "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
-        "from tests.jobs.test_store import measured, noisy; store = Store(sys.argv[1]);"
+        "from tests.jobs.runs import measured, noisy; store = Store(sys.argv[1]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
         "try: store.save(noisy())\n"
         "except NotSaved as error: print(error.sentence)\n"
@@ -245,17 +168,9 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     assert store.load(run_id) == measured()
 
 
-def noisy() -> Measurement:
-    """A record that zlib cannot make small."""
-    record = measured(n=20_000)
-    assert record.allocations is not None
-    record.allocations.time_ns.extend(int.from_bytes(os.urandom(7), "little") for _ in range(20_000))
-    return record
-
-
 def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     source = (
-        "import sys; from explorer.jobs.store import Store; from tests.jobs.test_store import noisy;"
+        "import sys; from explorer.jobs.store import Store; from tests.jobs.runs import noisy;"
         "store, record = Store(sys.argv[1]), noisy()\n"
         "while True: print(store.save(record), flush=True)"
     )
@@ -304,34 +219,6 @@ def test_the_path_can_be_overridden(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.delenv("CHECKPOINT_EXPLORER_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     assert default_path().name == "runs.sqlite" and "checkpoint-explorer" in str(default_path())
-
-
-FORGED = {
-    "ticks for": {"n_ticks": 10**9},
-    "born": {"born": column([-1, 1])},
-    "died": {"died": column([10**9, 3])},
-    "dies before": {"born": column([2, 2]), "died": column([1, 3])},
-    "role": {"role": column([0, len(ROLES)])},
-    "block": {"block": column([0, 99])},
-    "op": {"op": column([0])},
-    "n_bytes": {"n_bytes": column([-1, 2])},
-    "time_ns": {"time_ns": column([0])},
-}
-
-
-@pytest.mark.parametrize("what", FORGED)
-def test_a_forged_checksum_does_not_make_a_run(what: str) -> None:
-    log = Allocations(
-        n_ticks=2, n_bytes=column([1, 2]), born=column([0, 1]), died=column([3, 2]), role=column([0, 1]),
-        block=column([0, 0]), op=column([0, 0]), blocks=("",), ops=("",), time_ns=column(),
-    )  # fmt: skip
-    run = msgspec.structs.replace(measured(), allocations=log, phases=())
-    sound = StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(run))
-    assert run_file.read(run_file.write(sound)) == sound
-    forged = msgspec.structs.replace(run, allocations=msgspec.structs.replace(log, **FORGED[what]))
-    stored = msgspec.structs.replace(sound, record=to_msgpack(forged))
-    with pytest.raises(UnreadableFile, match="not hold a run that can have happened: .*" + what):
-        run_file.read(run_file.write(stored))
 
 
 def test_a_store_of_an_earlier_release_opens_and_learns_what_its_runs_were(store: Store) -> None:

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from msgspec.structs import replace
 
+from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
-from explorer.jobs.protocol import Describe, Measure
+from explorer.jobs.protocol import RESULTS, Describe, Measure, Request, RunLab
+from explorer.jobs.worker import answer, needs_of
 from explorer.record.base import to_plain
-from explorer.record.graph import ModelRef
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
+from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.jobs import hostile_nets
-from tests.jobs.test_client import finish, wait_gone
+from tests.jobs.jobs_at_hand import finish, wait_gone
 
 Picture = tuple[str, Any]
 NETS = Path(hostile_nets.__file__)
 
-pytestmark = pytest.mark.slow
+
+def test_every_request_has_a_kind_of_result() -> None:
+    assert RESULTS.keys() == set(get_args(Request))
+
+
+def test_a_first_graph_does_not_wait_for_what_only_runs_need() -> None:
+    model = ModelRef(target="sample_models/mlp.py")
+    assert needs_of(Describe(model=model)) == WARM[:1]
+    assert needs_of(Measure(spec=RunSpec(model=model))) == WARM[:3]
+    assert needs_of(RunLab(name="dropout")) == WARM
+
+
+def test_a_request_is_answered_by_its_verb() -> None:
+    model = ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 2, "batch": 2})
+    heard: list[Progress] = []
+    described, foreseen = (answer(Describe(model=model, without_data=some), heard.append) for some in (False, True))
+    assert isinstance(described, ModelGraph) and heard
+    assert foreseen.fingerprint == described.fingerprint
+    run = answer(Measure(spec=RunSpec(model=model), without_data=True), heard.append)
+    assert isinstance(run, Measurement) and run.origin == "predicted"
 
 
 @pytest.fixture(scope="module")
@@ -51,18 +73,17 @@ def bits_and_bytes(worker: Worker, path: Path) -> Picture:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Picture]:
-    """What the run gives in a worker that has seen nothing else; twice, for it has to be a fixed thing."""
+def fresh(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Picture]:
+    """What the run gives in a worker that has seen nothing else; in two of them, for it has to be a fixed thing."""
     path = tmp_path_factory.mktemp("bits") / "bits"
-    found = []
-    for _ in range(2):
-        worker = Worker()
-        found.append(bits_and_bytes(worker, path))
-        worker.close()
-    assert found[0] == found[1] and found[0][0].count("gradient") >= 3
-    return path, found[0]
+    other = Worker()
+    pictures = [bits_and_bytes(one, path) for one in (worker, other)]
+    other.close()
+    assert pictures[0] == pictures[1] and pictures[0][0].count("gradient") >= 3
+    return path, pictures[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(hostile_nets.HOSTILE))
 def test_the_run_after_it_is_that_of_a_fresh_worker(worker: Worker, fresh: tuple[Path, Picture], name: str) -> None:
     hostile(worker, name)
@@ -72,12 +93,14 @@ def test_the_run_after_it_is_that_of_a_fresh_worker(worker: Worker, fresh: tuple
     assert not {key: (value, expected[1][key]) for key, value in record.items() if value != expected[1][key]}
 
 
+@pytest.mark.slow
 def test_a_daemon_of_a_model_is_gone_with_its_run(worker: Worker, tmp_path: Path) -> None:
     model = ModelRef(target=f"{NETS}:daemon", arguments={"path": str(tmp_path / "pid")})
     assert finish(worker.submit(Describe(model=model))).failure is None
     wait_gone(int((tmp_path / "pid").read_text()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "words"), [("the fork server killed", "fork server"), ("its own group killed", "SIGKILL")]
 )

@@ -1,0 +1,88 @@
+"""A run as a single file: damage, foreign files and newer versions are told apart, and nothing in it is executed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from explorer.errors import UnreadableFile
+from explorer.jobs import run_file
+from explorer.jobs.run_file import StoredRecord
+from explorer.record.allocations import ROLES, Allocations
+from explorer.record.base import column, to_msgpack
+from tests.jobs.runs import measured
+
+FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, len(FILE) * 8 - 1))
+def test_every_flipped_bit_is_noticed(bit: int) -> None:
+    data = bytearray(FILE)
+    data[bit // 8] ^= 1 << bit % 8
+    with pytest.raises(UnreadableFile):
+        run_file.read(bytes(data))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, len(FILE) - 1))
+def test_every_cut_is_noticed(n_bytes: int) -> None:
+    with pytest.raises(UnreadableFile, match="cut short|not a run file"):
+        run_file.read(FILE[:n_bytes])
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary().filter(lambda data: not data.startswith(run_file.MAGIC)))
+def test_foreign_files_are_refused(data: bytes) -> None:
+    with pytest.raises(UnreadableFile, match="not a run file"):
+        run_file.read(data)
+
+
+def test_newer_files_and_unknown_kinds_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as newer:
+        newer.setattr(run_file, "VERSION", 9)
+        newest = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b""))
+    with pytest.raises(UnreadableFile, match="version 9; this release reads version 1"):
+        run_file.read(newest)
+    odd = run_file.write(StoredRecord(kind="dream", name="n", created=1.0, record=b""))
+    with pytest.raises(UnreadableFile, match="holds a dream"):
+        run_file.read(odd)
+    wrong = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=b"\x80"))
+    with pytest.raises(UnreadableFile, match="not a Measurement.*spec"):
+        run_file.read(wrong)
+
+
+def test_a_file_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_file, "_LARGEST_BYTES", 1000)
+    with pytest.raises(UnreadableFile, match="more than 1000 bytes"):
+        run_file.read(run_file.write(StoredRecord(kind="measurement", name="n" * 10_000, created=1.0, record=b"")))
+
+
+FORGED = {
+    "ticks for": {"n_ticks": 10**9},
+    "born": {"born": column([-1, 1])},
+    "died": {"died": column([10**9, 3])},
+    "dies before": {"born": column([2, 2]), "died": column([1, 3])},
+    "role": {"role": column([0, len(ROLES)])},
+    "block": {"block": column([0, 99])},
+    "op": {"op": column([0])},
+    "n_bytes": {"n_bytes": column([-1, 2])},
+    "time_ns": {"time_ns": column([0])},
+}
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_forged_checksum_does_not_make_a_run(what: str) -> None:
+    log = Allocations(
+        n_ticks=2, n_bytes=column([1, 2]), born=column([0, 1]), died=column([3, 2]), role=column([0, 1]),
+        block=column([0, 0]), op=column([0, 0]), blocks=("",), ops=("",), time_ns=column(),
+    )  # fmt: skip
+    run = msgspec.structs.replace(measured(), allocations=log, phases=())
+    sound = StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(run))
+    assert run_file.read(run_file.write(sound)) == sound
+    forged = msgspec.structs.replace(run, allocations=msgspec.structs.replace(log, **FORGED[what]))
+    stored = msgspec.structs.replace(sound, record=to_msgpack(forged))
+    with pytest.raises(UnreadableFile, match="not hold a run that can have happened: .*" + what):
+        run_file.read(run_file.write(stored))
