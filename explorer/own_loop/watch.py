@@ -59,7 +59,7 @@ def watch(
         raise BadInput(
             f"Steps are counted from 1; asked for at={at}, worst_of={worst_of}.", hint="Step 1 is the first."
         )
-    chosen = {*at, *range(1, worst_of + 1), *((1,) if on_oom is not None else ())}
+    chosen = {*at, *range(1, worst_of + 1)}
     watching = Watch(model, optimizer, chosen, place_of_caller())
     watching.worst_of = worst_of
     watching.on_oom = None if on_oom is None else of_rank(Path(on_oom))
@@ -84,6 +84,7 @@ class Watch:
         self._files = ""
         self._model, self._optimizer = model, optimizer
         self._chosen = frozenset(chosen)
+        """What was asked for; for `on_oom` the first step is recorded too."""
         self._own = {id(parameter) for parameter in model.parameters()}
         self._live: LiveStep | None = None
         self._hooks: list[Any] = []
@@ -212,12 +213,12 @@ class Watch:
                 return
             self.runs.clear()
         self.runs[step] = run
-        if self._files:
+        if self._files and step in self._chosen:
             self.written[step] = run.save(of_rank(Path(self._files.replace("{step}", str(step)))))
 
     def _begin(self) -> None:
         step = self.n_steps + 1
-        if step not in self._chosen:
+        if step not in self._chosen and (step > 1 or self.on_oom is None):
             return
         live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{_rank_in_words()}")
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 from explorer.record.base import Record
@@ -29,6 +30,16 @@ class Certificate(Record):
     n_solves: int
     n_segments: int = 0
     """Candidates that are several blocks in one."""
+
+    def __str__(self) -> str:
+        """`within 0.01 % of the best choice among 24 candidates, in 3 solves`; the gap is rounded up."""
+        among = f"among {self.n_candidates:,} candidate{'s' * (self.n_candidates != 1)}"
+        solves = f"in {self.n_solves:,} solve{'s' * (self.n_solves != 1)}"
+        if self.gap >= 1:
+            return f"the best that was found {among}, {solves}; nothing is proven"
+        if self.gap <= 0:
+            return f"proven the best choice {among}, {solves}"
+        return f"within {math.ceil(1e4 * self.gap) / 100:g} % of the best choice {among}, {solves}"
 
 
 class Plan(Record):

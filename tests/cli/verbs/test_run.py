@@ -59,7 +59,10 @@ def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(folder: 
     assert watched.stdout == alone.stdout != ""
     run = from_msgpack(read((folder / "step2.explorer").read_bytes()).record, Measurement)
     assert run.recorded_in == "train.py, step 2" and run.by_fqn["2"].n_forward == 1 and run.spec.optimizer == "sgd"
-    assert "step 2" in watched.stderr and not (folder / "oom.explorer").exists()
+    assert "step 2" in watched.stderr and "step 1" not in watched.stderr
+    assert [path.name for path in folder.glob("*.explorer")] == ["step2.explorer"], (
+        "the first is recorded, not asked for"
+    )
 
 
 def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(folder: Path) -> None:
