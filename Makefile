@@ -4,7 +4,7 @@ BIN := .venv/bin
 # Tests run side by side, one worker a core, at most four.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); [ $$n -gt 4 ] && echo 4 || echo $$n)
 
-.PHONY: app test quick check bench gallery gpu browser clean
+.PHONY: app test quick check bench gallery gpu film browser clean
 
 app: .venv/.app          ## start the app on http://localhost:8501; MODEL=path/file.py:factory offers a model of yours, WEIGHTS=FILE its weights
 	$(BIN)/streamlit run app.py $(if $(MODEL)$(WEIGHTS),--) $(if $(MODEL),--model $(MODEL)) $(if $(WEIGHTS),--weights $(WEIGHTS))
@@ -28,6 +28,9 @@ bench: .venv/.test browser ## figures: ratios and medians, see benchmarks/README
 
 gallery: .venv/.app      ## sample models and lessons as pages without a server: open gallery/index.html
 	$(BIN)/python -m explorer gallery --out gallery
+
+film: .venv/.test browser ## the pictures at the top of the README, taken from the real page
+	$(BIN)/python -m tests.browser.film
 
 browser: .venv/.test
 	@$(BIN)/python tests/browser/chromium.py
