@@ -1,4 +1,4 @@
-"""A certificate says how far from the best a plan can be, and never claims more than was proven."""
+"""A plan's figures are its own; a certificate says how far from the best a plan can be, and never claims more than was proven."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from explorer.record.plan import Certificate
+from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.plan import Certificate, JointPlan, Plan
+from explorer.record.policy import Policy
 
 
 def certificate(gap: float, n_candidates: int = 24, n_solves: int = 3) -> Certificate:
@@ -33,5 +36,29 @@ def test_one_is_one() -> None:
 
 @given(st.floats(min_value=1e-9, max_value=0.99))
 def test_the_gap_is_never_said_smaller_than_it_is(gap: float) -> None:
-    said = re.match(r"within ([\d.]+) %", str(certificate(gap)))
-    assert said is not None and gap <= float(said[1]) / 100 * (1 + 1e-12) <= gap + 1.1e-4
+    told = re.match(r"within ([\d.]+) %", str(certificate(gap)))
+    assert told is not None and gap <= float(told[1]) / 100 * (1 + 1e-12) <= gap + 1.1e-4
+
+
+PLAN = Plan(
+    policy=Policy(), step_peak_bytes=80, baseline_step_peak_bytes=100, extra_cost=25.0, step_cost=100.0,
+    cost_unit="ms", certificate=certificate(0.0),
+)  # fmt: skip
+
+
+def test_the_cost_ratio() -> None:
+    assert PLAN.cost_ratio == 1.25 and replace(PLAN, step_cost=0.0).cost_ratio is None
+
+
+@pytest.mark.parametrize(("gap", "proven"), [(0.0, True), (1e-3, True), (2e-3, False)])
+def test_proven_is_within_a_thousandth(gap: float, proven: bool) -> None:
+    assert replace(PLAN, certificate=certificate(gap)).proven == proven
+
+
+@pytest.mark.parametrize(("makespan", "bound", "gap"), [(10.0, 8.0, 0.2), (10.0, 11.0, 0.0), (0.0, 0.0, 0.0)])
+def test_a_joint_plan_lies_above_its_bound(makespan: float, bound: float, gap: float) -> None:
+    joint = JointPlan(
+        plan=PipelinePlan(stages=(("a",),), n_microbatches=1), policy=Policy(), cap_bytes=1, makespan_ms=makespan,
+        rank_bytes=(1,), cuts_first_ms=None, n_judged=1, bound_ms=bound,
+    )  # fmt: skip
+    assert joint.gap == pytest.approx(gap)

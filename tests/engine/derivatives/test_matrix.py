@@ -7,7 +7,6 @@ import pytest
 from explorer.engine.derivatives.matrix import VARIANTS, derivative_matrix, with_units
 from explorer.engine.derivatives.ways import DERIVATIVES
 from explorer.engine.model.describe import describe
-from explorer.record.matrix import DerivativeCell
 from explorer.record.progress import Progress, silent
 from tests.engine.derivatives.nets import spec
 
@@ -30,13 +29,3 @@ def test_without_units_the_repeats_are_taken() -> None:
     asked = spec("plain", ())
     assert with_units(asked, silent).policy.blocks == describe(asked.model).repeats != ()
     assert with_units(spec("plain", ("2",)), silent).policy.blocks == ("2",)
-
-
-def test_a_cell_that_was_left_out_is_a_key_error() -> None:
-    from explorer.record.matrix import DerivativeMatrix
-
-    cell = DerivativeCell(derivative="backward", variant="keep", outcome="bitwise equal", sentence="")
-    matrix = DerivativeMatrix(spec=spec("dropout"), blocks=("1",), cells=(cell,))
-    assert matrix.cell("backward", "keep") is cell
-    with pytest.raises(KeyError):
-        matrix.cell("backward", "selective")

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from explorer.plan.forecast.price import prices
 from explorer.record import Allocations, Calls, Measurement, Policy
-from explorer.record.price import Price
 from tests.view.builders import MIB, Chain, chains, measured
 
 
@@ -88,11 +87,6 @@ def without_calls(run: Measurement) -> Allocations:
     """As a run file from before calls were recorded."""
     assert run.allocations is not None
     return msgspec.structs.replace(run.allocations, calls=Calls())
-
-
-def test_without_flops_a_price_has_no_rate() -> None:
-    free = Price(blocks=("a",), toggle="recompute", peak_bytes=1, peak_change_bytes=-1, share_of_step_flops=None)
-    assert free.mib_per_percent is None
 
 
 def test_without_a_timeline_there_is_no_price() -> None:

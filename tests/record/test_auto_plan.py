@@ -1,0 +1,17 @@
+"""Whether a plan was kept is what the measured peak says, not the predicted one."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.record.auto_plan import AutoPlan
+from tests.record.test_plan import PLAN
+
+
+@pytest.mark.parametrize(("budget", "measured", "kept"), [(100, 100, True), (100, 101, False), (None, 10**12, True)])
+def test_kept_is_measured(budget: int | None, measured: int, kept: bool) -> None:
+    auto = AutoPlan(plan=replace(PLAN, budget_bytes=budget), measured_peak_bytes=measured, n_steps=3)
+    assert auto.kept == kept
+    assert (auto.policy, auto.certificate) == (PLAN.policy, PLAN.certificate)
+    assert (auto.predicted_peak_bytes, auto.predicted_time_ratio) == (80, 1.25)

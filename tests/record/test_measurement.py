@@ -1,0 +1,65 @@
+"""Headlines come from the timeline that the chart draws, and a run that was cut short has none that looks whole."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from explorer.record.allocations import ROLES, PhaseSpan
+from explorer.record.base import column
+from explorer.record.failure import Failure
+from explorer.record.graph import ModelRef
+from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.run import RunSpec
+from tests.record.test_allocations import log_of
+from tests.view.builders import HOST
+
+SAVED, TEMPORARY = ROLES.index("saved activation"), ROLES.index("temporary")
+FAILED = Failure(kind="out of memory", sentence="full")
+BLOCK = MeasuredBlock(
+    fqn="", n_forward=1, n_recompute=0, saved_after_forward_bytes=5, at_peak_bytes=9, forward_flops=10,
+    recompute_flops=0, backward_flops=20,
+)  # fmt: skip
+SPANS = (
+    PhaseSpan(phase="forward", block="", first_tick=0, end_tick=4),
+    PhaseSpan(phase="recompute", block="b", first_tick=4, end_tick=6),
+    PhaseSpan(phase="backward", block="", first_tick=6, end_tick=13),
+)
+LOG = replace(
+    log_of([(5, 1, 8), (3, 2, 1), (7, 5, 2)]), role=column([SAVED, TEMPORARY, TEMPORARY])
+)  # 5 saved to tick 9, 3 freed within forward, 7 in the recompute
+RUN = Measurement(
+    spec=RunSpec(model=ModelRef(target="a.py")), environment=HOST, allocations=LOG, phases=SPANS, blocks=(BLOCK,)
+)
+
+
+def test_headlines_of_a_whole_run() -> None:
+    said = RUN.headlines()
+    assert (said["step_peak_bytes"], said["saved_after_forward_bytes"], said["peak_phase"]) == (12, 5, "recompute")
+    assert (said["forward_flops"], said["recompute_flops"], RUN.total_flops) == (10, 0, 30)
+    assert said["complete"] is True and said["failed_in"] == "" and said["step_ms"] is None
+    assert RUN.forward_end_tick == 3
+
+
+def test_a_run_that_was_cut_short_says_only_what_it_held_and_where_it_ended() -> None:
+    short = replace(RUN, failure=FAILED)
+    said = short.headlines()
+    assert said["held_peak_bytes"] == 12 and said["failed_in"] == "the recompute of b"
+    others = set(said) - {"held_peak_bytes", "failed_in", "complete"}
+    assert {said[name] for name in others} == {None}
+
+
+@pytest.mark.parametrize(("n_spans", "where"), [(1, "forward"), (0, "")])
+def test_where_it_ended_is_where_the_last_allocation_was_made(n_spans: int, where: str) -> None:
+    log = replace(log_of([(5, 1, 8), (3, 2, 1)]), role=column([SAVED, TEMPORARY]))
+    assert replace(RUN, failure=FAILED, allocations=log, phases=SPANS[:n_spans]).failed_in == where
+
+
+def test_behind_the_recorded_step_a_failure_has_no_place() -> None:
+    whole = (*SPANS, PhaseSpan(phase="optimizer", block="", first_tick=13, end_tick=14))
+    assert replace(RUN, failure=FAILED, phases=whole).failed_in == ""
+
+
+def test_without_a_timeline_every_figure_is_unknown() -> None:
+    bare = replace(RUN, allocations=None, blocks=(), phases=())
+    assert bare.step_peak_bytes is bare.saved_after_forward_bytes is bare.peak_phase is bare.total_flops is None

@@ -1,0 +1,26 @@
+"""A policy is its units and options; which model it was made for is no part of the decision."""
+
+from __future__ import annotations
+
+from explorer.record.base import from_msgpack, to_msgpack
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+
+
+def test_a_name_is_a_unit_and_a_tuple_is_a_segment() -> None:
+    policy = Policy.recompute(["a", ("b", "c")], early_stop=False)
+    assert policy.units == (Unit(blocks=("a",)), Unit(blocks=("b", "c")))
+    assert policy.blocks == ("a", "b", "c") and not policy.early_stop
+    assert Policy.recompute([]) == KEEP_ALL
+
+
+def test_reentrant_checkpointing_never_stops_early() -> None:
+    assert Policy().stops_early and not Policy(early_stop=False).stops_early
+    assert not Policy(use_reentrant=True).stops_early
+
+
+def test_what_it_was_made_for_is_remembered_and_neither_compared_nor_written() -> None:
+    plain = Policy.recompute(["a"])
+    made = Policy.recompute(["a"]).said_of({"a": 2})
+    assert made.model_blocks == {"a": 2} and plain.model_blocks == {}
+    assert made == plain and to_msgpack(made) == to_msgpack(plain)
+    assert from_msgpack(to_msgpack(made), Policy).model_blocks == {}
