@@ -1,4 +1,4 @@
-"""A plan's figures are its own; a certificate says how far from the best a plan can be, and never claims more than was proven."""
+"""A plan's figures are its own; a certificate never claims more than was proven."""
 
 from __future__ import annotations
 
