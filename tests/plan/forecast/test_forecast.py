@@ -8,11 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.record import Calls, Measurement, ModelGraph, Policy
+from explorer.plan.forecast.forecast import Forecaster, inside
+from explorer.record import Calls, Measurement, ModelGraph, Policy, RunSpec
 from explorer.record.forecast import Forecast
+from tests import graphs
 from tests.graphs import block as graph_block
 from tests.plan.why.test_peak import graph
+from tests.six_layers import ALL, GRAPH, SPEC
 from tests.view.builders import MIB, Book, Chain, chains, measured
 
 UNITS = {"a": 3 * MIB, "b": 5 * MIB, "c": 7 * MIB}
@@ -204,3 +206,21 @@ def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
     ):
         assert forecaster.forecast(policy).flop_ratio == pytest.approx(1 + expected)
     assert Forecaster(run).forecast(Policy.recompute(["layers.0"])).flop_ratio == pytest.approx(1 + share)
+
+
+def test_the_forecast_follows_the_replayed_baseline() -> None:
+    forecaster = Forecaster(graphs.measured(GRAPH, RunSpec(model=GRAPH.model)))
+    nothing, all_of_them = forecaster.forecast(Policy()), forecaster.forecast(SPEC.policy)
+    truth = graphs.measured(GRAPH, SPEC)
+    assert nothing.step_peak_bytes == graphs.measured(GRAPH, RunSpec(model=GRAPH.model)).step_peak_bytes
+    assert all_of_them.step_peak_bytes is not None and truth.step_peak_bytes is not None
+    # The made-up run keeps half a MiB of input that a forecast cannot see, and no generator's state.
+    assert -graphs.MIB <= all_of_them.step_peak_bytes - truth.step_peak_bytes <= RNG_STATE_BYTES * len(ALL)
+    assert all_of_them.flop_ratio == pytest.approx(1.2)
+    assert nothing.flop_ratio == 1.0
+
+
+def test_a_block_inside_a_recomputed_one_belongs_to_it() -> None:
+    policy = Policy.recompute(["blocks.0", "blocks.0.mlp", "blocks.01"])
+    outer, inner, other = policy.units
+    assert inside(policy) == {outer: [inner], inner: [], other: []}

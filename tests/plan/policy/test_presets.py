@@ -11,7 +11,7 @@ from hypothesis.strategies import frozensets, integers
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.known import hazards
-from explorer.plan.policy.presets import PRESETS, is_preset, preset
+from explorer.plan.policy.presets import PRESETS, is_preset, preset, preset_titles
 from explorer.record.graph import Block, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.graphs import MIB, block, gpt, unet
@@ -196,3 +196,8 @@ def test_unknown_names_are_refused_with_the_nearest(name: str) -> None:
 def test_the_nearest_name_is_offered() -> None:
     with pytest.raises(InvalidPolicy, match="Did you mean sqrt"):
         preset("sqr", gpt(3))
+
+
+def test_the_menu_offers_every_preset_and_nothing_else() -> None:
+    assert set(PRESETS) <= set(preset_titles())
+    assert all(is_preset(name) for name in preset_titles())

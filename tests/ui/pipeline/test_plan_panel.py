@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import streamlit as st
 
@@ -12,6 +13,7 @@ from explorer.plan.pipeline.cuts import CutRule, stages_by
 from explorer.record import ModelRef, RunSpec
 from explorer.ui.pipeline import plan_panel
 from explorer.ui.pipeline import state as pipeline_state
+from explorer.ui.pipeline.plan_panel import fitting
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.shared.draft import Draft
 from explorer.view.words.pipeline import BALANCE
@@ -75,3 +77,9 @@ def test_the_menus_offer_every_rule_and_every_stage(visit: Open) -> None:
     balance, jump = at.get("menu_button")
     assert list(balance.proto.options) == list(BALANCE.values())
     assert [name for name in jump.proto.options if name] == ["stage 0", "stage 1", "stage 2"]
+
+
+@pytest.mark.parametrize(("n_rows", "wanted", "n"), [(2, 4, 2), (8, 4, 4), (6, 4, 3), (1, 4, 1)])
+def test_a_first_plan_fits_the_batch(n_rows: int, wanted: int, n: int) -> None:
+    graph = msgspec.structs.replace(graphs.gpt(2), input_shapes=((n_rows, 8),))
+    assert fitting(wanted, graph) == n

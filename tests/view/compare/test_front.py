@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from explorer.record import Policy
-from explorer.record.plan import Certificate, Plan
 from explorer.view.compare.front import Mark, front_chart
-from explorer.view.words.plan import against_budget, certificate
+from explorer.view.drawing.units import MIB
 
-MIB = 2**20
 SOME, ALL = Policy.recompute(["a"]), Policy.recompute(["a", "b"])
 MARKS = (
     Mark(kind="plan", policy=ALL, peak_bytes=40 * MIB, time_ratio=1.4),
@@ -54,33 +50,3 @@ def test_the_table_has_every_mark_and_its_origin() -> None:
     assert [row["origin"] for row in rows] == ["predicted"] * 4 + ["measured"] * 2
     assert rows[4]["±"] == 0.02 and rows[3]["what"] == "Recompute all"
     assert front_chart(()).figure.layout.title.text
-
-
-@pytest.mark.parametrize(
-    ("gap", "budget", "n_segments", "sentence"),
-    [
-        (0.0, MIB, 0, "Proven: no other choice among 99 modules is faster."),
-        (0.0, None, 0, "Proven: no other choice among 99 modules needs less memory."),
-        (
-            0.031,
-            MIB,
-            24,
-            "Nearly proven: no other choice among 75 modules and 24 segments is faster by more than 3.1 %.",
-        ),
-        (0.0, MIB, 99, "Proven: no other choice among 99 segments is faster."),
-        (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
-    ],
-)
-def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
-    plan = Plan(
-        policy=SOME, step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0, step_cost=10.0,
-        cost_unit="ms", budget_bytes=budget,
-        certificate=Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments),
-    )  # fmt: skip
-    words, meaning = certificate(plan)
-    assert words == sentence and "7 moments of the step decided it, 1 call of the solver." in meaning
-
-
-def test_a_budget_is_kept_or_passed() -> None:
-    assert against_budget(50 * MIB, 60 * MIB, measured=True) == ":green[50.0 MiB measured: within 60.0 MiB.]"
-    assert against_budget(70 * MIB, 60 * MIB, measured=False) == ":red[70.0 MiB predicted: 10.0 MiB over 60.0 MiB.]"

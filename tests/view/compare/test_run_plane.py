@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
-
-from explorer.record import ModelRef, RunSpec
 from explorer.view.compare.run_plane import TOO_FEW, UNSAFE, RunPoint, is_ahead, run_plane
-from explorer.view.words.conditions import conditions
 
 MIB = 2**20
 
@@ -49,12 +45,3 @@ def test_the_chart_says_its_answer_and_lists_every_run() -> None:
     assert [row["on the front"] for row in chart.rows()] == ["yes", "yes", "no"]
     assert [custom[0] for custom in chart.figure.data[0].customdata] == [0, 1, 2]
     assert run_plane((point(1, 1.0),), "gpt").figure.layout.annotations[0].text == TOO_FEW
-
-
-def test_conditions_say_what_is_not_usual_and_nothing_else() -> None:
-    spec = RunSpec(model=ModelRef(target="m.py", size="small", arguments={"n": 4}))
-    assert conditions(spec) == "small, n=4, cpu"
-    other = msgspec.structs.replace(
-        spec, autocast="bfloat16", optimizer="sgd", momentum=0.9, frozen=("a",), n_threads=2
-    )
-    assert conditions(other) == "small, n=4, cpu, bfloat16 autocast, optimizer sgd, momentum 0.9, frozen a, 2 threads"

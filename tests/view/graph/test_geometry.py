@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.record import CutPoint, Edge, ModelGraph, ModelRef
-from explorer.view.graph.flow import ranked
 from explorer.view.graph.geometry import BlockRow, JoinMark, Layout, layout
-from explorer.view.graph.lanes import GUTTER, lanes
 from explorer.view.graph.nesting import RUN, ancestors, default_open, nest
 from tests import graphs
 
@@ -103,30 +101,6 @@ def test_equal_input_gives_an_equal_picture(graph: ModelGraph) -> None:
     assert layout(graph, opened).shape == layout(graph, opened).shape
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)).filter(lambda pair: pair[0] != pair[1]), unique=True))
-def test_spans_in_one_lane_do_not_touch(spans: list[tuple[int, int]]) -> None:
-    lane_of = lanes({span: (min(span), max(span)) for span in spans})
-    assert set(lane_of) == set(spans)
-    for one, other in itertools.combinations(spans, 2):
-        if lane_of[one] == lane_of[other]:
-            assert max(one) < min(other) or max(other) < min(one)
-
-
-@given(st.integers(1, 12), st.data())
-def test_ranks_follow_the_flow_where_there_is_no_cycle(n: int, data: st.DataObject) -> None:
-    ids = [str(i) for i in range(n)]
-    shuffled = data.draw(st.permutations(ids))
-    pairs = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=30))
-    forward = [(str(min(pair)), str(max(pair))) for pair in pairs if pair[0] != pair[1]]
-    order = ranked(shuffled, forward)
-    assert sorted(order) == sorted(ids)
-    assert all(order.index(a) < order.index(b) for a, b in forward)
-
-
-def test_a_cycle_goes_on_with_the_first_that_is_left() -> None:
-    assert ranked(["a", "b", "c"], [("a", "b"), ("b", "a"), ("b", "c")]) == ["a", "b", "c"]
-
-
 def test_repeats_are_folded_at_first() -> None:
     drawing = layout(graphs.gpt(12), default_open(graphs.gpt(12)))
     assert [row.id for row in drawing.rows] == ["embedding", "dropout", "blocks", "norm", "head"]
@@ -155,17 +129,6 @@ def test_a_container_with_most_of_the_bytes_is_open_at_first() -> None:
     assert default_open(graph) == ("body",)
 
 
-def test_skips_of_a_unet_each_have_a_lane() -> None:
-    drawing = layout(graphs.unet(4))
-    skips = [link for link in drawing.links if link.kind == "skip"]
-    # down3 -> up3 passes the bottom only; the four skips enclose each other.
-    assert len(skips) == 4
-    assert len({link.lane for link in skips}) == 4
-    assert all(link.kind != "back" for link in drawing.links)
-    neighbours = [link for link in drawing.links if link.kind == "next"]
-    assert len(neighbours) == len(drawing.rows) - 1
-
-
 @given(made_graphs(), st.data())
 def test_arrows_end_at_what_is_in_view_and_lanes_pass_beside_all_boxes_between(
     graph: ModelGraph, data: st.DataObject
@@ -188,49 +151,6 @@ def test_arrows_end_at_what_is_in_view_and_lanes_pass_beside_all_boxes_between(
             # Only the boxes around both ends reach further to the right than the lane.
             if low < row.top and row.top + row.height < high:
                 assert row.right > link.lane
-
-
-def test_many_lanes_share_the_gutter() -> None:
-    drawing = layout(graphs.unet(20))
-    assert max(row.right for row in drawing.rows) <= GUTTER
-
-
-def test_residual_additions_are_drawn_where_they_are_in_view() -> None:
-    """Into blocks.0 as into one box; inside of it around attention and around the mlp."""
-    folded = layout(graphs.gpt(2), ["blocks"])
-    assert not folded.joins
-    assert [(link.source, link.target, link.n_bytes) for link in folded.links if link.source == "dropout"] == [
-        ("dropout", "blocks.0", graphs.MIB // 2)
-    ]
-    drawing = layout(graphs.gpt(2), ["blocks", "blocks.0"])
-    assert [(mark.id, mark.sign) for mark in drawing.joins] == [("blocks.0:add", "+"), ("blocks.0:add.2", "+")]
-    name = {"blocks.0:add": "+1", "blocks.0:add.2": "+2"}
-    assert {
-        (name.get(link.source, link.source), name.get(link.target, link.target), link.kind)
-        for link in drawing.links
-        if link.source in name or link.target in name or link.source == "dropout"
-    } == {
-        ("dropout", "blocks.0.attention", "next"),
-        ("dropout", "+1", "skip"),
-        ("blocks.0.attention", "+1", "next"),
-        ("+1", "blocks.0.mlp", "next"),
-        ("+1", "+2", "skip"),
-        ("blocks.0.mlp", "+2", "next"),
-        ("+2", "blocks.1", "next"),
-    }
-
-
-def test_bytes_of_folded_blocks_add_up_on_the_edge() -> None:
-    blocks = (
-        graphs.block("", "M"),
-        graphs.block("a", "A"),
-        graphs.block("a.x", "X"),
-        graphs.block("a.y", "Y"),
-        graphs.block("b", "B"),
-    )
-    edges = (Edge(source="a.x", target="b", n_bytes=3), Edge(source="a.y", target="b", n_bytes=4))
-    graph = ModelGraph(model=ModelRef(target="made"), blocks=blocks, edges=edges)
-    assert [(link.source, link.target, link.n_bytes) for link in layout(graph).links] == [("a", "b", 7)]
 
 
 @pytest.mark.parametrize("opened", [(), ("blocks",)])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from explorer.record import Hazard, RunSpec
 from explorer.record.policy import Policy
 from explorer.view.graph.labels import Facts, labels
+from tests import graphs
 from tests.graphs import gpt
+from tests.six_layers import ALL, GRAPH, SPEC
 
 
 def test_blocks_of_a_segment_say_that_they_are_recomputed_together() -> None:
@@ -14,3 +19,69 @@ def test_blocks_of_a_segment_say_that_they_are_recomputed_together() -> None:
     assert "recomputed as one segment: blocks.0 to blocks.2" in drawn["blocks.1"].title
     for alone in ("blocks.3", "blocks.4"):
         assert "together" not in drawn[alone].note and "segment" not in drawn[alone].title
+
+
+def test_a_block_says_what_it_keeps_frees_and_how_often_it_ran() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    hazard = Hazard(rule="r", severity="error", blocks=("head",), sentence="It breaks.", remedy="Do not.")
+    facts = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate, hazards=(hazard,))
+    drawn = labels(facts)
+    assert drawn["blocks.0"].bytes == "15.0 → 0.5 MiB"
+    assert drawn["blocks.0"].note == "ran 2×"
+    assert drawn["norm"].bytes == "0.5 MiB"
+    assert drawn["head"].badges[0].text == "It breaks. Do not."
+    unmeasured = labels(Facts(graph=GRAPH, policy=SPEC.policy))
+    assert unmeasured["blocks.0"].bytes.endswith("?")
+
+
+def test_a_block_around_a_hazard_shows_it_too() -> None:
+    """A block folded away would not be seen: what stands around it shows its hazard."""
+    hazard = Hazard(rule="r", severity="error", blocks=("blocks.2.mlp",), sentence="Something.", remedy="Do.")
+    drawn = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))
+    assert drawn["blocks.2"].badges[0].text == "Inside: Something. Do."
+    assert drawn["blocks"].badges[0].text == "1 of 6 blocks: Inside: Something. Do."
+    assert drawn["blocks.1"].badges[0].sign != "✕"
+
+
+def test_each_is_said_only_of_members_that_are_alike() -> None:
+    """Two of six stay: what one member keeps is not what each keeps."""
+    base, both = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.compared(GRAPH, SPEC)
+    every = Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=both.candidate)
+    assert labels(every)["blocks"].bytes == "15.0 → 0.5 MiB each"
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=2 * graphs.MIB) if cost.fqn == ALL[2] else cost
+        for cost in both.candidate.blocks
+    )
+    segment = msgspec.structs.replace(both.candidate, blocks=costs)
+    drawn = labels(msgspec.structs.replace(every, candidate=segment))["blocks"].bytes
+    assert drawn == "90.0 → 4.5 MiB in all"
+    some = Facts(graph=GRAPH, policy=Policy.recompute(ALL[:4]), baseline=base)
+    freed = dict.fromkeys(ALL[:4], 14 * graphs.MIB)
+    assert labels(msgspec.structs.replace(some, freed_bytes=freed))["blocks"].bytes == "90.0 → ≈ 34.0 MiB in all"
+    assert labels(some)["blocks"].bytes == "90.0 MiB → ? in all"
+    assert labels(Facts(graph=GRAPH, policy=Policy(), baseline=base))["blocks"].bytes == "15.0 MiB each"
+
+
+def test_a_folded_run_shows_what_its_members_carry() -> None:
+    hazard = Hazard(rule="r", severity="warning", blocks=(ALL[2],), sentence="Something.", remedy="Do.")
+    run = labels(Facts(graph=GRAPH, policy=Policy(), hazards=(hazard,)))["blocks"]
+    assert [(badge.sign, badge.text.split(":")[0]) for badge in run.badges] == [
+        ("!", "1 of 6 blocks"),
+        ("⚄", "6 of 6 blocks"),
+    ]
+
+
+def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() -> None:
+    base, candidate = graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), graphs.measured(GRAPH, SPEC)
+    before = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base))
+    assert before["blocks.0.mlp"].bytes == "6.0 MiB with blocks.0"
+    after = labels(Facts(graph=GRAPH, policy=SPEC.policy, baseline=base, candidate=candidate))
+    assert after["blocks.0.mlp"].bytes.startswith("6.0 → ")
+
+
+def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
+    pinned = graphs.measured(GRAPH, SPEC)
+    kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
+    drawn = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
+    for id in drawn[""]:
+        assert len({labels[id].bytes for labels in drawn.values()}) == 1, id

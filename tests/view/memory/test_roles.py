@@ -9,7 +9,6 @@ from hypothesis import given, settings
 
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.colours import ROLE_COLOURS
-from explorer.view.drawing.thin import MAX_POINTS
 from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import NO_TIMELINE
 from tests.timelines import alive_at
@@ -72,11 +71,6 @@ def test_a_block_whose_name_begins_alike_is_another_block() -> None:
     assert parameters.y[0] == 3
 
 
-def test_points_carry_their_tick() -> None:
-    fig = roles(measured()).figure
-    assert [point[1] for point in fig.data[-1].customdata] == list(fig.data[-1].x)
-
-
 def test_colours_are_those_of_the_roles() -> None:
     for trace in roles(measured(recompute=[0])).figure.data:
         if trace.stackgroup:
@@ -95,10 +89,3 @@ def test_not_measured() -> None:
     blind = msgspec.structs.replace(measured(), allocations=None)
     assert roles(blind).figure.layout.annotations[0].text == roles(blind).alt == NO_TIMELINE
     assert roles(blind).rows() == [{"role": NO_TIMELINE}]
-
-
-def test_bands_add_up_when_thinned() -> None:
-    """All roles are drawn at the same ticks: each thinned on its own would add up to nothing that was ever held."""
-    run = measured(Chain(n_blocks=200, n_parts=4), range(0, 200, 3))
-    assert run.allocations.n_ticks > MAX_POINTS
-    assert_adds_up(roles(run), run.step_peak_bytes)

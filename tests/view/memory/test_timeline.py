@@ -7,16 +7,14 @@ import plotly.graph_objects as go
 import pytest
 from hypothesis import given, settings
 
-from explorer.record import AllocatorPeaks, Measurement, Samples, Times
+from explorer.record import Measurement, Samples, Times
 from explorer.record.base import column
-from explorer.view.compare.headline import headlines
 from explorer.view.drawing.axis import positions
 from explorer.view.drawing.colours import CURSOR
 from explorer.view.drawing.thin import MAX_POINTS
-from explorer.view.memory.counters import ALLOCATED, RESERVED
-from explorer.view.memory.roles import roles
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.view.builders import MIB, Chain, compared, measured, runs
+from tests.view.memory.made_up import cut
 
 
 def line_of(fig: go.Figure, name: str) -> go.Scatter:
@@ -65,47 +63,12 @@ def test_the_baseline_is_stretched_phase_onto_phase() -> None:
     assert (x[1:] > x[:-1]).all()
 
 
-def cut(run: Measurement, stop: int) -> Measurement:
-    """What is left of `run` when it ended at tick `stop`."""
-    log = run.allocations
-    n = sum(born <= stop for born in log.born)
-    names = ("n_bytes", "born", "role", "block", "op")
-    return msgspec.structs.replace(
-        run,
-        phases=tuple(
-            msgspec.structs.replace(span, end_tick=min(span.end_tick, stop + 1))
-            for span in run.phases
-            if span.first_tick <= stop
-        ),
-        allocations=msgspec.structs.replace(
-            log,
-            n_ticks=stop,
-            time_ns=log.time_ns[: stop + 1],
-            died=column(min(died, stop + 1) for died in log.died[:n]),
-            **{name: getattr(log, name)[:n] for name in names},
-        ),
-    )
-
-
 def test_a_run_cut_short_keeps_what_it_had() -> None:
     pair = compared()
     stop = pair.candidate.forward_end_tick + 5
     fig = timeline(pair.baseline, cut(pair.candidate, stop)).figure
     assert max(line_of(fig, "candidate").x) == stop
     assert max(line_of(fig, "baseline").x) > stop
-
-
-def test_bands_cover_the_step_once_and_recompute_is_hatched() -> None:
-    run = measured(recompute=[0, 2])
-    strips = {trace.name: trace for trace in timeline(run).figure.data if trace.fillpattern.shape is not None}
-    assert set(strips) == {span.phase for span in run.phases}
-    width = 0.0
-    for trace in strips.values():
-        xs = [x for x in trace.x if x is not None]
-        width += sum(xs[i + 1] - xs[i] for i in range(0, len(xs), 5))
-    assert width == run.allocations.n_ticks
-    assert strips["recompute"].fillpattern.shape == "/"
-    assert strips["forward"].fillpattern.shape == ""
 
 
 def test_both_peaks_are_marked_with_their_values() -> None:
@@ -209,52 +172,3 @@ def test_an_optimizer_of_many_events_is_narrowed_and_says_so() -> None:
     assert fig.layout.xaxis.ticktext[-1] == f"{many:,}"
     assert all(float(text.replace(",", "")) == place for text, place in
                zip(fig.layout.xaxis.ticktext[:-1], fig.layout.xaxis.tickvals[:-1]))  # fmt: skip
-
-
-def test_hatched_phases_keep_their_colour() -> None:
-    strip = next(trace for trace in timeline(measured(recompute=[1])).figure.data if trace.name == "recompute")
-    assert strip.fillpattern.bgcolor == strip.fillcolor
-
-
-def on_cuda(run: Measurement) -> Measurement:
-    """A made-up run of a caching allocator: blocks of 512 bytes and more, segments of twice that."""
-    held = run.allocations.held_bytes
-    allocated, reserved = column(size + 512 for size in held), column(2 * max(held) for _ in held)
-    peaks = AllocatorPeaks(
-        requested_peak_bytes=max(held),
-        allocated_peak_bytes=max(held) + MIB,
-        reserved_peak_bytes=max(reserved),
-        allocated=allocated,
-        reserved=reserved,
-    )
-    return msgspec.structs.replace(run, peaks=peaks)
-
-
-def test_a_caching_allocators_curves_stand_above_the_line_and_inside_the_picture() -> None:
-    run = on_cuda(measured())
-    fig = timeline(run).figure
-    drawn = {trace.name: trace for trace in fig.data if trace.name in (ALLOCATED, RESERVED)}
-    assert set(drawn) == {"allocated (derived)", "reserved"}
-    for name, curve in ((ALLOCATED, run.peaks.allocated), (RESERVED, run.peaks.reserved)):
-        assert drawn[name].line.dash == "dot" and drawn[name].showlegend
-        assert [y * MIB for y in drawn[name].y] == [curve[point[1]] for point in drawn[name].customdata]
-    assert fig.layout.yaxis.range[1] * MIB > run.peaks.reserved_peak_bytes
-    assert {trace.name for trace in roles(run).figure.data} >= {ALLOCATED, RESERVED}
-
-
-def test_a_caching_allocators_peaks_stand_beside_the_drawn_one() -> None:
-    run = on_cuda(measured())
-    expected = "allocator's peaks: 149.0 MiB requested, 150.0 MiB allocated, 298.0 MiB reserved"
-    assert timeline(run).figure.layout.title.subtitle.text.endswith(expected)
-    assert expected in headlines(run)[0].tooltip
-    table = timeline(run).rows()
-    assert max(row["peak reserved (bytes)"] for row in table) == run.peaks.reserved_peak_bytes
-    assert max(row["peak allocated (derived) (bytes)"] for row in table) == run.step_peak_bytes + 512
-
-
-def test_what_no_caching_allocator_said_is_not_drawn() -> None:
-    run = measured()
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(run).figure.data}
-    assert "allocator's" not in timeline(run).figure.layout.title.subtitle.text + headlines(run)[0].tooltip
-    short = cut(on_cuda(run), run.forward_end_tick)
-    assert not {ALLOCATED, RESERVED} & {trace.name for trace in timeline(short).figure.data}
