@@ -31,12 +31,8 @@ def test_words_that_stand_on_the_page_read_there_and_others_keep_their_colour(da
     fig.add_annotation(text="on a bar", font={"color": "white"})
     readable(fig, dark=dark)
     grey = QUIET_TEXT["dark" if dark else "light"]
-    assert (
-        fig.layout.xaxis.tickfont.color
-        == fig.layout.yaxis.title.font.color
-        == fig.data[0].outsidetextfont.color
-        == grey
-    )
+    on_the_page = (fig.layout.xaxis.tickfont, fig.layout.yaxis.title.font, fig.data[0].outsidetextfont)
+    assert {font.color for font in on_the_page} == {grey}
     assert [one.font.color for one in fig.layout.annotations] == [grey, "white"]
 
 

@@ -27,8 +27,8 @@ from explorer.view.words.plan import against_budget, certificate
 )
 def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
     plan = Plan(
-        policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0, step_cost=10.0,
-        cost_unit="ms", budget_bytes=budget,
+        policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
+        step_cost=10.0, cost_unit="ms", budget_bytes=budget,
         certificate=Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments),
     )  # fmt: skip
     words, meaning = certificate(plan)
