@@ -9,6 +9,7 @@ planner.front()                           # -> Plans between everything kept and
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
@@ -25,7 +26,7 @@ from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.columns import Columns
 from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
-from explorer.plan.planners.solve import Limits, Program, Solution
+from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.sizes import mib, mib_up, parse_bytes
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
@@ -34,8 +35,8 @@ from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 
 SLACK = 1024**2
-FRONT_SECONDS = 0.15
-"""Of one point of the front: there are a dozen, and a person waits for all of them."""
+FRONT_SECONDS = 2.5
+"""Of all points of the front, most of which take much less: a person waits for them."""
 DEVICE = "device"
 """The budget of whoever wants to use what there is."""
 
@@ -108,18 +109,23 @@ class Planner:
         return self._lowest(more_time)
 
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
-        """Plans from everything kept down to the floor, as they are found; each may take so long, the last twice."""
+        """Plans from everything kept down to the floor, as they are found.
+
+        `seconds`: of all together. What one leaves is for those behind it; a floor takes two, the lowest and its cost.
+        """
+        ends = time.monotonic() + seconds
         lowest = self._program.lowest_bytes()
         last = self.within(self.keep_all_bytes)
         yield last
-        for budget in np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist():
+        budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
+        for n_left, budget in zip(range(len(budgets), 0, -1), budgets):
             if budget < last.step_peak_bytes:
-                plan = self._cheapest(budget, seconds=seconds)
+                plan = self._cheapest(budget, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / (n_left + 2)))
                 if plan is None:
                     break
                 last = plan
                 yield last
-        floor = self._floor or self._lowest(None, seconds=2 * seconds)
+        floor = self._floor or self._lowest(None, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / 2))
         if floor.step_peak_bytes < last.step_peak_bytes:
             yield floor
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
-from explorer.plan.planners.budget import FRONT_SECONDS, Planner
+from explorer.plan.planners.budget import Planner
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan, Wish
@@ -14,6 +14,7 @@ from explorer.record.progress import Progress, Report
 
 N_POINTS = 10
 N_BETWEEN = 3
+BETWEEN_SECONDS = 0.3
 
 
 def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) -> Front:
@@ -57,7 +58,7 @@ def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
         if not steps:
             return
         least, most = max(steps, key=lambda pair: (pair[1].step_peak_bytes - pair[0].step_peak_bytes) * _saved(*pair))
-        plan = planner.within(_budget(least, most), seconds=2 * FRONT_SECONDS)
+        plan = planner.within(_budget(least, most), seconds=BETWEEN_SECONDS)
         if plan.policy in (least.policy, most.policy):
             refused.add(_budget(least, most))
         else:

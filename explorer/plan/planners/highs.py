@@ -13,7 +13,7 @@ from explorer.plan.planners.classes import Classes, classes_of
 from explorer.plan.planners.columns import Columns, Row, Values
 
 MIB = 1024**2
-TOLERANCE = 5e-3
+TOLERANCE = 0.001
 """An answer is good enough that is proven to lie within this share of the best."""
 SCALE = 1000.0
 """Costs are thousandths of the step's: the solver's tolerances are absolute."""

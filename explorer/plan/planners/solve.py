@@ -15,6 +15,7 @@ worse than that.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,20 +73,22 @@ class Program:
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast's word on a choice."""
     _stretches: NDArray[np.intp] | None = None
-    _judged: dict[tuple[int, ...], tuple[int, float]] = field(default_factory=dict)
+    _tried: list[tuple[int, ...]] = field(default_factory=list)
+    _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def judged(self, chosen: tuple[int, ...]) -> tuple[int, float]:
-        """Bytes of the peak of a choice, and its cost."""
+    def judged(self, chosen: tuple[int, ...]) -> int:
+        """Bytes of the peak of a choice."""
         if chosen not in self._judged:
-            self._judged[chosen] = self.peak_of(chosen), self.columns.cost(chosen)
+            self._judged[chosen] = self.peak_of(chosen)
         return self._judged[chosen]
 
-    def known(self) -> tuple[tuple[int, ...], ...]:
-        """What was judged so far, for whatever limits, and what a person would try."""
-        if not self._judged:
-            for chosen in ((), *self.columns.first_of_kinds()):
-                self.judged(chosen)
-        return tuple(self._judged)
+    def known(self) -> list[tuple[int, ...]]:
+        """What was judged for any limits, and what a person would try: the cheapest first, the smallest of those."""
+        if not self._tried:
+            self._tried = [(), *self.columns.first_of_kinds()]
+        return sorted(
+            {*self._tried, *self._judged}, key=lambda chosen: (self.columns.cost(chosen), len(chosen), chosen)
+        )
 
     def solve(self, limits: Limits) -> Solution | None:
         """None: no choice keeps the limits."""
@@ -101,11 +104,11 @@ class Program:
             answer = search.ask(whole=True)
             if answer is not None:
                 search.judge(self.columns.chosen(answer.x))
-            if search.done or answer is None or time.monotonic() > ends:
+            if answer is None or search.done or time.monotonic() > ends:
                 break
             if not search.separate(answer):
                 search.refuse(answer)
-        return search.best
+        return search.solution
 
     def lowest_bytes(self) -> int:
         """No policy has a lower peak; how low one can really be is a longer question."""
@@ -156,7 +159,9 @@ class _Search:
     program: Program
     limits: Limits
     ends: float
-    best: Solution | None = None
+    best: tuple[int, ...] | None = None
+    value: float = math.inf
+    """What the objective comes to for the best choice so far."""
     bound: float = 0.0
     n_solves: int = 0
     moments: dict[object, Row] = field(default_factory=dict)
@@ -219,34 +224,39 @@ class _Search:
         chosen = columns.legal(np.argsort(-columns.taken(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
-        costs = columns.costs
-        for i in sorted(self.best.chosen if self.best else (), key=lambda i: -costs[i])[:N_DROPPED]:
-            self.judge(tuple(one for one in self.best.chosen if one != i) if self.best else ())
+        dearest = sorted(self.best or (), key=lambda i: -columns.costs[i])
+        for i in dearest[:N_DROPPED]:
+            self.judge(tuple(one for one in self.best or () if one != i))
 
     def judge(self, chosen: tuple[int, ...]) -> None:
-        """The exact forecast's word: better than what there was, or not."""
+        """The exact forecast's word on a choice that may be better than what there was."""
         limits, budget = self.limits, self.limits.budget_bytes
-        peak, cost = self.program.judged(chosen)
+        cost = self.program.columns.cost(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
-        value = float(peak) if budget is None else cost
-        if self.best is not None and (self.best.value <= value or budget is not None and peak > budget):
-            chosen, value = self.best.chosen, self.best.value
-        elif budget is not None and peak > budget:
+        if budget is not None and not self.bound * (1 - 1e-6) <= cost < self.value:
             return
-        self.best = Solution(
-            chosen=chosen,
-            value=value,
-            bound=min(self.bound, value),
-            n_rows=len(self.moments),
-            n_solves=self.n_solves,
+        peak = self.program.judged(chosen)
+        value = cost if budget is not None else float(peak)
+        if value < self.value and (budget is None or peak <= budget):
+            self.best, self.value = chosen, value
+
+    @property
+    def solution(self) -> Solution | None:
+        """The best so far, and what is known by now."""
+        if self.best is None:
+            return None
+        bound = min(self.bound, self.value)
+        return Solution(
+            chosen=self.best, value=self.value, bound=bound, n_rows=len(self.moments), n_solves=self.n_solves
         )
 
     @property
     def done(self) -> bool:
         """Whether the best is as good as proven; bytes are whole."""
-        return self.best is not None and (
-            self.best.gap <= TOLERANCE or self.limits.budget_bytes is None and self.best.value - self.best.bound < 2
+        best = self.solution
+        return best is not None and (
+            best.gap <= TOLERANCE or self.limits.budget_bytes is None and best.value - best.bound < 2
         )
 
     def refuse(self, answer: Minimum) -> None:
