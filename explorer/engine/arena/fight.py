@@ -25,6 +25,7 @@ from explorer.engine.compare.outcome import Outcome, Yardsticks, take
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.heap import without_page_faults
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.tf32 import without_tf32
 from explorer.engine.measure.before_step import storage_bytes, tensors_before_step
@@ -124,7 +125,7 @@ class _Ring:
         baseline = prepare(self._spec, self._loaded) if self._baseline_fits else None
         both = [one for one in (baseline, trainee) if one is not None]
         taken: dict[int, list[float]] = {id(one): [] for one in both}
-        with self._limited():
+        with without_page_faults(), self._device.limited_again(self._spec.memory_limit_bytes):
             for one in both:
                 run_step(one)
             for i in range(self._spec.n_repeats):

@@ -1,6 +1,8 @@
 """Out of memory is a result: a limit that a run meets early, and the words and bytes of the refusal.
 
-A process's address space can be limited (CPU) or torch's share of a GPU; both are put back afterwards.
+A process's address space can be limited (CPU) or torch's share of a GPU; both are put back afterwards. Under a limit
+that somebody set, tensors are mapped one by one, see heap.py: it is met when the step holds so much, not when the heap
+has so many holes. Not under what the machine has, in which steps are timed.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import torch
 
 from explorer.engine.device.allocator import Refusal
 from explorer.engine.device.free_memory import available_bytes
+from explorer.engine.device.heap import without_holes
 from explorer.errors import NotOnThisDevice, OutOfMemory, message_of
 from explorer.record.failure import CPU_REFUSAL, Failure, failure_of, is_out_of_memory, refusal_behind
 
@@ -31,10 +34,20 @@ _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 @contextmanager
 def limited_process(limit_bytes: int | None) -> Iterator[None]:
-    """This process may take `limit_bytes` of address space more than it has now. Raises NotOnThisDevice off Linux."""
+    """This process may take `limit_bytes` of address space more than it has now. Raises NotOnThisDevice off Linux.
+
+    Under glibc that is what its tensors hold at once, within a MiB or two. A hole that the heap had before is not
+    counted when a tensor fits into it: a process that ran other steps first may take that much more.
+    """
     if limit_bytes is None:
         yield
         return
+    with without_holes(), _limited_address_space(limit_bytes):
+        yield
+
+
+@contextmanager
+def _limited_address_space(limit_bytes: int) -> Iterator[None]:
     size_bytes = address_space_bytes()
     if resource is None or size_bytes is None:
         raise NotOnThisDevice(
@@ -65,7 +78,7 @@ def limited_by_machine() -> Iterator[None]:
     if resource is None or free_bytes is None or torch.cuda.is_available():
         yield
         return
-    with limited_process(free_bytes - free_bytes // 16):
+    with _limited_address_space(free_bytes - free_bytes // 16):
         yield
 
 

@@ -17,6 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.heap import without_page_faults
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.checkpoint_cost import checkpoint_ms, kept_operator_ms
@@ -74,7 +75,8 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
         timed = [Timed() for _ in specs]
         ready = [(spec, clocked) for spec, run, clocked in zip(specs, recorded, timed) if run.failure is None]
         try:
-            _time(ready, loaded, device, meter)
+            with without_page_faults():
+                _time(ready, loaded, device, meter)
         except RuntimeError as error:  # a GPU that a failed run has left unusable: what was recorded before is kept
             if not any(run.failure is not None for run in recorded):
                 raise
@@ -127,7 +129,7 @@ def _ready(timed: Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Ite
         yield False
         return
     try:
-        with apply_policy(trainee.model, spec.policy), device.limited(spec.memory_limit_bytes):
+        with apply_policy(trainee.model, spec.policy), device.limited_again(spec.memory_limit_bytes):
             yield True
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
