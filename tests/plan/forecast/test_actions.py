@@ -7,49 +7,12 @@ import pytest
 
 from explorer.plan.forecast.actions import results_of_views
 from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.unforeseen import unforeseen
-from explorer.record import Measurement, ModelGraph, Policy, Unit
+from explorer.record import ModelGraph, Policy, Unit
 from explorer.record.forecast import Forecast
 from tests.graphs import block as graph_block
+from tests.plan.forecast.two_blocks import two_blocks
 from tests.plan.why.test_peak import graph
-from tests.view.builders import MIB, Book, measured
-
-
-def two_blocks() -> Measurement:
-    """Blocks a and b are given x (1 MiB) and each make, in this order:
-
-    h  8 MiB by mm, saved      t  4 MiB by sin, gone when the block returns      s  2 MiB by exp, saved
-    y  1 MiB by add, handed on and saved by whoever is given it
-    """
-    book = Book()
-    book.phase("forward")
-    given = book.alloc("saved activation", "", MIB, "aten.embedding.default")
-    saved: dict[str, list[int]] = {}
-    for name in "ab":
-        first = book.tick
-        h = book.alloc("saved activation", name, 8 * MIB, "aten.mm.default")
-        t = book.alloc("temporary", name, 4 * MIB, "aten.sin.default")
-        s = book.alloc("saved activation", name, 2 * MIB, "aten.exp.default")
-        y = book.alloc("saved activation", name, MIB, "aten.add.Tensor")
-        book.free(t)
-        book.calls.append((name, first, book.tick, (given,), (y,)))
-        saved[name] = [h, s, given]
-        given = y
-    book.phase("backward")
-    gradient = book.alloc("temporary", "", MIB, "aten.ones_like.default")
-    book.free(given)
-    for name in "ba":
-        h, s, x = saved[name]
-        inner = book.alloc("temporary", name, 2 * MIB, "aten.mul.Tensor")
-        book.free(s)
-        book.free(gradient)
-        gradient = book.alloc("temporary", name, MIB, "aten.mm.default")
-        book.free(h)
-        book.free(x)
-        book.free(inner)
-    book.free(gradient)
-    run = measured()
-    return msgspec.structs.replace(run, allocations=book.close(), phases=tuple(book.spans), blocks=())
+from tests.view.builders import MIB, measured
 
 
 def told(units: list[Unit], *, gpu: bool = False, **options: bool) -> Forecast:
@@ -116,39 +79,6 @@ def test_offload_moves_nothing_on_a_cpu_and_all_that_is_saved_on_a_gpu() -> None
     assert there.saved_after_forward_bytes == MIB
     assert there.step_peak_bytes == (1 + 8 + 4) * MIB, "x, h and t: h leaves once t is made of it"
     assert there.time_ratio is None
-
-
-def test_why_a_policy_cannot_be_foretold() -> None:
-    inner = [Unit(blocks=("layers",)), Unit(blocks=("layers.1",), action="save_ops", save_ops=("aten.mm.default",))]
-    nested = Policy(units=tuple(inner))
-    assert "layers.1 keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
-    assert Forecaster(measured(), graph()).forecast(nested).step_peak_bytes is None
-    often = ModelGraph(model=graph().model, blocks=(graph_block("layers.1", "B", n_calls=3),), edges=())
-    reentrant = Policy.recompute(["layers.1"], use_reentrant=True)
-    assert "called more than once" in unforeseen(reentrant, often) and not unforeseen(reentrant, graph())
-    idle = ModelGraph(
-        model=graph().model, blocks=(graph_block("layers.1", "B", traits=("inputs_need_no_grad",)),), edges=()
-    )
-    assert "train nothing" in unforeseen(reentrant, idle)
-    assert not unforeseen(msgspec.structs.replace(reentrant, use_reentrant=False), idle)
-
-
-def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
-    blocks = [graph_block(fqn, "B", rewritten_ops=("aten.exp.default",) if fqn == "a" else ()) for fqn in "ab"]
-    known = ModelGraph(model=graph().model, blocks=tuple(blocks), edges=())
-    forecaster = Forecaster(two_blocks(), known)
-
-    def said(*ops: str, block: str = "a") -> str:
-        policy = Policy(units=(Unit(blocks=(block,), action="save_ops", save_ops=ops),))
-        foretold = forecaster.forecast(policy).step_peak_bytes
-        assert foretold == forecaster.peak_bytes(policy)
-        sentence = unforeseen(policy, known)
-        assert (foretold is None) == bool(sentence)
-        return sentence
-
-    assert "torch refuses to keep what aten.exp.default returns" in said("aten.mm.default", "aten.exp.default")
-    assert "torch refuses to keep what aten.add_.Tensor returns" in said("aten.add_.Tensor")
-    assert not said("aten.mm.default") and not said("aten.exp.default", block="b")
 
 
 def test_flops_of_kept_results_are_not_spent_again() -> None:

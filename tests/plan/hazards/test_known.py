@@ -9,48 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.case import Case
 from explorer.plan.hazards.known import hazards
-from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
-from explorer.record.graph import Block, CutPoint, ModelGraph, ModelRef
+from explorer.record.graph import Block, CutPoint
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import RunSpec
-
-MODEL = ModelRef(target="net.py")
-
-
-def block(fqn: str, *traits: str, **said: object) -> Block:
-    about = {"kind": "Block", "n_calls": 1, "parameter_bytes": 4, "buffer_bytes": 0, "output_bytes": 4,
-             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **said}  # fmt: skip
-    return Block(fqn=fqn, traits=traits, **about)  # type: ignore[arg-type]
-
-
-def graph(*blocks: Block, **said: object) -> ModelGraph:
-    root = block("", *{trait for each in blocks for trait in each.traits})
-    return ModelGraph(model=MODEL, blocks=(root, *blocks), edges=(), **said)  # type: ignore[arg-type]
-
-
-def rules(found: object) -> list[str]:
-    return [hazard.rule for hazard in found]  # type: ignore[attr-defined]
+from tests.plan.hazards.case_of import OPTIONS, A, block, graph, rules, spec
 
 
 def plan(n_microbatches: int = 4, **said: object) -> PipelinePlan:
     return PipelinePlan(stages=(("a",), ("b",)), n_microbatches=n_microbatches, **said)  # type: ignore[arg-type]
 
-
-def spec(**said: object) -> RunSpec:
-    return RunSpec(model=MODEL, **said)  # type: ignore[arg-type]
-
-
-A = Policy.recompute(["a"])
-OPTIONS = {
-    "redraw": Policy.recompute(["a"], preserve_rng_state=False),
-    "twice": Policy.recompute(["a"], running_stats="every_forward"),
-    "reentrant": Policy.recompute(["a"], use_reentrant=True),
-    "unchecked": Policy.recompute(["a"], determinism_check="none"),
-}
 
 CASES = [  # rule, block with its trap, policy that falls in, policy that does not
     ("dropout-redrawn", block("a", "uses_rng"), OPTIONS["redraw"], A),
@@ -129,41 +98,10 @@ def test_a_clean_model_has_no_hazard() -> None:
     assert hazards(graph(block("a", "uses_rng"), block("b", "running_statistics")), Policy.recompute(["a", "b"])) == ()
 
 
-def test_a_trap_below_a_named_block_counts_and_one_beside_it_does_not() -> None:
-    net = graph(block("a", "python_rng"), block("a.drop", "python_rng"), block("ab", "python_rng"))
-    found = hazards(net, A)
-    assert [(hazard.rule, hazard.blocks) for hazard in found] == [("python-rng", ("a.drop",))]
-
-
 def test_errors_come_first() -> None:
     net = graph(block("a", "python_rng", "moves_attributes"), block("b"))
     severities = [hazard.severity for hazard in hazards(net, Policy.recompute(["a"], determinism_check="none"))]
     assert severities == ["error", "warning", "note"]
-
-
-def test_eval_mode_draws_no_dropout_and_moves_no_statistics() -> None:
-    net = graph(block("a", "uses_rng", "running_statistics", "moves_buffers"))
-    policy = Policy.recompute(["a"], preserve_rng_state=False, running_stats="every_forward")
-    assert hazards(net, policy, spec=spec(mode="eval")) == ()
-
-
-def test_an_offloaded_block_does_not_run_again() -> None:
-    policy = Policy(units=(Unit(blocks=("a",), action="offload"),))
-    net = graph(block("a", "python_rng"))
-    assert rules(hazards(net, policy, spec=spec(device="cuda"))) == []
-    assert rules(hazards(net, policy, spec=spec(device="cpu"))) == ["offload-without-device"]
-
-
-def test_frozen_blocks_before_a_reentrant_one() -> None:
-    policy = OPTIONS["reentrant"]
-    assert "reentrant-frozen" in rules(hazards(graph(block("a")), policy, spec=spec(frozen=("embedding",))))
-    assert "reentrant-frozen" not in rules(hazards(graph(block("a")), policy, spec=spec()))
-
-
-def test_autocast_with_reentrant() -> None:
-    autocast = spec(autocast="bfloat16")
-    assert "reentrant-autocast" in rules(hazards(graph(block("a")), OPTIONS["reentrant"], spec=autocast))
-    assert "reentrant-autocast" not in rules(hazards(graph(block("a")), A, spec=autocast))
 
 
 class TestPipelineRules:
@@ -240,26 +178,3 @@ class TestPipelineRules:
 
     def test_the_plan_of_the_run_is_taken(self) -> None:
         assert rules(hazards(self.NET, A, spec=spec(plan=plan(checkpoint="never")))) == ["nothing-recomputed"]
-
-
-fqns = st.lists(st.sampled_from("abc"), max_size=4).map(".".join)
-
-
-@given(st.sets(fqns), st.sets(fqns, min_size=1))
-def test_what_lies_under_what_is_found_along_the_names(below: set[str], tops: set[str]) -> None:
-    """By walking up each name: asking every pair takes seconds at a thousand blocks."""
-
-    def under(fqn: str, top: str) -> bool:
-        return fqn == top or not top or fqn.startswith(f"{top}.")
-
-    named = tuple(sorted(below))
-    assert innermost(named) == tuple(a for a in named if not any(a != b and under(b, a) for b in named))
-    net = ModelGraph(model=MODEL, blocks=tuple(map(block, named)), edges=())
-    stages = tuple((top,) for top in sorted(tops))
-    case = Case(net, Policy.recompute(sorted(tops)), PipelinePlan(stages=stages, n_microbatches=1))
-    assert [b.fqn for b in case.rerun] == [fqn for fqn in named if any(under(fqn, top) for top in tops)]
-    assert case.stage_of == {
-        fqn: stages.index((max((top for top in tops if under(fqn, top)), key=len),))
-        for fqn in named
-        if any(under(fqn, top) for top in tops)
-    }

@@ -1,0 +1,46 @@
+"""Policies whose peak cannot be foretold are told, and why."""
+
+from __future__ import annotations
+
+import msgspec
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.forecast.unforeseen import unforeseen
+from explorer.record import ModelGraph, Policy, Unit
+from tests.graphs import block as graph_block
+from tests.plan.forecast.two_blocks import two_blocks
+from tests.plan.why.test_peak import graph
+from tests.view.builders import measured
+
+
+def test_why_a_policy_cannot_be_foretold() -> None:
+    inner = [Unit(blocks=("layers",)), Unit(blocks=("layers.1",), action="save_ops", save_ops=("aten.mm.default",))]
+    nested = Policy(units=tuple(inner))
+    assert "layers.1 keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
+    assert Forecaster(measured(), graph()).forecast(nested).step_peak_bytes is None
+    often = ModelGraph(model=graph().model, blocks=(graph_block("layers.1", "B", n_calls=3),), edges=())
+    reentrant = Policy.recompute(["layers.1"], use_reentrant=True)
+    assert "called more than once" in unforeseen(reentrant, often) and not unforeseen(reentrant, graph())
+    idle = ModelGraph(
+        model=graph().model, blocks=(graph_block("layers.1", "B", traits=("inputs_need_no_grad",)),), edges=()
+    )
+    assert "train nothing" in unforeseen(reentrant, idle)
+    assert not unforeseen(msgspec.structs.replace(reentrant, use_reentrant=False), idle)
+
+
+def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
+    blocks = [graph_block(fqn, "B", rewritten_ops=("aten.exp.default",) if fqn == "a" else ()) for fqn in "ab"]
+    known = ModelGraph(model=graph().model, blocks=tuple(blocks), edges=())
+    forecaster = Forecaster(two_blocks(), known)
+
+    def said(*ops: str, block: str = "a") -> str:
+        policy = Policy(units=(Unit(blocks=(block,), action="save_ops", save_ops=ops),))
+        foretold = forecaster.forecast(policy).step_peak_bytes
+        assert foretold == forecaster.peak_bytes(policy)
+        sentence = unforeseen(policy, known)
+        assert (foretold is None) == bool(sentence)
+        return sentence
+
+    assert "torch refuses to keep what aten.exp.default returns" in said("aten.mm.default", "aten.exp.default")
+    assert "torch refuses to keep what aten.add_.Tensor returns" in said("aten.add_.Tensor")
+    assert not said("aten.mm.default") and not said("aten.exp.default", block="b")
