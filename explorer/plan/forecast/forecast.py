@@ -14,6 +14,7 @@ import numpy as np
 from explorer.plan.forecast.actions import PlayedStep, calls_of, results_unknown
 from explorer.plan.forecast.at_peak import ledger_at_peak
 from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
+from explorer.plan.forecast.equal_times import with_equal_times
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.layout import with_copied_gradients
 from explorer.plan.forecast.nesting import Nest, enclosing, nest_of
@@ -41,6 +42,7 @@ class Forecaster:
         self.baseline = keep_all_from(run, graph)
         """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
+        self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
@@ -57,7 +59,7 @@ class Forecaster:
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
         play, saved = self._play(replay, policy), baseline.saved_after_forward_bytes
-        timed = time_ratio(baseline, self._graph, units, policy)
+        timed = time_ratio(self._timed or baseline, self._graph, units, policy)
         return Forecast(
             step_peak_bytes=None if unknown else play.peak_bytes,
             saved_after_forward_bytes=None if saved is None else saved + play.played.saved_bytes,

@@ -51,9 +51,8 @@ class Columns:
     def __init__(self, candidates: Candidates, pieces: Pieces) -> None:
         self._candidates = candidates
         self.n_units = len(candidates.units)
-        self.ways = [(i, None) for i in range(self.n_units)] + [
-            (i, o) for i, above in enumerate(candidates.around) for o in above
-        ]
+        self.ways: list[tuple[int, int | None]] = [(i, None) for i in range(self.n_units)]
+        self.ways += [(i, o) for i, above in enumerate(candidates.around) for o in above]
         """Unit, and the one that it is recomputed in, of every column but the last ones."""
         self.number = {way: column for column, way in enumerate(self.ways)}
         self.of_unit: list[list[int]] = [[] for _ in range(self.n_units)]
@@ -67,8 +66,8 @@ class Columns:
         self.unit_cost = candidates.step_cost or 1.0
         self.costs = np.zeros(self.n_columns)
         for column, (i, o) in enumerate(self.ways):
-            spared = o is not None and i in candidates.stops_in[o]
-            self.costs[column] = 0.0 if spared else candidates.units[i].cost
+            spared = 0.0 if o is None else candidates.spared.get((i, o), 0.0)
+            self.costs[column] = candidates.units[i].cost - spared
         self._n_old = pieces.n_columns
         self._new, self._old, self._effect = self._effects()
         self.paths = self._paths()
@@ -94,9 +93,9 @@ class Columns:
 
     def cost(self, chosen: tuple[int, ...]) -> float:
         """The cost of recomputing these, in the candidates' unit."""
-        named, candidates = set(chosen), self._candidates
-        spared = {i for j in chosen for i in candidates.stops_in[j] if i in named}
-        return sum(candidates.units[i].cost for i in chosen if i not in spared)
+        named, around = set(chosen), self._candidates.around
+        ways = ((i, next((o for o in around[i] if o in named), None)) for i in chosen)
+        return float(sum(self.costs[self.number[way]] for way in ways))
 
     def bytes_of(self, old: Values) -> dict[int, float]:
         """A row over columns, made from one over those of pieces.py."""

@@ -180,6 +180,15 @@ def test_the_front_goes_down_in_peak_and_up_in_cost() -> None:
     assert points[-1].step_peak_bytes == planner("unet").floor().step_peak_bytes
 
 
+@pytest.mark.parametrize("sample", ["unet", "gpt12"])
+def test_a_plan_says_of_its_policy_what_a_forecast_does(sample: str) -> None:
+    forecaster = Forecaster(known(sample)[1], known(sample)[0])
+    for plan in (planner(sample).floor(), planner(sample).least_memory(0.2)):
+        said = forecaster.forecast(plan.policy)
+        assert plan.cost_ratio == pytest.approx(said.time_ratio, rel=1e-9) and plan.cost_unit == "ms"
+        assert (plan.step_peak_bytes, plan.flop_ratio) == (said.step_peak_bytes, said.flop_ratio)
+
+
 def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_the_time() -> None:
     graph, run = known("gpt12")
     fresh, forecaster = Planner(run, graph, seconds=1e-9), Forecaster(run, graph)
