@@ -1,19 +1,21 @@
-"""One warm worker for all commands of a test file: starting one takes seconds."""
+"""One warm worker for the commands of all files here: starting one takes seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 
 import pytest
 
 from explorer.cli import verbs
 from explorer.jobs.client import Worker
+from tests.cli.asked import TINY, TROUBLE
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """Each run is a process of its own all the same."""
     worker = Worker(tmp_path_factory.mktemp("runs") / "runs.sqlite")
@@ -34,3 +36,11 @@ def shared(engine: Worker, monkeypatch: pytest.MonkeyPatch) -> Worker:
         if hasattr(module, "worker"):
             monkeypatch.setattr(module, "worker", borrowed)
     return engine
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    path = tmp_path / "tiny.py"
+    path.write_text(TINY)
+    (tmp_path / "wrong.py").write_text(TROUBLE)
+    return str(path)
