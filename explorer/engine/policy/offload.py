@@ -87,7 +87,7 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> Abstr
             small = _unexpanded(tensor)
             back = copy_out(small)
             if back is None:
-                return tensor
+                return tensor.detach()  # an output would hold the operation that saves it, and that one the output
             there = _OnHost(back, tensor.shape, small.nbytes)
             gone[key] = weakref.ref(storage), weakref.ref(there)
         return there

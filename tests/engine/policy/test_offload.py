@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 
 import pytest
 import torch
@@ -45,6 +46,14 @@ def test_backward_gets_what_was_saved() -> None:
     kept = gradients(model, x, None)
     assert all(torch.equal(one, other) for one, other in zip(kept, gradients(model, x, lane), strict=True))
     assert lane.out_bytes and lane.n_back >= len(lane.out_bytes)
+
+
+def test_what_stays_is_free_once_nobody_uses_it() -> None:
+    """An output that its own operation saves, and no backward: what a unit around it made again, for instance."""
+    x = torch.randn(4, requires_grad=True)
+    with offload_saved([]):
+        gone = weakref.ref(x.exp())
+    assert gone() is None
 
 
 def test_a_tensor_that_several_save_crosses_once() -> None:
