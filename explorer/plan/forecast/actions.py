@@ -22,8 +22,9 @@ from functools import cached_property
 
 import numpy as np
 
+from explorer.plan.forecast.offload_inside import kept_by, without
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, UNATTRIBUTED, Replay
-from explorer.plan.forecast.saved_by_call import SavedByCall, most_at_once, saved_by_calls
+from explorer.plan.forecast.saved_by_call import SavedByCall, late_bytes, most_at_once, saved_by_calls
 from explorer.plan.memory.series import Bytes, Mask
 from explorer.plan.names import is_within
 from explorer.record.allocations import ROLES
@@ -50,6 +51,11 @@ class PlayedStep:
         return tuple(fqn for unit in self.offloaded for fqn in unit.blocks)
 
     @cached_property
+    def kept(self) -> dict[Unit, Bytes]:
+        """By offloaded unit the entries that its calls keep where nothing moves."""
+        return {unit: kept_by(self.replay, unit) for unit in self.offloaded}
+
+    @cached_property
     def handed_until(self) -> dict[int, int]:
         """By entry that calls of offloaded units are given or return, the tick at which the last of these ends."""
         until: dict[int, int] = {}
@@ -68,6 +74,10 @@ def calls_of(step: PlayedStep, unit: Unit, policy: Policy, inside: Collection[st
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
     if unit.action == "offload":
         return [_offloaded(step, call) for call in calls]
+    if kept := {
+        one: step.kept[one] for one in step.offloaded if any(is_within(one.blocks[0], fqn) for fqn in unit.blocks)
+    }:
+        calls = [without(replay, unit.blocks, call, kept, stops_early=policy.stops_early) for call in calls]
     if policy.use_reentrant:
         calls = [_reentrant(replay, call, alone=len(calls) == 1) for call in calls]
     elif unit.action == "save_ops":
@@ -88,7 +98,8 @@ def _with_statistics(step: PlayedStep, unit: Unit, call: SavedByCall, inside: Co
         if len(saved) and not any(is_within(fqn, other) for other in inside):
             until = int(replay.died[saved].max())
             copies += [(call.begins, until, size) for size in sizes if size > COUNTER_BYTES]
-    return replace(call, copies=tuple(copies), again_bytes=call.again_bytes + n_bytes) if n_bytes else call
+    again_bytes = call.again_bytes + n_bytes
+    return replace(call, copies=tuple(copies), again_bytes=again_bytes, statistics_bytes=n_bytes) if n_bytes else call
 
 
 def _norms_below(graph: ModelGraph | None, blocks: Sequence[str]) -> list[str]:
@@ -119,13 +130,15 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
     stays = np.where(replay.born[results] <= call.until, call.begins, call.ends)
     leaving = ~np.isin(call.entries, results)
     entries, leaves = call.entries[leaving], call.leaves[leaving]
+    saved_outputs = tuple(entry for entry in call.saved_outputs if entry not in results)
     return replace(
         call,
         entries=entries,
         leaves=leaves,
         backs=call.backs[leaving],
         held=tuple(zip(results.tolist(), replay.born[results].tolist(), stays.tolist())),
-        late_bytes=int(replay.size[entries[leaves >= call.begins]].sum()),
+        saved_outputs=saved_outputs,
+        late_bytes=late_bytes(replay, entries, leaves >= call.begins, saved_outputs),
         again_bytes=_again_without(replay, call, of_these),
     )
 

@@ -43,6 +43,7 @@ class Forecaster:
         """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
         self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
+        self._on_gpu = self.baseline is not None and self.baseline.environment.device != "cpu"
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
@@ -54,7 +55,7 @@ class Forecaster:
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
         flop_ratio = _flop_ratio(baseline, again)
-        unknown = unforeseen(policy, self._graph)
+        unknown = self._unforeseen(policy)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
@@ -90,7 +91,10 @@ class Forecaster:
     def _foreseen(self, policy: Policy) -> _Play | None:
         """None: no peak is foretold."""
         replay = self._replay_of(policy)
-        return None if replay is None or unforeseen(policy, self._graph) else self._play(replay, policy)
+        return None if replay is None or self._unforeseen(policy) else self._play(replay, policy)
+
+    def _unforeseen(self, policy: Policy) -> str:
+        return unforeseen(policy, self._graph, moves=self._on_gpu)
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """None where the timeline does not show what the units of `policy` would keep."""
@@ -110,10 +114,8 @@ class Forecaster:
         return _Play(replay=replay, units=units, nest=nest, played=played, stash_bytes=stash)
 
     def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
-        assert self.baseline is not None, "it was replayed"
-        on_gpu = self.baseline.environment.device != "cpu"
         offloaded = tuple(unit for unit in policy.units if unit.action == "offload")
-        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=on_gpu, offloaded=offloaded)
+        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=self._on_gpu, offloaded=offloaded)
         options = msgspec.structs.replace(policy, units=offloaded)
         calls = {}
         for unit, children in inside(policy).items():

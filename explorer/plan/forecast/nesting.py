@@ -122,7 +122,7 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     # The unit that running again ends at has stashed its generators' state before.
     begun = [one.first for one in below if one.first < last]
     begun += [one.first for one in children if nest.stops_inside[i] and one.first == last]
-    return most_at_once(
+    return call.statistics_bytes + most_at_once(
         np.concatenate((replay.size[entries], np.full(len(begun), stash_bytes))),
         np.concatenate((born, np.array(begun, dtype=np.int64))),
         np.concatenate((died, np.full(len(begun), FOREVER))),
@@ -142,9 +142,10 @@ def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
 
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
-    within = np.concatenate([one.entries for one in below]) if below else np.zeros(0, dtype=np.int64)
-    own = call.entries[~np.isin(call.entries, within)]
-    own = own[~np.isin(own, call.outputs)]
+    theirs = [np.array(one.saved_outputs, dtype=np.int64) for one in below]
+    within = np.concatenate([np.zeros(0, dtype=np.int64), *theirs, *(one.entries for one in below)])
+    own = call.entries[~np.isin(call.entries, call.outputs)]
+    own = np.setdiff1d(np.concatenate((own, np.array(call.saved_outputs, dtype=np.int64))), within)
     return max(entered, int(replay.born[own].max(initial=call.first)))
 
 

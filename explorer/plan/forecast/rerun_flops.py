@@ -31,7 +31,8 @@ def unit_flops(
 ) -> int | None:
     """As above, of a unit with other units `inside`: each of those runs again on its own account as well.
 
-    None: it keeps results of operators, and nobody knows the FLOPs of those.
+    None: it keeps results of operators, and nobody knows the FLOPs of those; or an offloaded unit inside keeps what is
+    saved last, and nobody knows how much earlier running again ends.
     """
     if unit.action == "offload":
         return 0
@@ -43,6 +44,8 @@ def unit_flops(
         return again
     for child in inside:
         if stops_inside(graph, unit, child):
+            if child.action == "offload":
+                return None
             outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
             share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)

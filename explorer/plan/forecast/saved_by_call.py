@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.python_holds import NEVER, Call
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Replay
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.series import Bytes, Mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,14 +50,19 @@ class SavedByCall:
     """Those that nobody else saves."""
     returned: tuple[int, ...]
     """All outputs."""
+    saved_outputs: tuple[int, ...]
+    """Those that the call saves itself, whoever else does."""
     late_bytes: int
-    """Bytes of `entries` that are gone and back at the same moment."""
+    """Bytes of what is gone and back at the same moment: of `entries`, and of outputs that others save as well, who are
+    through by then."""
     again_bytes: int
     """Most that running forward again holds at once."""
     held: tuple[tuple[int, int, int], ...] = ()
     """Entries that stay whatever was measured: each with its first and its end tick."""
     copies: tuple[tuple[int, int, int], ...] = ()
     """First tick, end tick and bytes of what is there twice."""
+    statistics_bytes: int = 0
+    """Part of `again_bytes`: copies of running statistics, which running again moves in their stead."""
     reentrant: bool = False
     runs_again: bool = True
 
@@ -90,8 +95,8 @@ def _saved_by_call(
     # What dies earlier is held by the blocks behind it: recompute would not free it.
     saved = saved[died[saved] >= begins]
     # An output that others hold and that the unit saves as well is freed in the unit's own backward.
-    twice = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
-    inner = np.concatenate((saved[~np.isin(saved, own_outputs)], np.array(twice, dtype=np.int64)))
+    saved_outputs = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
+    inner = np.concatenate((saved[~np.isin(saved, own_outputs)], np.array(saved_outputs, dtype=np.int64)))
     last = int(born[inner].max(initial=first))
     again = replay.between(first, last if stops_early else end)
     leaves = _leaves(replay, saved, members, own_outputs)
@@ -107,7 +112,8 @@ def _saved_by_call(
         inputs=members[0].inputs,
         outputs=tuple(own_outputs),
         returned=members[-1].outputs,
-        late_bytes=int(replay.size[saved[leaves >= begins]].sum()),
+        saved_outputs=tuple(saved_outputs),
+        late_bytes=late_bytes(replay, saved, leaves >= begins, saved_outputs),
         again_bytes=most_at_once(replay.size[again], born[again], died[again]),
     )
 
@@ -162,6 +168,12 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
     if len(replay.casts) and len(saved):
         leaves[np.isin(saved, replay.casts)] = replay.forward_ends(members[-1].end)
     return leaves
+
+
+def late_bytes(replay: Replay, entries: Bytes, late: Mask, saved_outputs: Sequence[int]) -> int:
+    """See `SavedByCall.late_bytes`; `late` tells which of `entries` leave that late."""
+    others = np.setdiff1d(np.array(saved_outputs, dtype=np.int64), entries)
+    return int(replay.size[entries[late]].sum() + replay.size[others].sum())
 
 
 def most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from explorer.plan.forecast.nesting import enclosing
 from explorer.plan.kept_results import written_results
 from explorer.plan.names import some
 from explorer.record.graph import ModelGraph
-from explorer.record.policy import Policy
+from explorer.record.policy import Policy, Unit
 
 
-def unforeseen(policy: Policy, graph: ModelGraph | None) -> str:
-    """Empty: nothing is known against a forecast."""
+def unforeseen(policy: Policy, graph: ModelGraph | None, *, moves: bool = True) -> str:
+    """Empty: nothing is known against a forecast. `moves`: what is offloaded leaves the device, which is no CPU."""
     if trains_nothing(policy, graph):
         idle = _with_trait([unit.blocks[0] for unit in policy.units], graph, "inputs_need_no_grad")
         return (
@@ -25,8 +27,7 @@ def unforeseen(policy: Policy, graph: ModelGraph | None) -> str:
             f"Nothing is foretold: torch refuses to keep what {some(tuple(written))} returns, because it is written in "
             "place; keep operators whose results nothing writes into."
         )
-    inside = enclosing(policy)
-    other = {unit for pair in inside.items() for unit in pair if unit.action != "recompute"}
+    other = _otherwise_nested(policy, moves=moves)
     if other:
         return (
             f"Not foretold: {some(tuple(unit.blocks[0] for unit in policy.units if unit in other))} keep chosen "
@@ -47,6 +48,27 @@ def unforeseen(policy: Policy, graph: ModelGraph | None) -> str:
             "(44 % more than a forecast was seen); switch the cache off in training (use_cache=False)."
         )
     return ""
+
+
+def _otherwise_nested(policy: Policy, *, moves: bool) -> set[Unit]:
+    """Units inside others or around them that do more, or less, than run again."""
+    outer = enclosing(policy)
+    running = tuple(unit for unit in policy.units if unit.action != "offload")
+    stays = not moves and not policy.use_reentrant and len(running) < len(policy.units)
+    if stays and not any(_is_parted(unit, outer) for unit in running):  # offload_inside.py knows
+        outer = enclosing(msgspec.structs.replace(policy, units=running))
+    return {unit for pair in outer.items() for unit in pair if unit.action != "recompute"}
+
+
+def _is_parted(unit: Unit, outer: Mapping[Unit, Unit]) -> bool:
+    """Whether an offloaded unit lies between this one and another that runs again."""
+    parted = False
+    while unit in outer:
+        unit = outer[unit]
+        if parted and unit.action != "offload":
+            return True
+        parted = parted or unit.action == "offload"
+    return False
 
 
 def trains_nothing(policy: Policy, graph: ModelGraph | None) -> bool:

@@ -101,7 +101,7 @@ def _moments(
     replay: Replay, call: SavedByCall, within: list[tuple[int, SavedByCall]], *, stash_bytes: int
 ) -> tuple[Bytes, tuple[tuple[int, Bytes], ...]]:
     """Moments are the births of the rerun, of all of forward up to the last saved tensor."""
-    inner = call.entries[~np.isin(call.entries, call.outputs)]
+    inner = np.append(call.entries[~np.isin(call.entries, call.outputs)], np.array(call.saved_outputs, dtype=np.int64))
     last = int(replay.born[inner].max(initial=call.first))
     entries = replay.between(call.first, last)
     size, born, died = replay.size[entries], replay.born[entries], replay.died[entries]
@@ -115,7 +115,7 @@ def _moments(
         mine = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
         at = np.array([k for k, _ in mine], dtype=np.int64)
         freed = _sum_at(moments, np.array([leaves for _, leaves in mine], dtype=np.int64), died[at], size[at])
-        if tail in one.entries:
+        if tail in one.entries or tail in one.saved_outputs:
             freed = np.where(moments > one.first, alive, freed)
         given = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
         kept = _sum_at(moments, died[given], np.full(len(given), FOREVER), size[given])

@@ -69,6 +69,14 @@ def test_a_whole_chain_as_one_unit_lets_go_of_what_is_not_kept() -> None:
     holds(graph, base, acting(("blocks",), action="save_ops", save_ops=ops))
 
 
+@pytest.mark.parametrize("parts", [(), ("conv1", "norm1")])
+def test_an_output_that_the_next_block_saves_as_well_is_gone_when_its_own_runs_again(parts: tuple[str, ...]) -> None:
+    """An activation saves its result: running again ends there, behind all units inside, and starts without it."""
+    graph, base = known("resnet")
+    inside = [f"{fqn}.{part}" for fqn in graph.repeats for part in parts]
+    holds(graph, base, Policy.recompute(["blocks", *inside] if inside else ["blocks.2"]))
+
+
 @pytest.mark.filterwarnings("ignore:None of the inputs")  # torch says so of a unit inside another, in vain
 def test_reentrant_checkpointing() -> None:
     graph, base = known("gpt")
@@ -132,6 +140,23 @@ def test_what_others_save_as_well_stays_and_comes_back_beside_it(
     run = measure(msgspec.structs.replace(base.spec, policy=policy))
     assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=FEW_BYTES)
     assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
+
+
+@pytest.mark.parametrize(
+    ("sample", "inside"),
+    [
+        ("resnet", {"": "recompute", ".norm1": "offload"}),
+        ("gpt", {"": "recompute", ".attention": "offload", ".attention.out": "offload"}),
+    ],
+)
+def test_an_offloaded_block_keeps_what_it_saves_inside_one_that_runs_again(sample: str, inside: dict[str, str]) -> None:
+    """Where nothing moves. What the block around it saves as well is there twice."""
+    graph, base = known(sample)
+    actions = {f"{fqn}{part}": action for fqn in graph.repeats for part, action in inside.items()}
+    policy = Policy(units=tuple(Unit(blocks=(fqn,), action=action) for fqn, action in actions.items()))  # type: ignore[arg-type]
+    _, run = holds(graph, base, policy)
+    plain = Forecaster(base, graph).forecast(Policy.recompute(graph.repeats))
+    assert run.saved_after_forward_bytes > 1.2 * plain.saved_after_forward_bytes  # type: ignore[operator]
 
 
 OWN_LOSS = '''"""Two views of one batch are to agree: the model runs twice a step, and the loss is made of both."""
