@@ -94,8 +94,12 @@ def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
     for module in model.modules():
         make = next((make for kind, make in _MADE.items() if isinstance(module, kind)), None)
         if make is not None:
+            own = _said(model, "in_channels")  # the first layer may be given more, an embedding of time beside it
             for side in _sides(model, shape):
-                yield make(module, shape, side)
+                made = make(module, shape, side)
+                yield made
+                if isinstance(own, int) and own < getattr(module, "in_channels", 0):
+                    yield made[:, :own].clone()
             return
 
 

@@ -88,6 +88,18 @@ class Labelled(Denoiser):
         return self.conv(sample) + extra[:, :, None, None]
 
 
+class Beside(Denoiser):
+    """Its first layer takes an embedding of the time beside the sample."""
+
+    def __init__(self, **sizes):
+        super().__init__(**sizes)
+        self.conv = nn.Conv2d(8, 4, 1)
+
+    def forward(self, sample, timestep):
+        time = self.time(timestep)[:, :, None, None].expand(-1, -1, *sample.shape[2:])
+        return self.conv(torch.cat([sample, time], 1))
+
+
 class Silent(nn.Module):
     def forward(self, x):
         return x

@@ -23,6 +23,7 @@ from explorer.record import ModelRef
         ("Words", {"length": 9}, "int64[2, 9]"),
         ("Denoiser", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 77, 6]"),
         ("Labelled", {}, "float32[2, 4, 16, 16], int64[2], float32[2, 3], int64[2]"),
+        ("Beside", {}, "float32[2, 4, 16, 16], int64[2]"),
         ("bare", {}, "float32[2, 8]"),
         ("listed", {}, "float32[5, 8]"),
         ("parts", {}, "float32[5, 8]"),
