@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Any
 
 import torch
 from torch import nn
 
-from explorer.own_loop.watch import Watch, watch
+from explorer.own_loop.watch import Asked, Watch
 
 
 class Watching:
@@ -25,13 +24,12 @@ class Watching:
     ) -> None:
         """`files`: where a chosen step is written, `{step}` for its number."""
         self.watch: Watch | None = None
-        self._asked: dict[str, Any] = {"at": at, "worst_of": worst_of, "on_oom": on_oom}
+        self._asked = Asked(at=at, worst_of=worst_of, on_oom=on_oom)
         self._files = files
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         """The model stands where it is trained. Raises BadInput as `explorer.watch` does."""
-        self.watch = watch(model, optimizer, **self._asked)
-        self.watch.where = where
+        self.watch = self._asked.of(model, optimizer, where)
         self.watch.save_as(self._files)
 
     def end(self) -> None:

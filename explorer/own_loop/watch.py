@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,18 +53,30 @@ def watch(
     under torchrun each rank writes one, `oom.rank3.explorer`. Ends with `close()`, or as a context manager.
     Raises BadInput where nothing is asked for, or a step before the first.
     """
-    at = (at,) if isinstance(at, int) else tuple(at)
-    if not at and not worst_of and on_oom is None:
-        raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
-    if any(step < 1 for step in at) or worst_of < 0:
-        raise BadInput(
-            f"Steps are counted from 1; asked for at={at}, worst_of={worst_of}.", hint="Step 1 is the first."
-        )
-    chosen = {*at, *range(1, worst_of + 1)}
-    watching = Watch(model, optimizer, chosen, place_of_caller())
-    watching.worst_of = worst_of
-    watching.on_oom = None if on_oom is None else of_rank(Path(on_oom))
-    return watching.open()
+    return Asked(at=at, worst_of=worst_of, on_oom=on_oom).of(model, optimizer, place_of_caller())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Which steps somebody wants."""
+
+    at: int | Collection[int] = ()
+    worst_of: int = 0
+    on_oom: str | os.PathLike[str] | None = None
+
+    def of(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> Watch:
+        """A watch that is open; `where` names the loop in what it writes. Raises BadInput as `watch` does."""
+        at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
+        if not at and not self.worst_of and self.on_oom is None:
+            raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
+        if any(step < 1 for step in at) or self.worst_of < 0:
+            raise BadInput(
+                f"Steps are counted from 1; asked for at={at}, worst_of={self.worst_of}.", hint="Step 1 is the first."
+            )
+        watching = Watch(model, optimizer, {*at, *range(1, self.worst_of + 1)}, where)
+        watching.worst_of = self.worst_of
+        watching.on_oom = None if self.on_oom is None else of_rank(Path(self.on_oom))
+        return watching.open()
 
 
 class Watch:

@@ -95,9 +95,11 @@ def test_a_recorded_step_that_is_refused_is_written_with_its_timeline(tmp_path: 
 def test_without_a_library_to_plan_with_it_is_written_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    loop, path = Loop(), tmp_path / "oom.explorer"
+    with explorer.watch(loop.model, loop.optimizer, at=1):  # what torch itself imports at its first record is there
+        loop.step()
     for name in ("scipy", "scipy.optimize", "scipy.sparse"):
         monkeypatch.setitem(sys.modules, name, None)
-    loop, path = Loop(), tmp_path / "oom.explorer"
     died(loop, explorer.watch(loop.model, loop.optimizer, at=(1, 2), on_oom=path), 1)
     run = opened(path)
     assert run.failure is not None and "Held then" in run.failure.hint

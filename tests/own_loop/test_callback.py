@@ -1,0 +1,30 @@
+"""What all trainers' callbacks do: a watch from the training's start to its end, with what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from explorer.own_loop.callback import Watching
+
+
+def test_chosen_steps_are_written_and_nothing_stays_behind(tmp_path: Path) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watching = Watching(at=(2,), files=str(tmp_path / "step{step}.explorer"))
+    watching.begin(model, optimizer, "Trainer")
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    watching.end()
+    assert watching.watch is not None and set(watching.watch.runs) == {2} and watching.watch.where == "Trainer"
+    assert [path.name for path in tmp_path.iterdir()] == ["step2.explorer"]
+    assert not model._forward_pre_hooks and not model._forward_hooks
+
+
+def test_a_training_that_never_began_has_nothing_to_end() -> None:
+    watching = Watching(at=1)
+    watching.end()
+    assert watching.watch is None
