@@ -24,6 +24,7 @@ from explorer.plan.memory.series import array_of, held
 from explorer.plan.names import Fqns
 from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.columns import Columns
+from explorer.plan.planners.offered import offered_whole
 from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Program, Solution
@@ -69,6 +70,7 @@ class Planner:
             reruns=reruns_of(replay, self.candidates, stash_bytes=stash),
             columns=Columns(self.candidates, pieces),
             peak_of=self._peak_of,
+            suggested=self._presets(graph),
         )
         self._floor: Plan | None = None
 
@@ -84,6 +86,11 @@ class Planner:
     def cost_of(self, chosen: Sequence[int]) -> float:
         """What recomputing these candidates takes, in the candidates' unit."""
         return self._program.columns.cost(tuple(chosen))
+
+    def presets(self) -> Iterator[tuple[int, float]]:
+        """Peak and cost of every preset that recomputes and does nothing else; no plan is worse than one."""
+        for chosen in self._program.suggested:
+            yield self._program.judged(chosen), self.cost_of(chosen)
 
     def floor(self) -> Plan:
         """The lowest peak that can be reached, as cheaply as it can."""
@@ -143,6 +150,12 @@ class Planner:
         if cheap is not None and cheap.extra_cost <= plan.extra_cost:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
         return msgspec.structs.replace(plan, time_budget=more_time)
+
+    def _presets(self, graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+        """Those of their units that are candidates; what is none frees nothing, or is no good."""
+        number = {one.unit.blocks: i for i, one in enumerate(self.candidates.units)}
+        wholes = ([number[unit] for unit in whole if unit in number] for whole in offered_whole(graph))
+        return tuple(tuple(sorted(whole)) for whole in wholes)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:
         peak = self._forecaster.peak_bytes(self.policy(chosen))

@@ -21,7 +21,7 @@ from explorer.plan.forecast.rerun_ms import unit_ms
 from explorer.plan.forecast.rerun_time import overhead_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
-from explorer.plan.planners.offered import offered
+from explorer.plan.planners.offered import offered, offered_whole
 from explorer.plan.policy.counted import in_error
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -59,7 +59,7 @@ def candidates_of(
     baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[str | Fqns] | None = None
 ) -> Candidates:
     """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given."""
-    named = offered(graph) if among is None else [(one,) if isinstance(one, str) else one for one in among]
+    named = _named(graph) if among is None else [(one,) if isinstance(one, str) else one for one in among]
     wrong = set(in_error(graph, named))
     left = [(unit, tuple(saved_by_calls(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
@@ -87,6 +87,11 @@ def candidates_of(
         cost_unit=costs.unit,
         step_cost=costs.step,
     )
+
+
+def _named(graph: ModelGraph) -> list[Fqns]:
+    of_presets = [unit for whole in offered_whole(graph) for unit in whole if len(unit) > 1]
+    return list(dict.fromkeys((*offered(graph), *of_presets)))
 
 
 class _Costs:

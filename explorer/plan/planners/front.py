@@ -28,10 +28,11 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
         report(Progress(what="looking for the least memory", done=0, total=0))
         return Front(plans=(planner.least_memory(wish.more_time),))
     plans: list[Plan] = []
-    for plan in chain(planner.front(N_POINTS), _between(planner, plans)):
+    most = N_POINTS + 1 + len(list(planner.presets())) + N_BETWEEN
+    for plan in chain(planner.front(N_POINTS), _at_presets(planner, plans), _between(planner, plans)):
         plans.append(plan)
         told = undominated(plans)
-        report(Progress(what="finding plans", done=len(plans), total=N_POINTS + 1 + N_BETWEEN, plans=told))
+        report(Progress(what="finding plans", done=len(plans), total=most, plans=told))
     return Front(plans=undominated(plans))
 
 
@@ -49,8 +50,15 @@ def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:
     return tuple(plan for plan in plans if plan in best or not plan.policy.units)
 
 
+def _at_presets(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
+    """Plans with the peaks of those presets that would lie below the front."""
+    for peak_bytes, cost in planner.presets():
+        if not any(plan.step_peak_bytes <= peak_bytes and plan.extra_cost <= cost for plan in plans):
+            yield planner.within(peak_bytes, seconds=BETWEEN_SECONDS)
+
+
 def _between(planner: Planner, plans: list[Plan]) -> Iterator[Plan]:
-    """Plans where the front has its largest steps, in bytes times cost: a preset may lie in there."""
+    """Plans where the front has its largest steps, in bytes times cost."""
     refused: set[int] = set()
     for _ in range(N_BETWEEN):
         line = sorted(plans, key=lambda plan: plan.step_peak_bytes)

@@ -2,14 +2,18 @@
 
 A segment keeps one input for several blocks. It matters where inputs are most of what is kept: in a chain of single
 operations, which alone free nothing, and for the lowest peaks of a chain of blocks.
+
+Presets are offered as a whole beside them, with whatever segments they have: a plan shall never be worse than one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from explorer.errors import InvalidPolicy
 from explorer.plan.names import Fqns, lineage
 from explorer.plan.policy.counted import counted_units, runs
+from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 
 MOST_CANDIDATES = 800
@@ -25,6 +29,19 @@ def offered(graph: ModelGraph) -> list[Fqns]:
         repeated = set(graph.repeats)
         singles = [fqn for fqn in singles if repeated.isdisjoint(list(lineage(fqn))[1:])]
     return [*((fqn,) for fqn in singles), *dict.fromkeys(_segments(graph))]
+
+
+def offered_whole(graph: ModelGraph) -> list[tuple[Fqns, ...]]:
+    """The units of every preset that recomputes and does nothing else."""
+    wholes = []
+    for name in preset_titles():
+        try:
+            units = preset(name, graph).units
+        except InvalidPolicy:  # there is no block to count
+            return []
+        if units and all(unit.action == "recompute" for unit in units):
+            wholes.append(tuple(unit.blocks for unit in units))
+    return list(dict.fromkeys(wholes))
 
 
 def _segments(graph: ModelGraph) -> Iterator[Fqns]:

@@ -9,8 +9,8 @@ Few moments tell few blocks apart: what they do not is counted (classes.py), and
 of whole numbers. So only those moments are carried on that bind in fractions.
 
 Time may end before the solver does. So whatever the forecast ever judged is remembered and answers all limits that it
-keeps, and what a person would try (the first so many of equal blocks) is judged before anything else: no answer is
-worse than that.
+keeps, and what a person would try (a preset, the first so many of equal blocks) is judged before anything else: no
+answer is worse than that.
 """
 
 from __future__ import annotations
@@ -72,6 +72,8 @@ class Program:
     columns: Columns
     peak_of: Callable[[tuple[int, ...]], int]
     """The exact forecast's word on a choice."""
+    suggested: tuple[tuple[int, ...], ...] = ()
+    """Choices that no answer may be worse than."""
     _stretches: NDArray[np.intp] | None = None
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Program:
     def known(self) -> list[tuple[int, ...]]:
         """What was judged for any limits, and what a person would try: the cheapest first, the smallest of those."""
         if not self._tried:
-            self._tried = [(), *self.columns.first_of_kinds()]
+            self._tried = [(), *self.suggested, *self.columns.first_of_kinds()]
         return sorted(
             {*self._tried, *self._judged}, key=lambda chosen: (self.columns.cost(chosen), len(chosen), chosen)
         )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import msgspec
 import pytest
 
 from explorer.errors import BadInput
+from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.front import find_plans, undominated
+from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record import RunSpec
 from explorer.record.plan import Wish
 from explorer.record.progress import Progress, silent
 from tests import graphs
+from tests.plan.planners.test_budget import known
 
 MIB = 1024**2
 GRAPH = graphs.gpt(3)
@@ -37,6 +42,25 @@ def test_what_another_plan_beats_is_no_point_of_the_front() -> None:
     assert undominated((some[0], dearer, *some[2:])) == (some[0], *some[2:])
     for_nothing = msgspec.structs.replace(some[1], extra_cost=0.0)
     assert undominated((some[0], for_nothing)) == (some[0], for_nothing)
+
+
+@pytest.mark.parametrize("sample", ["gpt", "mlp", "resnet"])
+def test_no_preset_lies_below_the_front(sample: str) -> None:
+    graph, run = known(sample)
+    front, forecaster = find_plans(run, graph, Wish(), silent).plans, Forecaster(run, graph)
+    n_presets = 0
+    for name in preset_titles():
+        policy = preset(name, graph)
+        if all(unit.action == "recompute" for unit in policy.units):
+            said = forecaster.forecast(policy)
+            assert said.step_peak_bytes is not None and said.time_ratio is not None
+            n_presets += 1
+            assert any(
+                plan.step_peak_bytes <= said.step_peak_bytes
+                and (plan.cost_ratio or math.inf) <= said.time_ratio * (1 + 1e-9)
+                for plan in front
+            ), name
+    assert n_presets > 5
 
 
 def test_a_wish_is_answered_by_one_plan() -> None:
