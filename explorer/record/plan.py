@@ -24,12 +24,14 @@ class Certificate(Record):
     gap: float
     """Share of the plan's cost (or peak) by which it may lie above the bound: 0 is proven best."""
     n_candidates: int
-    """Units that could be chosen, segments among them."""
+    """Units that could be chosen, all of them."""
     n_rows: int
     """Moments of the step that the program had to look at."""
     n_solves: int
     n_segments: int = 0
     """Candidates that are several blocks in one."""
+    n_keeping: int = 0
+    """Candidates that keep the results of some operators."""
 
     def __str__(self) -> str:
         """`within 0.01 % of the best choice among 24 candidates, in 3 solves`; the gap is rounded up."""

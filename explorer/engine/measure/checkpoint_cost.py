@@ -10,14 +10,13 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from explorer.engine.device.clocks import Clock
 from explorer.engine.policy.apply import apply_policy
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import Policy
 
 N_MODULES = 8
-N_OPERATORS = 64
 N_ROUNDS = 5
 """Readings, of which the middle one counts: a small module's call takes tenths of a millisecond."""
 
@@ -35,33 +34,6 @@ def checkpoint_ms(device: torch.device, clock: Clock) -> float:
             again = _ms(lambda: chain(value).sum().backward(), clock)
         readings.append((again - kept - forward) / N_MODULES)
     return max(0.0, statistics.median(readings))
-
-
-def kept_operator_ms(device: torch.device, clock: Clock) -> float:
-    """What each operator takes more, forward and rerun together, in a unit that keeps results of operators (save_ops).
-
-    Of operators whose results are not kept; one that is kept runs once instead of twice, and that is no overhead.
-    """
-    chain = nn.Sequential(_Sines())
-    value = torch.ones(64, device=device, requires_grad=True)
-    kept = Policy(units=(Unit(blocks=("0",), action="save_ops", save_ops=("aten.mm.default",)),))
-    readings = []
-    for _ in range(N_ROUNDS):
-        took = []
-        for policy in (Policy.recompute(["0"]), kept):
-            with apply_policy(chain, policy):
-                took.append(_ms(lambda: chain(value).sum().backward(), clock))
-        readings.append((took[1] - took[0]) / N_OPERATORS)
-    return max(0.0, statistics.median(readings))
-
-
-class _Sines(nn.Module):
-    """Operators that take next to no time and save what they are given, so that every one runs again."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        for _ in range(N_OPERATORS):
-            value = value.sin()
-        return value
 
 
 def _ms(work: Callable[[], object], clock: Clock) -> float:

@@ -5,6 +5,8 @@ record         one step, allocator and tracker together      timeline, phases, F
 record alone   one step, allocator only                      does watching change the step?
 time           n steps with nothing attached                 by phase, in turns where two runs are compared
 time blocks    n steps with light hooks                      by block
+time operators one step, each operator by itself            shares of a block's time
+               3 forwards that look at every operator       what keeping results of operators takes (save_ops)
 time a call    a few small modules, kept and recomputed      what a checkpoint takes beside its second forward
 """
 
@@ -20,7 +22,8 @@ from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.heap import without_page_faults
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
-from explorer.engine.measure.checkpoint_cost import checkpoint_ms, kept_operator_ms
+from explorer.engine.measure.checkpoint_cost import checkpoint_ms
+from explorer.engine.measure.kept_operator_cost import looked_at_ms
 from explorer.engine.measure.operator_times import operator_times
 from explorer.engine.measure.recording import Recorded, record
 from explorer.engine.measure.stopwatch import Timed, block_ms, step_ms
@@ -34,6 +37,9 @@ from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
+
+N_LOOKED = 3
+"""Steps behind which one more is taken with a look at every operator, see kept_operator_cost.py."""
 
 Meter = Callable[[str], None]
 
@@ -104,6 +110,8 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
                     run_step(trainee)
                 else:
                     timed.steps.append(step_ms(trainee, clock))
+                if not spec.policy.units and 0 <= round_ < N_LOOKED:
+                    timed.looked_at.append(looked_at_ms(trainee, clock))
     for i in range(first.n_repeats):
         for spec, timed in ready:
             meter(f"timing blocks, step {i + 1} of {first.n_repeats}")
@@ -117,9 +125,9 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
                 if go:
                     timed.operators = operator_times(trainee, clock)
     if any(timed.steps for _, timed in ready):
-        cost, kept = checkpoint_ms(device.torch, clock), kept_operator_ms(device.torch, clock)
+        cost = checkpoint_ms(device.torch, clock)
         for _, timed in ready:
-            timed.checkpoint_ms, timed.kept_operator_ms = cost, kept
+            timed.checkpoint_ms = cost
 
 
 @contextmanager

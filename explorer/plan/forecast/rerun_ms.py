@@ -21,8 +21,10 @@ def unit_ms(
 ) -> float | None:
     """On the clock of the hooks that time blocks. Units `inside` run again on their own account as well.
 
-    None: it keeps results of operators, and nobody knows the time of those.
+    None: it keeps results of operators, and nobody timed those, or torch's look at them.
     """
+    if unit.save_ops and (measurement.times is None or measurement.times.kept_operator_ms is None):
+        return None
     again = 0.0
     for fqn in unit.blocks:
         cost = measurement.by_fqn.get(fqn)

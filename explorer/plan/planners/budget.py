@@ -21,8 +21,7 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.place import holders, in_place
 from explorer.plan.memory.series import array_of, held
-from explorer.plan.names import Fqns
-from explorer.plan.planners.candidates import candidates_of
+from explorer.plan.planners.candidates import Named, candidates_of
 from explorer.plan.planners.columns import Columns
 from explorer.plan.planners.offered import offered_whole
 from explorer.plan.planners.pieces import pieces_of
@@ -46,9 +45,14 @@ class Planner:
     """One measured step written down as a program; asked for as many plans as are wanted."""
 
     def __init__(
-        self, run: Measurement, graph: ModelGraph, *, among: Iterable[str | Fqns] | None = None, seconds: float = 3.0
+        self,
+        run: Measurement,
+        graph: ModelGraph,
+        *,
+        among: Iterable[Named] | None = None,
+        seconds: float = 3.0,
     ) -> None:
-        """`among`: blocks and segments to choose from, where not all are meant.
+        """`among`: blocks, segments and units to choose from, where not all are meant.
 
         Raises BadInput for a run that tells too little.
         """
@@ -88,7 +92,7 @@ class Planner:
         return self._program.columns.cost(tuple(chosen))
 
     def presets(self) -> Iterator[tuple[int, float]]:
-        """Peak and cost of every preset that recomputes and does nothing else; no plan is worse than one."""
+        """Peak and cost of every preset whose units are candidates; no plan is worse than one."""
         for chosen in self._program.suggested:
             yield self._program.judged(chosen), self.cost_of(chosen)
 
@@ -152,10 +156,14 @@ class Planner:
         return msgspec.structs.replace(plan, time_budget=more_time)
 
     def _presets(self, graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
-        """Those of their units that are candidates; what is none frees nothing, or is no good."""
-        number = {one.unit.blocks: i for i, one in enumerate(self.candidates.units)}
-        wholes = ([number[unit] for unit in whole if unit in number] for whole in offered_whole(graph))
-        return tuple(tuple(sorted(whole)) for whole in wholes)
+        """Those of their units that are candidates; one that is none frees nothing, or is no good.
+
+        A preset that keeps results is left out where those have no price: then no such unit is a candidate.
+        """
+        number = {one.unit: i for i, one in enumerate(self.candidates.units)}
+        priced = {unit.action for unit in number}
+        wholes = (whole for whole in offered_whole(graph) if all(unit.action in priced for unit in whole))
+        return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:
         peak = self._forecaster.peak_bytes(self.policy(chosen))
@@ -182,7 +190,8 @@ class Planner:
                 n_candidates=len(self.candidates.units),
                 n_rows=solution.n_rows,
                 n_solves=solution.n_solves,
-                n_segments=sum(len(one.unit.blocks) > 1 for one in self.candidates.units),
+                n_segments=sum(len(one.unit.blocks) > 1 and not one.unit.save_ops for one in self.candidates.units),
+                n_keeping=sum(bool(one.unit.save_ops) for one in self.candidates.units),
             ),
         )
 

@@ -4,8 +4,8 @@ Not whole blocks alone: "these MLPs and those norms" is often cheaper than any c
 measured time of one more forward, less the part that early stop leaves out, plus what torch.utils.checkpoint itself
 takes a call. Equal siblings take the mean of their times: they differ by noise alone.
 
-Segments are among them where a step has few blocks to join, see offered.py; kept operators and offload are not: their
-price is that of a dispatch mode in Python, or of a way to the host, and nobody has measured either.
+Segments are among them where a step has few blocks to join, see offered.py, and blocks that keep the results of some
+operators where those were timed, see keeping.py. Offload is not: nobody has measured the way to the host.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from explorer.plan.forecast.actions import PlayedStep, calls_of
 from explorer.plan.forecast.equal_times import kin_of, with_equal_times
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside, unit_flops
@@ -21,12 +22,16 @@ from explorer.plan.forecast.rerun_ms import unit_ms
 from explorer.plan.forecast.rerun_time import overhead_ms, scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
+from explorer.plan.planners.keeping import is_kept_apart, keeping_units
 from explorer.plan.planners.offered import offered, offered_whole
 from explorer.plan.policy.counted import in_error
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit
-from explorer.record.policy import KEEP_ALL, Unit
+from explorer.record.policy import KEEP_ALL, Policy, Unit
+
+Named = str | Fqns | Unit
+"""A block, a segment, or a unit with its action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,24 +61,37 @@ class Candidates:
 
 
 def candidates_of(
-    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[str | Fqns] | None = None
+    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[Named] | None = None
 ) -> Candidates:
     """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given."""
-    named = _named(graph) if among is None else [(one,) if isinstance(one, str) else one for one in among]
-    wrong = set(in_error(graph, named))
-    left = [(unit, tuple(saved_by_calls(replay, unit, stops_early=True))) for unit in named if unit not in wrong]
-    saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
     costs = _Costs(baseline, graph)
+    if among is None:
+        named = [Unit(blocks=blocks) for blocks in _named(graph)]
+        named += keeping_units(baseline, graph, replay) if costs.unit == "ms" else ()
+    else:
+        named = [_unit(one) for one in among]
+    wrong = set(in_error(graph, [unit.blocks for unit in named]))
+    step = PlayedStep(replay=replay, graph=graph, on_gpu=baseline.environment.device != "cpu")
+    left = [(unit, tuple(_calls(step, unit))) for unit in named if unit.blocks not in wrong]
+    saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
     units = tuple(
-        Candidate(unit=unit, calls=calls, cost=costs.of(unit), kin=tuple(kin_of(graph, fqn) for fqn in unit.blocks))
-        for unit, calls in ((Unit(blocks=blocks), calls) for blocks, calls in saving)
+        Candidate(
+            unit=unit,
+            calls=calls,
+            cost=costs.of(unit),
+            kin=(*(kin_of(graph, fqn) for fqn in unit.blocks), *unit.save_ops),
+        )
+        for unit, calls in saving
     )
     places: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(units):
-        for fqn in one.unit.blocks:
+        for fqn in () if is_kept_apart(one.unit) else one.unit.blocks:
             places[fqn].append(i)
     around = tuple(
-        tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ())) for one in units
+        ()
+        if is_kept_apart(one.unit)
+        else tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
+        for one in units
     )
     spared = {
         (i, j): costs.spared(units[j].unit, units[i].unit)
@@ -90,8 +108,18 @@ def candidates_of(
 
 
 def _named(graph: ModelGraph) -> list[Fqns]:
-    of_presets = [unit for whole in offered_whole(graph) for unit in whole if len(unit) > 1]
+    of_presets = [unit.blocks for whole in offered_whole(graph) for unit in whole if len(unit.blocks) > 1]
     return list(dict.fromkeys((*offered(graph), *of_presets)))
+
+
+def _unit(named: Named) -> Unit:
+    return named if isinstance(named, Unit) else Unit(blocks=(named,) if isinstance(named, str) else named)
+
+
+def _calls(step: PlayedStep, unit: Unit) -> list[SavedByCall]:
+    if is_kept_apart(unit):
+        return calls_of(step, unit, Policy(units=(unit,)))
+    return saved_by_calls(step.replay, unit.blocks, stops_early=True)
 
 
 class _Costs:

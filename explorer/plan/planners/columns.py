@@ -22,8 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.names import innermost, lineage
+from explorer.plan.names import innermost, is_within, lineage
 from explorer.plan.planners.candidates import Candidates
+from explorer.plan.planners.keeping import is_kept_apart
 from explorer.plan.planners.pieces import Bond, Pieces
 
 Row = tuple[dict[int, float], float]
@@ -50,6 +51,7 @@ class Columns:
 
     def __init__(self, candidates: Candidates, pieces: Pieces) -> None:
         self._candidates = candidates
+        self._kept_apart = [is_kept_apart(one.unit) for one in candidates.units]
         self.n_units = len(candidates.units)
         self.ways: list[tuple[int, int | None]] = [(i, None) for i in range(self.n_units)]
         self.ways += [(i, o) for i, above in enumerate(candidates.around) for o in above]
@@ -115,17 +117,26 @@ class Columns:
         units, around = self._candidates.units, self._candidates.around
         taken: list[int] = []
         named: set[str] = set()
+        over: set[str] = set()
+        closed: set[str] = set()
         depth: Counter[int] = Counter()
         above: set[int] = set()
         for i in order:
-            blocks = units[i].unit.blocks
+            blocks, apart = units[i].unit.blocks, self._kept_apart[i]
+            lines = {name for fqn in blocks for name in lineage(fqn)}
+            if not named.isdisjoint(blocks) or not closed.isdisjoint(lines):
+                continue
+            if apart and not (named.isdisjoint(lines) and over.isdisjoint(blocks)):
+                continue
             holders = [j for j in around[i] if j in taken]
-            if not named.isdisjoint(blocks) or len(holders) >= DEPTH or (holders and i in above):
+            if len(holders) >= DEPTH or (holders and i in above):
                 continue
             if i in above and any(depth[j] >= 1 for j in taken if i in around[j]):
                 continue
             taken.append(i)
             named.update(blocks)
+            over.update(lines)
+            closed.update(blocks if apart else ())
             above.update(around[i])
             depth[i] = len(holders)
         return taken
@@ -166,12 +177,19 @@ class Columns:
 
     def _on_one_way(self, bonds: list[Bond]) -> bool:
         """Whether at most a unit and one inside it can ever be recomputed together of all that are named."""
-        units, around = self._candidates.units, self._candidates.around
+        around = self._candidates.around
         named = sorted({i for bond, _ in bonds for i in bond if i < self.n_units})
         return all(
-            i in around[j] or j in around[i] or not set(units[i].unit.blocks).isdisjoint(units[j].unit.blocks)
+            i in around[j] or j in around[i] or self._overlap(i, j)
             for place, i in enumerate(named) for j in named[place + 1 :]
         )  # fmt: skip
+
+    def _overlap(self, i: int, j: int) -> bool:
+        """Whether no policy has both: they share a block, or one that is kept apart lies in the other."""
+        ours, theirs = (self._candidates.units[one].unit.blocks for one in (i, j))
+        if self._kept_apart[i] or self._kept_apart[j]:
+            return any(is_within(a, b) or is_within(b, a) for a in ours for b in theirs)
+        return not set(ours).isdisjoint(theirs)
 
     def _effects(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Values]:
         """How much of each column of pieces.py a column is, one that is inside another beside what that one is."""

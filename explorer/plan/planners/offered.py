@@ -15,6 +15,7 @@ from explorer.plan.names import Fqns, lineage
 from explorer.plan.policy.counted import counted_units, runs
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
+from explorer.record.policy import Unit
 
 MOST_CANDIDATES = 800
 """A model with more is offered only what no repeated block holds: a program stays a matter of seconds."""
@@ -31,16 +32,16 @@ def offered(graph: ModelGraph) -> list[Fqns]:
     return [*((fqn,) for fqn in singles), *dict.fromkeys(_segments(graph))]
 
 
-def offered_whole(graph: ModelGraph) -> list[tuple[Fqns, ...]]:
-    """The units of every preset that recomputes and does nothing else."""
+def offered_whole(graph: ModelGraph) -> list[tuple[Unit, ...]]:
+    """The units of every preset that keeps less than everything."""
     wholes = []
     for name in preset_titles():
         try:
             units = preset(name, graph).units
         except InvalidPolicy:  # there is no block to count
             return []
-        if units and all(unit.action == "recompute" for unit in units):
-            wholes.append(tuple(unit.blocks for unit in units))
+        if units:
+            wholes.append(units)
     return list(dict.fromkeys(wholes))
 
 

@@ -6,7 +6,7 @@ A column is a candidate (1: recomputed), or one of these, which stand between 0 
 
     gone(entry)     at most the sum of those that let it go before t, at most the sum of those that bring it back
                     after t, at most 1 less each that is given it and keeps it meanwhile
-    kept(entry)     at least each that is given it and keeps it beyond its measured end
+    kept(entry)     at least each that is given it, or keeps what its operator returned, beyond its measured end
 
 A candidate inside a recomputed one keeps what it is given from when the outer one runs again until it does itself.
 These are the rules of forecast/changes.py, written down for all policies at once.
@@ -123,6 +123,9 @@ class _Collected:
                     holders = ((j, self._call(j, call)) for j in self.candidates.around[i])
                     around = tuple((j, holder.begins) for j, holder in holders if holder is not None)
                     self.given[entry].append(_Given(i, call.ends, call.begins, around))
+                for entry, _, until in call.held:
+                    uses[entry] += 2
+                    self.given[entry].append(_Given(i, until, until, ()))
         every = np.concatenate(parts) if parts else np.zeros((0, 4), dtype=np.int64)
         alone = uses[every[:, 0]] == 1
         entry, leave, back, unit = every[alone].T

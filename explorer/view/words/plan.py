@@ -21,8 +21,8 @@ ABOUT = (
     "The planner wrote the step down as a small program: each module or segment is kept or recomputed, no "
     "moment may hold more than the budget, and as little time as possible is to be spent. A solver then looked for the "
     "best choice, and for a bound below which no choice can be. The proof is about the forecast: a run says what is "
-    "really held and how long it really takes. Segments (several blocks recomputed as one) are a choice where the "
-    "certificate counts them."
+    "really held and how long it really takes. Segments (several blocks recomputed as one) and blocks that keep what "
+    "their matrix products return are a choice where the certificate counts them."
 )
 
 
@@ -43,8 +43,13 @@ def certificate(plan: Plan) -> tuple[str, str]:
 
 
 def _among(proof: Certificate) -> str:
-    counted = ((proof.n_candidates - proof.n_segments, "module"), (proof.n_segments, "segment"))
-    return " and ".join(count(n, word) for n, word in counted if n) or count(0, "module")
+    n_modules = proof.n_candidates - proof.n_segments - proof.n_keeping
+    counted = [
+        *([count(n_modules, "module")] if n_modules or not proof.n_candidates else []),
+        *([count(proof.n_segments, "segment")] if proof.n_segments else []),
+        *([f"{count(proof.n_keeping, 'way')} to keep results"] if proof.n_keeping else []),
+    ]
+    return " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
 
 
 FRONT = "Click a point to draw its policy. Everything hollow is predicted from one step; diamonds were run."

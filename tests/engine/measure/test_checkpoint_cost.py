@@ -1,4 +1,4 @@
-"""What a checkpoint takes beside its second forward, and kept operators beside that: by the clock, never below zero."""
+"""What a checkpoint takes beside its second forward: what the clock says more, by call, never less than nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from explorer.engine.measure.checkpoint_cost import N_MODULES, N_OPERATORS, N_ROUNDS, checkpoint_ms, kept_operator_ms
+from explorer.engine.measure.checkpoint_cost import N_MODULES, N_ROUNDS, checkpoint_ms
 
 
 class Told:
@@ -34,13 +34,4 @@ def test_it_is_the_middle_of_what_is_left_over(again: float, expected: float) ->
     rounds[:3] = [5.0, 3.0, 1e6]  # a slow minute counts once
     position = torch.get_rng_state()
     assert checkpoint_ms(torch.device("cpu"), Told(rounds)) == expected
-    assert torch.equal(torch.get_rng_state(), position)
-
-
-@pytest.mark.parametrize(("keeping", "expected"), [(5.0 + 0.5 * N_OPERATORS, 0.5), (4.0, 0.0)])
-def test_keeping_operators_costs_what_the_recompute_takes_more_by_operator(keeping: float, expected: float) -> None:
-    rounds = [5.0, keeping] * N_ROUNDS
-    rounds[1] = 1e6
-    position = torch.get_rng_state()
-    assert kept_operator_ms(torch.device("cpu"), Told(rounds)) == expected
     assert torch.equal(torch.get_rng_state(), position)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from explorer.engine.measure.operator_times import OperatorTimes
 from explorer.engine.measure.stopwatch import BlockSamples, Timed, block_ms, live_block_ms, live_step_ms, step_ms
 from explorer.engine.step import prepare, run_step
 from explorer.engine.world.as_found import left_as_found
@@ -97,3 +98,13 @@ def test_readings_become_samples_and_none_become_nothing() -> None:
     assert times is not None and times.checkpoint_ms == 0.25
     assert (times.step.ms, times.forward.ms, times.optimizer.ms) == ((3.0, 5.0), (1.0, 2.0), ())
     assert timed.block_samples() == {"a": BlockSamples(forward=Samples(ms=(1.0, 2.0)), recompute=Samples(ms=(0.5,)))}
+
+
+def test_a_kept_operator_costs_what_forwards_took_more_that_looked_at_every_one() -> None:
+    timed = Timed(steps=[{"forward": ms} for ms in (10.0, 11.0, 12.0, 50.0)], looked_at=[14.0, 99.0, 15.0])
+    assert timed.kept_operator_ms is None, "nobody counted operators"
+    timed.operators = {"": OperatorTimes(n_calls=8)}
+    assert timed.kept_operator_ms == 2 * 4.0 / 8, "forward and rerun; a slow minute counts once"
+    timed.looked_at = [1.0, 1.0, 1.0]
+    assert timed.kept_operator_ms == 0
+    assert Timed().kept_operator_ms is None

@@ -56,10 +56,10 @@ def test_what_is_chosen_fits_by_the_forecast(name: str, sample: str) -> None:
 @pytest.mark.parametrize("sample", ["gpt", "unet"])
 def test_no_rival_with_whole_blocks_is_cheaper_by_the_forecast(sample: str) -> None:
     case = situation(sample)
-    places = {one.unit.blocks: i for i, one in enumerate(case.planner.candidates.units)}
+    places = {one.unit: i for i, one in enumerate(case.planner.candidates.units)}
 
     def cost(policy: Policy) -> float:
-        return case.planner.cost_of([places[unit.blocks] for unit in policy.units])
+        return case.planner.cost_of([places[unit] for unit in policy.units])
 
     for name, share in itertools.product(("every-k", "greedy"), SHARES):
         theirs, ours = choice(name, sample, share), choice(OURS, sample, share)

@@ -48,7 +48,8 @@ def with_operators(**operator_ms: float) -> Measurement:
     names = {"mm": MM, "gelu": GELU}
     of_each = {names[name]: ms for name, ms in operator_ms.items()}
     blocks = tuple(msgspec.structs.replace(one, operator_ms=of_each, n_operators=5) for one in run.blocks)
-    return msgspec.structs.replace(run, blocks=blocks)
+    times = msgspec.structs.replace(run.times, kept_operator_ms=0.1)
+    return msgspec.structs.replace(run, blocks=blocks, times=times)
 
 
 def test_a_unit_is_its_blocks_and_says_nothing_where_one_is_not_known() -> None:
@@ -58,3 +59,5 @@ def test_a_unit_is_its_blocks_and_says_nothing_where_one_is_not_known() -> None:
     segment = Unit(blocks=("layers.0", "layers.1"), action="save_ops", save_ops=(MM,))
     assert unit_ms(run, None, segment, (), Policy(units=(segment,))) == pytest.approx(2 * ms / 4)
     assert unit_ms(measured(), None, segment, (), Policy(units=(segment,))) is None
+    unlooked = msgspec.structs.replace(run, times=measured().times)
+    assert unit_ms(unlooked, None, segment, (), Policy(units=(segment,))) is None

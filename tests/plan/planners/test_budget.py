@@ -15,10 +15,13 @@ from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.kept_results import products_kept
 from explorer.plan.names import above, is_within
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
+from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Plan
+from explorer.record.policy import Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph as chain_graph
 from tests.view.builders import Chain, measured
@@ -117,6 +120,33 @@ def test_a_plan_with_segments_is_the_best_of_all_policies(sample: str, among: li
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sample", ["gpt", "unet"])
+def test_a_plan_that_may_keep_results_of_operators_is_the_best_of_all_policies(sample: str) -> None:
+    graph, run = known(sample)
+    counted = preset("all", graph).units[:4]
+    kept = [products_kept(unit.blocks, graph) for unit in counted]
+    chosen = Planner(run, graph, among=[*counted, *kept], seconds=60)
+    assert sum(one.unit.action == "save_ops" for one in chosen.candidates.units) == len(kept) == len(counted)
+    every = every_policy(chosen, run, graph)
+    lowest = min(peak for peak, _ in every)
+    for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
+        budget = round(lowest + share * (chosen.keep_all_bytes - lowest))
+        holds_against(chosen.within(budget), every, budget)
+
+
+def test_kept_operators_are_offered_where_their_time_is_known() -> None:
+    graph, run = known("gpt")
+    offered = [one.unit for one in planner("gpt").candidates.units if one.unit.action == "save_ops"]
+    products = ("aten.addmm.default", "aten.bmm.default")
+    assert [unit.save_ops for unit in offered if unit.blocks == ("blocks.1",)] == [
+        products, products[:1], products[1:]
+    ]  # fmt: skip
+    blind = tuple(msgspec.structs.replace(one, operator_ms={}) for one in run.blocks)
+    unpriced = Planner(msgspec.structs.replace(run, blocks=blind), graph).candidates.units
+    assert not any(one.unit.action == "save_ops" for one in unpriced)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "among"),
     [
@@ -192,9 +222,9 @@ def test_a_plan_says_of_its_policy_what_a_forecast_does(sample: str) -> None:
 def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_the_time() -> None:
     graph, run = known("gpt12")
     fresh, forecaster = Planner(run, graph, seconds=1e-9), Forecaster(run, graph)
-    place = {one.unit.blocks: i for i, one in enumerate(fresh.candidates.units)}
+    place = {one.unit: i for i, one in enumerate(fresh.candidates.units)}
     for n in range(1, 13):
-        chosen = [place[f"blocks.{i}",] for i in range(n)]
+        chosen = [place[Unit(blocks=(f"blocks.{i}",))] for i in range(n)]
         peak = forecaster.peak_bytes(fresh.policy(chosen))
         assert peak is not None
         assert fresh.within(peak).extra_cost <= fresh.cost_of(chosen)

@@ -9,6 +9,7 @@ import pytest
 
 from explorer.plan.planners.offered import MOST_CANDIDATES, MOST_SEGMENTS, offered, offered_whole
 from explorer.record.graph import Block, ModelGraph
+from explorer.record.policy import Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph as chain_of
 
@@ -62,10 +63,10 @@ def test_of_a_large_model_nothing_inside_repeated_blocks_is_offered() -> None:
     assert offered(large) == [(f"h.{i}",) for i in range(MOST_CANDIDATES // 4)]
 
 
-def test_presets_are_offered_whole_if_they_do_nothing_but_recompute() -> None:
+def test_presets_are_offered_whole() -> None:
     wholes = offered_whole(_chain(16))
-    assert tuple((f"h.{i}",) for i in range(0, 16, 3)) in wholes, "every third"
-    assert any(len(unit) > 1 for whole in wholes for unit in whole), "segments of sqrt"
+    assert tuple(Unit(blocks=(f"h.{i}",)) for i in range(0, 16, 3)) in wholes, "every third"
+    assert any(len(unit.blocks) > 1 for whole in wholes for unit in whole), "segments of sqrt"
     assert len(set(wholes)) == len(wholes) and all(wholes)
     alone = _chain(1)
     assert offered_whole(msgspec.structs.replace(alone, blocks=alone.blocks[:1], chain=())) == [], "nothing to count"

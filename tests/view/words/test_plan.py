@@ -10,6 +10,13 @@ from explorer.view.drawing.units import MIB
 from explorer.view.words.plan import against_budget, certificate
 
 
+def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
+    return Plan(
+        policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
+        step_cost=10.0, cost_unit="ms", budget_bytes=budget, certificate=proof,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("gap", "budget", "n_segments", "sentence"),
     [
@@ -26,15 +33,29 @@ from explorer.view.words.plan import against_budget, certificate
     ],
 )
 def test_a_certificate_in_words(gap: float, budget: int | None, n_segments: int, sentence: str) -> None:
-    plan = Plan(
-        policy=Policy.recompute(["a"]), step_peak_bytes=MIB, baseline_step_peak_bytes=2 * MIB, extra_cost=1.0,
-        step_cost=10.0, cost_unit="ms", budget_bytes=budget,
-        certificate=Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments),
-    )  # fmt: skip
-    words, meaning = certificate(plan)
+    proof = Certificate(bound=1.0, gap=gap, n_candidates=99, n_rows=7, n_solves=1, n_segments=n_segments)
+    words, meaning = certificate(plan_of(proof, budget=budget))
     assert words == sentence and "7 moments of the step decided it, 1 call of the solver." in meaning
 
 
 def test_a_budget_is_kept_or_passed() -> None:
     assert against_budget(50 * MIB, 60 * MIB, measured=True) == ":green[50.0 MiB measured: within 60.0 MiB.]"
     assert against_budget(70 * MIB, 60 * MIB, measured=False) == ":red[70.0 MiB predicted: 10.0 MiB over 60.0 MiB.]"
+
+
+@pytest.mark.parametrize(
+    ("counts", "words"),
+    [
+        ((0, 0, 0), "among 0 modules"),
+        ((2, 2, 0), "among 2 segments"),
+        ((9, 2, 1), "among 6 modules, 2 segments and 1 way to keep results"),
+        ((3, 0, 2), "among 1 module and 2 ways to keep results"),
+    ],
+)
+def test_what_was_chosen_among_is_counted_by_kind(counts: tuple[int, int, int], words: str) -> None:
+    n, n_segments, n_keeping = counts
+    proof = Certificate(
+        bound=1.0, gap=0.0, n_candidates=n, n_rows=1, n_solves=1, n_segments=n_segments, n_keeping=n_keeping
+    )
+    told, _ = certificate(plan_of(proof))
+    assert f"{words} is faster" in told
