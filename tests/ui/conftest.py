@@ -17,6 +17,7 @@ from explorer.ui.session import backend
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import WINDOW, settle
+from tests.ui.runs.listing import SCRIPT, select
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SAMPLES = (
@@ -62,3 +63,21 @@ def app(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
     yield start
     st.cache_resource.clear()
+
+
+@pytest.fixture
+def store() -> Store:
+    return Store()
+
+
+@pytest.fixture
+def runs_page(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AppTest]:
+    monkeypatch.setattr(backend, "worker", lambda: worker)
+    monkeypatch.setattr(backend, "store", Store)
+
+    def start(*selected: int) -> AppTest:
+        at = AppTest.from_string(SCRIPT, default_timeout=60).run()
+        assert not at.exception, at.exception[0].message
+        return select(at, *selected)
+
+    return start
