@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import msgspec
@@ -70,9 +69,3 @@ def test_where_keep_all_does_not_fit_the_rest_still_runs() -> None:
     bout = apart_fought(Policy.recompute([str(i) for i in range(6)]))
     assert bout.failure is None and bout.step_peak_bytes is not None, bout.failure
     assert bout.verdict is None and bout.time_ratio is None and "does not fit" in bout.why
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pulp") is not None, reason="pulp is installed")
-def test_a_rival_without_its_packages_says_which() -> None:
-    bout = fight(spec(), Bout(rival="sac-milp", share=0.5, budget_bytes=MIB), GROUND, lambda progress: None)
-    assert not bout.ran and bout.failure is None and "pulp" in bout.why
