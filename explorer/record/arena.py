@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from explorer.record.base import Record
 from explorer.record.comparison import Verdict
@@ -10,7 +10,10 @@ from explorer.record.failure import Failure
 from explorer.record.measurement import Environment
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from explorer.record.times import Samples
+from explorer.record.times import Samples, ratio_interval
+
+Standing = Literal["ahead", "undecided", "beaten"]
+"""Of one bout beside another."""
 
 
 class Bout(Record):
@@ -41,6 +44,11 @@ class Bout(Record):
     failure: Failure | None = None
 
     @property
+    def time_interval(self) -> tuple[float, float] | None:
+        """Where the true median of the paired ratios lies, 19 times in 20; None: below six pairs."""
+        return ratio_interval(self.step, self.baseline_step)
+
+    @property
     def fits(self) -> bool | None:
         """Whether the measured peak keeps the budget; None without either."""
         if self.budget_bytes is None or self.step_peak_bytes is None:
@@ -53,7 +61,7 @@ class Bout(Record):
 
     def headlines(self) -> dict[str, Any]:
         """The derived figures `--json` prints beside the record."""
-        return {"fits": self.fits, "ran": self.ran}
+        return {"fits": self.fits, "ran": self.ran, "time_interval": self.time_interval}
 
 
 class Ground(Record):
@@ -75,28 +83,35 @@ class Arena(Record):
     bouts: tuple[Bout, ...]
 
     def beaten(self, name: str) -> tuple[tuple[Bout, Bout], ...]:
-        """Bouts of `name` with the rival that was faster within the same budget, outside of the spread of both."""
+        """Bouts of `name`, each with a rival that beyond doubt did better within the same budget."""
+        return self._against(name, "beaten")
+
+    def undecided(self, name: str) -> tuple[tuple[Bout, Bout], ...]:
+        """Bouts of `name`, each with a rival that was faster in the middle; more repeats would tell whether it is."""
+        return self._against(name, "undecided")
+
+    def _against(self, name: str, how: Standing) -> tuple[tuple[Bout, Bout], ...]:
         own = {bout.share: bout for bout in self.bouts if bout.rival == name and bout.share is not None}
         return tuple(
             (mine, other)
             for share, mine in own.items()
             for other in self.bouts
-            if other.rival != name and other.share in (share, None) and _beats(other, mine)
+            if other.rival != name and other.share in (share, None) and _standing(mine, other) == how
         )
 
 
-def _beats(other: Bout, mine: Bout) -> bool:
-    """A rival that misses the budget or moves the gradient has not won anything."""
+def _standing(mine: Bout, other: Bout) -> Standing:
+    """A rival that misses the budget or moves the gradient has not won anything, nor has one that chose the same."""
     budget = mine.budget_bytes
     if budget is None or other.verdict not in ("bitwise equal", "rounding"):
-        return False
+        return "ahead"
     if other.step_peak_bytes is None or other.step_peak_bytes > budget:
-        return False
+        return "ahead"
     if not mine.fits:
-        return True
+        return "beaten"
     if mine.policy is not None and other.policy == mine.policy:
-        return False
-    if other.time_ratio is None or mine.time_ratio is None:
-        return False
-    spread = (other.time_ratio_spread or 0.0) + (mine.time_ratio_spread or 0.0)
-    return other.time_ratio + spread < mine.time_ratio
+        return "ahead"
+    if other.time_ratio is None or mine.time_ratio is None or other.time_ratio >= mine.time_ratio:
+        return "ahead"
+    theirs, ours = other.time_interval, mine.time_interval
+    return "beaten" if theirs and ours and theirs[1] < ours[0] else "undecided"

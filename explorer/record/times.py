@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Literal
@@ -44,6 +45,25 @@ class Times(Record):
     kept_operator_ms: float | None = None
     """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
     torch looks at every one in Python. None: not measured."""
+
+
+SURE = 0.95
+"""Probability with which an interval holds the median that a clock would show if it was read for ever."""
+
+
+def ratio_interval(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
+    """The two paired ratios of an interleaved A/B run between which the true median lies, with SURE or more.
+
+    Whatever the ratios are distributed like: of n, each lies below their median as often as above, so that the k-th
+    from either end bound it but for twice the chance of fewer than k heads in n throws. None below six pairs, which
+    cannot say so much. Source: https://en.wikipedia.org/wiki/Sign_test
+    """
+    pairs = sorted(a / b for a, b in zip(candidate.ms, baseline.ms) if b)
+    outside, k = 2.0 ** (1 - len(pairs)), 0
+    while outside <= 1 - SURE:
+        k += 1
+        outside += math.comb(len(pairs), k) * 2.0 ** (1 - len(pairs))
+    return (pairs[k - 1], pairs[-k]) if k else None
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:

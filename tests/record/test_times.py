@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.times import Samples, ratio_interval, ratio_with_spread
 
 
 def test_too_few_readings_have_no_figure() -> None:
@@ -28,3 +28,15 @@ def test_a_ratio_is_of_pairs_so_that_what_slows_both_cancels() -> None:
 def test_a_scaled_clock_gives_that_ratio_without_spread(ms: list[float], scale: float) -> None:
     pair = ratio_with_spread(Samples(ms=tuple(scale * one for one in ms)), Samples(ms=tuple(ms)))
     assert pair is not None and pair == (pytest.approx(scale), pytest.approx(0, abs=1e-6 * scale))
+
+
+@pytest.mark.parametrize(("n", "k"), [(6, 1), (8, 1), (9, 2), (12, 3), (15, 4), (17, 5), (20, 6), (50, 18)])
+def test_an_interval_of_ratios_ends_where_the_tables_of_the_sign_test_say(n: int, k: int) -> None:
+    """k for 95 % and n pairs, as in W. J. Dixon and F. J. Massey, Introduction to Statistical Analysis, table A-25."""
+    ratios = Samples(ms=tuple(float(i) for i in range(n, 0, -1)))
+    assert ratio_interval(ratios, Samples(ms=(1.0,) * n)) == (k, n + 1 - k)
+
+
+def test_five_pairs_bound_nothing() -> None:
+    assert ratio_interval(Samples(ms=(1.0,) * 5), Samples(ms=(1.0,) * 5)) is None
+    assert ratio_interval(Samples(), Samples()) is None

@@ -40,7 +40,10 @@ class ArenaOptions:
 def arena(
     model: Model, options: ModelOptions, step: StepOptions, asked: ArenaOptions, keep: KeepOptions, output: Output
 ) -> None:
-    """Every planner under every budget, on real steps, each in its own process. Exit 1: this explorer's is beaten."""
+    """Every planner under every budget, on real steps, each in its own process. Exit 1: this explorer's is beaten.
+
+    Beaten is who lies behind with nearly every step. Where times are mixed, or fewer than six, it is undecided.
+    """
     shares = parse_shares(asked.budgets)
     only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
     chosen(only)
@@ -101,5 +104,8 @@ def _name(bout: Bout) -> str:
 
 def _document(outcome: Arena) -> dict[str, Any]:
     bouts = [{**to_plain(bout), **bout.headlines()} for bout in outcome.bouts]
-    beaten = [{"share": mine.share, "by": other.rival} for mine, other in outcome.beaten(OURS)]
-    return {**to_plain(outcome), "bouts": bouts, "beaten": beaten}
+    beaten, undecided = (
+        [{"share": mine.share, "by": other.rival} for mine, other in pairs]
+        for pairs in (outcome.beaten(OURS), outcome.undecided(OURS))
+    )
+    return {**to_plain(outcome), "bouts": bouts, "beaten": beaten, "undecided": undecided}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import plotly.graph_objects as go
@@ -52,15 +53,19 @@ def outcome_in_words(bout: Bout) -> str:
 
 
 def beaten_sentence(arena: Arena) -> str:
-    """Whether anybody within the same budget, with the same gradients, was faster outside of the spread."""
+    """Whether anybody within the same budget, with the same gradients, was faster, and where nobody can say yet."""
     ours = [bout for bout in arena.bouts if bout.rival == OURS]
     if not ours:
         return "This explorer's planner did not take part."
-    beaten = arena.beaten(OURS)
-    if not beaten:
-        return "Nobody was faster than this explorer's planner within the same budget, outside of the spread."
-    cases = ", ".join(f"{title_of(other.rival)} at {percent_whole(mine.share or 0)}" for mine, other in beaten)
-    return f"Faster than this explorer's planner within the same budget: {cases}."
+    beaten, undecided = _cases(arena.beaten(OURS)), _cases(arena.undecided(OURS))
+    first = f"Faster than this explorer's planner within the same budget: {beaten}." if beaten else (
+        "Nobody was faster than this explorer's planner within the same budget, beyond doubt."
+    )  # fmt: skip
+    return f"{first} Undecided, more repeats would tell: {undecided}." if undecided else first
+
+
+def _cases(pairs: Iterable[tuple[Bout, Bout]]) -> str:
+    return ", ".join(f"{title_of(other.rival)} at {percent_whole(mine.share or 0)}" for mine, other in pairs)
 
 
 def at_budget(bout: Bout) -> str:

@@ -12,6 +12,7 @@ from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.measurement import Environment
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
+from explorer.record.times import Samples
 from tests.engine.tiny_nets import ref
 
 SPEC = RunSpec(model=ref("gpt", depth=4, batch=16, length=64), n_repeats=2)
@@ -71,14 +72,15 @@ def arena(*bouts: Bout) -> Arena:
 
 def bout(name: str, ratio: float, peak: int = 40, **fields: object) -> Bout:
     given = {"verdict": "bitwise equal", "policy": Policy.recompute([name]), "share": 0.5, "budget_bytes": 50, **fields}
-    return Bout(rival=name, step_peak_bytes=peak, time_ratio=ratio, time_ratio_spread=0.02, **given)  # type: ignore[arg-type]
+    step, kept = (Samples(ms=tuple(ms + i for i in range(6))) for ms in (100 * ratio, 100.0))
+    return Bout(rival=name, step_peak_bytes=peak, step=step, baseline_step=kept, time_ratio=ratio, **given)  # type: ignore[arg-type]
 
 
 def test_only_a_rival_that_keeps_the_budget_and_the_gradients_beats_anybody() -> None:
     ours = bout("explorer", 1.30)
     for other, wins in (
         (bout("greedy", 1.20), True),
-        (bout("greedy", 1.27), False),  # inside the spread of both
+        (bout("greedy", 1.295), False),  # undecided
         (bout("greedy", 1.20, peak=60), False),  # over the budget
         (bout("greedy", 1.20, verdict="different"), False),
         (bout("greedy", 1.20, share=0.7, budget_bytes=70), False),  # another budget

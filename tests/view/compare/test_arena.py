@@ -38,6 +38,9 @@ def test_words_for_each_outcome() -> None:
     assert "Over its budget" in outcome_in_words(bout("greedy", 1.0, peak=60))
     assert beaten_sentence(sample()).startswith("Nobody was faster")
     assert "Greedy at 50 %" in beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.1)))
+    assert beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.299))).endswith(
+        "Undecided, more repeats would tell: Greedy at 50 %."
+    )
     assert "did not take part" in beaten_sentence(arena())
 
 
