@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from explorer.engine.device.device import device_of
+from explorer.engine.device.heap import without_page_faults
 from explorer.engine.measure.measure import measure, warm_checkpoint
 from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.describe import describe
@@ -115,14 +116,15 @@ def timed(model: ModelRef, policies: Mapping[str, Policy]) -> dict[str, Samples]
     spec = RunSpec(model=model)
     device = device_of(torch_device(spec))
     taken: dict[str, list[float]] = {key: [] for key in policies}
-    with left_as_found():
+    draw = random.Random(0)
+    with left_as_found(), without_page_faults():
         loaded = load_for(spec)
         warm_checkpoint(device.torch)
         trainee, clock = prepare(spec, loaded), device.clock()
         trainee.handle.undo()
         for round_ in range(-1, N_ROUNDS):
-            for key, policy in policies.items():
-                with apply_policy(trainee.model, policy):
+            for key in draw.sample(list(policies), len(policies)):
+                with apply_policy(trainee.model, policies[key]):
                     if round_ < 0:
                         run_step(trainee)
                     else:

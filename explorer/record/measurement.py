@@ -88,6 +88,9 @@ class MeasuredBlock(Record):
     to add to others. Empty: not timed."""
     n_operators: int = 0
     """Calls of operators in that forward, views included."""
+    n_saved: int | None = None
+    """Tensors that autograd was handed to keep in that forward, parameters and repeated ones included; None: not
+    counted."""
 
 
 class Refused(Record):

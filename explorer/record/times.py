@@ -41,7 +41,9 @@ class Times(Record):
     """Recompute included: nobody can time it apart without disturbing it."""
     optimizer: Samples = Samples()
     checkpoint_ms: float | None = None
-    """What a checkpointed call of a small module takes beside its second forward; None: not measured."""
+    """What a checkpointed call takes beside its second forward and `saved_tensor_ms`; None: not measured."""
+    saved_tensor_ms: float | None = None
+    """What a checkpoint takes for each tensor that its call saves; None: not measured."""
     kept_operator_ms: float | None = None
     """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
     torch looks at every one in Python. None: not measured."""

@@ -66,6 +66,7 @@ def with_times(cost: MeasuredBlock, samples: BlockSamples) -> MeasuredBlock:
         recompute=samples.recompute,
         operator_ms=dict(samples.operators.ms),
         n_operators=samples.operators.n_calls,
+        n_saved=samples.operators.n_saved if samples.operators.ms else None,
     )
 
 

@@ -22,7 +22,7 @@ from explorer.engine.device.device import Device, device_of
 from explorer.engine.device.heap import without_page_faults
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
-from explorer.engine.measure.checkpoint_cost import checkpoint_ms
+from explorer.engine.measure.checkpoint_cost import checkpoint_cost
 from explorer.engine.measure.kept_operator_cost import looked_at_ms
 from explorer.engine.measure.operator_times import operator_times
 from explorer.engine.measure.recording import Recorded, record
@@ -125,9 +125,8 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
                 if go:
                     timed.operators = operator_times(trainee, clock)
     if any(timed.steps for _, timed in ready):
-        cost = checkpoint_ms(device.torch, clock)
         for _, timed in ready:
-            timed.checkpoint_ms = cost
+            timed.checkpoint = checkpoint_cost(device.torch)
 
 
 @contextmanager

@@ -1,4 +1,5 @@
-"""How long each block's forward spends in each operator: what is left of a rerun that keeps the results of some.
+"""How long each block's forward spends in each operator, and how many tensors it saves: what is left of a rerun that
+keeps the results of some, and what its checkpoint has to look after.
 
 A step of its own, with every operator of its forward between two marks of the clock. Marks cost as much as a small
 operator does, so no other time is read in this step, and what is read here is used as shares of a block's time.
@@ -6,13 +7,14 @@ operator does, so no other time is read in this step, and what is read here is u
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.device.clocks import Clock
@@ -29,6 +31,8 @@ class OperatorTimes:
     ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """By operator, such as `aten.mm.default`."""
     n_calls: int = 0
+    n_saved: int = 0
+    """Tensors that autograd was handed to keep, parameters and repeated ones included."""
 
 
 def operator_times(trainee: Trainee, clock: Clock) -> Mapping[str, OperatorTimes]:
@@ -49,7 +53,7 @@ def live_operator_times(model: nn.Module, step: Callable[[], object], clock: Clo
 def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: Clock) -> Mapping[str, OperatorTimes]:
     watch = _OperatorWatch(clock)
     clock.settle()
-    with BlockScopes(model, watch) as scopes, watch:
+    with BlockScopes(model, watch) as scopes, saved_tensors_hooks(watch.saved, lambda tensor: tensor), watch:
         step(watch.on_phase)
     clock.settle()
     times: dict[str, OperatorTimes] = defaultdict(OperatorTimes)
@@ -59,6 +63,8 @@ def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: 
             of_block = times[scopes.fqns[block]]
             of_block.ms[name] += ms
             of_block.n_calls += 1
+    for block, n_saved in watch.n_saved.items():
+        times[scopes.fqns[block]].n_saved = n_saved
     return times
 
 
@@ -69,6 +75,7 @@ class _OperatorWatch(TorchDispatchMode):
         super().__init__()
         self.spans: list[tuple[frozenset[int], str, Any, Any]] = []
         """(blocks that are running, operator, first mark, last mark)"""
+        self.n_saved: Counter[int] = Counter()
         self._clock = clock
         self._phase: Phase = "forward"
         self._running: frozenset[int] = frozenset()
@@ -80,6 +87,10 @@ class _OperatorWatch(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         self.spans.append((self._running, str(func), first, self._clock.mark()))
         return out
+
+    def saved(self, tensor: Tensor) -> Tensor:
+        self.n_saved.update(self._running)
+        return tensor
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         self._running = frozenset(frame.stack[1:])

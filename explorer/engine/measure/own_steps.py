@@ -15,7 +15,7 @@ from torch import nn
 from explorer.engine.device.device import device_of, place_of
 from explorer.engine.device.limits import limited_by_machine
 from explorer.engine.measure.block_costs import with_times
-from explorer.engine.measure.checkpoint_cost import checkpoint_ms
+from explorer.engine.measure.checkpoint_cost import checkpoint_cost
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.measure.operator_times import live_operator_times
 from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms, live_step_ms
@@ -88,7 +88,7 @@ class OwnSteps:
                 timed.steps.append(live_step_ms(self._model, self._take, clock))
                 timed.blocks.append(live_block_ms(self._model, self._take, clock))
             timed.operators = live_operator_times(self._model, self._take, clock)
-            timed.checkpoint_ms = checkpoint_ms(self._device.torch, clock)
+            timed.checkpoint = checkpoint_cost(self._device.torch)
 
         if not self._fits(steps):
             return run

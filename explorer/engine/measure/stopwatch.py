@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from explorer.engine.device.clocks import Clock, ClockName
+from explorer.engine.measure.checkpoint_cost import CheckpointCost
 from explorer.engine.measure.operator_times import OperatorTimes
 from explorer.engine.step import OnPhase, Trainee, ignore, run_step
 from explorer.engine.watch.backward import around_backward
@@ -41,7 +42,7 @@ class Timed:
     steps: list[dict[str, float]] = field(default_factory=list)
     blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
     operators: Mapping[str, OperatorTimes] = field(default_factory=dict)
-    checkpoint_ms: float | None = None
+    checkpoint: CheckpointCost | None = None
     looked_at: list[float] = field(default_factory=list)
     """Forward with a look at every operator, one behind each of the first steps."""
     failure: Failure | None = None
@@ -56,13 +57,14 @@ class Timed:
     def times(self, clock: ClockName) -> Times | None:
         if not self.steps:
             return None
-        by_phase: dict[str, list[float]] = defaultdict(list)
+        cost, by_phase = self.checkpoint, defaultdict[str, list[float]](list)
         for step in self.steps:
             for phase, ms in step.items():
                 by_phase[phase].append(ms)
         return Times(
             clock=clock,
-            checkpoint_ms=self.checkpoint_ms,
+            checkpoint_ms=cost.call_ms if cost else None,
+            saved_tensor_ms=cost.saved_tensor_ms if cost else None,
             kept_operator_ms=self.kept_operator_ms,
             **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},
         )

@@ -1,5 +1,5 @@
 """How much longer a step takes when units of it run again: their measured forward, less what early stop leaves out,
-and what torch.utils.checkpoint itself takes a call.
+and what torch.utils.checkpoint itself takes a call and a saved tensor.
 
 A block's forward is timed under light hooks and brought to the scale of the steps that were timed without them; see
 rerun_ms.py for what of it runs again. A unit inside another runs again twice, with the outer one and on its own
@@ -19,16 +19,20 @@ from explorer.plan.forecast.rerun_ms import unit_ms
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
+from explorer.record.times import Times
 
-CHECKPOINT_MS = 0.5
-"""What a checkpointed call takes beside its second forward where nobody measured it; torch 2.13, a CPU core."""
-RERUN_ERROR = 0.3
+CHECKPOINT_MS, SAVED_TENSOR_MS = 0.65, 0.04
+"""What a checkpointed call takes beside its second forward, and for each tensor that it saves, where nobody measured
+it: least squares over 74 policies of the eight sample models; torch 2.13, a CPU core."""
+N_SAVED = 16
+"""Tensors that a call saves where nobody counted: as many as an attention layer or two convolutions with norms."""
+RERUN_ERROR = 0.25
 """Standard deviation between models of what running again takes over what was foreseen.
 
 `python -m benchmarks.step_time` says how many runs lie within the interval that comes of it."""
-CALL_ERROR = 2.0
-"""As above, of what the checkpoints themselves take: around an expert of three operators a call took two to four times
-as long as around the small modules that it is measured on."""
+CALL_ERROR, KEPT_ERROR = 1.0, 2.0
+"""As above, of what the checkpoints themselves take, and of units that keep results of operators: among the kernels of
+a model their Python took up to twice and three times as long as among the small modules that it is measured on."""
 NINE_OF_TEN = 1.64
 """Standard errors on either side that hold nine of ten normal errors."""
 
@@ -53,7 +57,7 @@ def time_ratio(
     step, without_hooks = baseline.times.step.median_ms if baseline.times else None, scale(baseline)
     if not step or without_hooks is None:
         return None
-    again = overhead = 0.0
+    again = overhead = unsure = 0.0
     for unit, within in units.items():
         if unit.action == "offload":
             if baseline.environment.device != "cpu":
@@ -63,10 +67,12 @@ def time_ratio(
         if ms is None:
             return None
         again += ms
-        overhead += overhead_ms(baseline, unit)
+        own = overhead_ms(baseline, unit)
+        overhead += own
+        unsure += own * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
     rerun, calls = again * without_hooks / step, overhead / step
     ratio = 1 + rerun + calls
-    error = math.hypot(RERUN_ERROR * rerun, CALL_ERROR * calls, ratio * _clock_error(baseline))
+    error = math.hypot(RERUN_ERROR * rerun, unsure / step, ratio * _clock_error(baseline))
     return RerunTime(ratio, NINE_OF_TEN * error, calls)
 
 
@@ -77,19 +83,17 @@ def scale(baseline: Measurement) -> float | None:
     return whole / hooked if whole and hooked else None
 
 
-def checkpoint_ms(baseline: Measurement) -> float:
-    """What one call of a checkpoint takes beside its second forward."""
-    measured = baseline.times.checkpoint_ms if baseline.times else None
-    return CHECKPOINT_MS if measured is None else measured
-
-
 def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     """What the checkpoints around `unit` take themselves in one step, and torch's look at its operators (save_ops)."""
     costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
-    calls = costs[0].n_forward * checkpoint_ms(baseline) if costs else 0.0
-    if unit.action != "save_ops" or baseline.times is None:
+    times = baseline.times or Times(clock="process CPU time")
+    call_ms = CHECKPOINT_MS if times.checkpoint_ms is None else times.checkpoint_ms
+    saved_ms = SAVED_TENSOR_MS if times.saved_tensor_ms is None else times.saved_tensor_ms
+    n_saved = sum(N_SAVED * cost.n_forward if cost.n_saved is None else cost.n_saved for cost in costs)
+    calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
+    if unit.action != "save_ops":
         return calls
-    return calls + sum(cost.n_operators for cost in costs) * (baseline.times.kept_operator_ms or 0.0)
+    return calls + sum(cost.n_operators for cost in costs) * (times.kept_operator_ms or 0.0)
 
 
 def error_of_median(spread: float, n: int) -> float:

@@ -1,4 +1,4 @@
-"""What a checkpoint takes beside its second forward: what the clock says more, by call, never less than nothing."""
+"""What a checkpoint takes beside its second forward, by the clock: a call, and a saved tensor."""
 
 from __future__ import annotations
 
@@ -7,31 +7,45 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from explorer.engine.measure.checkpoint_cost import N_MODULES, N_ROUNDS, checkpoint_ms
+from explorer.engine.measure.checkpoint_cost import FEW, MANY, N_MODULES, N_ROUNDS, read_cost
 
 
 class Told:
-    """A clock that reads what it is told."""
+    """A clock by which a step takes what it is told; every module and every sweep in it takes a millisecond."""
 
     name: Literal["process CPU time"] = "process CPU time"
 
-    def __init__(self, readings: list[float]) -> None:
-        self.readings = iter(readings)
+    def __init__(self, steps: list[float]) -> None:
+        self.steps = iter(steps)
+        self._now = 0
 
     def mark(self) -> int:
-        return 0
+        self._now += 1
+        return self._now
 
     def settle(self) -> None:
         """Nothing is under way."""
 
     def between_ms(self, first: Any, last: Any) -> float:
-        return next(self.readings)
+        return next(self.steps) if last - first > 1 else 1.0
 
 
-@pytest.mark.parametrize(("again", "expected"), [(10.0, (10.0 - 5.0 - 3.0) / N_MODULES), (6.0, 0.0)])
-def test_it_is_the_middle_of_what_is_left_over(again: float, expected: float) -> None:
-    rounds = [5.0, 3.0, again] * N_ROUNDS
-    rounds[:3] = [5.0, 3.0, 1e6]  # a slow minute counts once
+def steps(few: float, many: float) -> list[float]:
+    """Each reading is a kept step and another: less the forward of the modules, the difference is what was asked."""
+    return [10.0 + more for call in (few, many) for more in (0.0, N_MODULES * (call + 1.0))]
+
+
+@pytest.mark.parametrize(
+    ("few", "many", "expected"),
+    [
+        (1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (1.0, 0.1)),
+        (1.0, 0.5, (1.0, 0.0)),  # nothing is negative
+        (-1.0, -1.0, (0.0, 0.0)),
+    ],
+)
+def test_it_is_the_middle_of_what_is_left_over(few: float, many: float, expected: tuple[float, ...]) -> None:
+    rounds = steps(few, many) * N_ROUNDS
+    rounds[1] = 1e6  # a slow minute counts once
     position = torch.get_rng_state()
-    assert checkpoint_ms(torch.device("cpu"), Told(rounds)) == expected
+    assert read_cost(torch.device("cpu"), Told(rounds)) == pytest.approx(expected)
     assert torch.equal(torch.get_rng_state(), position)

@@ -42,6 +42,9 @@ def test_each_operator_is_charged_to_every_block_that_is_running_and_backward_to
     assert whole.ms["aten.addmm.default"] == len(linears)
     assert whole.n_calls == sum(whole.ms.values()) >= sum(times[fqn].n_calls for fqn in below if fqn in times)
     assert not [op for op in whole.ms if "backward" in op]
+    # A linear layer saves its input, and its weight where that input needs a gradient.
+    assert [times[fqn].n_saved for fqn in linears] == [1, *[2] * (len(linears) - 1)]
+    assert whole.n_saved >= sum(times[fqn].n_saved for fqn in linears)
 
 
 def test_of_somebodys_own_step_neither_what_is_around_the_model_counts_nor_its_backward() -> None:
@@ -57,3 +60,4 @@ def test_of_somebodys_own_step_neither_what_is_around_the_model_counts_nor_its_b
     assert times["0"].ms == {"aten.t.default": 1.0, "aten.addmm.default": 1.0}
     assert times["1"].ms == {"aten.gelu.default": 1.0}
     assert times[""].ms == times["0"].ms | times["1"].ms and times[""].n_calls == 3
+    assert (times["0"].n_saved, times["1"].n_saved, times[""].n_saved) == (1, 1, 2), "its input needs no gradient"

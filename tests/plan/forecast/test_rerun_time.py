@@ -7,6 +7,7 @@ import pytest
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.forecast.rerun_time import N_SAVED
 from explorer.record import Policy
 from explorer.record.forecast import Forecast
 from explorer.record.policy import Unit
@@ -31,7 +32,7 @@ def test_a_checkpoint_takes_its_own_time_a_call_and_widens_the_interval() -> Non
     assert run.times is not None and run.times.step.median_ms is not None
 
     def foretold(checkpoint_ms: float) -> Forecast:
-        times = msgspec.structs.replace(run.times, checkpoint_ms=checkpoint_ms)
+        times = msgspec.structs.replace(run.times, checkpoint_ms=checkpoint_ms, saved_tensor_ms=0.0)
         return Forecaster(msgspec.structs.replace(run, times=times)).forecast(policy)
 
     without, dear = foretold(0.0), foretold(3.0)
@@ -42,6 +43,23 @@ def test_a_checkpoint_takes_its_own_time_a_call_and_widens_the_interval() -> Non
     assert dear.time_ratio_of_calls == pytest.approx(dear.time_ratio - without.time_ratio)
 
 
+def test_each_saved_tensor_takes_its_own_time_and_uncounted_ones_that_of_many() -> None:
+    run, policy = measured(), Policy.recompute(["layers.0"])
+    assert run.times is not None and run.times.step.median_ms is not None
+
+    def foretold(n_saved: int | None, saved_tensor_ms: float) -> float:
+        times = msgspec.structs.replace(run.times, checkpoint_ms=0.0, saved_tensor_ms=saved_tensor_ms)
+        blocks = tuple(msgspec.structs.replace(one, n_saved=n_saved) for one in run.blocks)
+        calls = (
+            Forecaster(msgspec.structs.replace(run, times=times, blocks=blocks)).forecast(policy).time_ratio_of_calls
+        )
+        assert calls is not None
+        return calls * run.times.step.median_ms
+
+    assert foretold(3, 0.5) == pytest.approx(1.5) and foretold(3, 0.0) == foretold(0, 0.5) == 0
+    assert foretold(None, 0.5) == pytest.approx(N_SAVED * 0.5)
+
+
 def test_kept_operators_cost_a_look_at_every_operator_and_are_not_foretold_without_their_times() -> None:
     run = measured()
     keeping = Policy(units=(Unit(blocks=("layers.0",), action="save_ops", save_ops=("aten.mm.default",)),))
@@ -49,7 +67,9 @@ def test_kept_operators_cost_a_look_at_every_operator_and_are_not_foretold_witho
     assert Forecaster(run).forecast(keeping).time_ratio is None
 
     def foretold(kept_operator_ms: float) -> float:
-        times = msgspec.structs.replace(run.times, checkpoint_ms=0.0, kept_operator_ms=kept_operator_ms)
+        times = msgspec.structs.replace(
+            run.times, checkpoint_ms=0.0, saved_tensor_ms=0.0, kept_operator_ms=kept_operator_ms
+        )
         blocks = tuple(
             msgspec.structs.replace(one, operator_ms={"aten.mm.default": 1.0}, n_operators=7) for one in run.blocks
         )
