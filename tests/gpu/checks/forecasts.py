@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 
@@ -40,10 +41,10 @@ def check_random_policies(bench: Bench) -> None:
 def check_time_ratios(bench: Bench) -> None:
     """Baseline and policy take turns, so that a GPU that grows warm slows both."""
     errors = []
-    for sample in ("gpt", "resnet", "unet", "vit"):
+    for sample, name in itertools.product(("gpt", "resnet", "unet", "vit"), ("all", "keep-products")):
         spec = bench.spec(sample, "gpu", n_repeats=3 if bench.tiny else 10)
         graph = describe(spec.model, device=bench.device)
-        policy = preset("all", graph)
+        policy = preset(name, graph)
         said, seen = [], []
         for _ in range(1 if bench.tiny else 3):
             kept, again = bench.measured(spec), bench.measured(spec, policy)
@@ -51,11 +52,11 @@ def check_time_ratios(bench: Bench) -> None:
             if (ratio := Forecaster(kept, graph).forecast(policy).time_ratio) is not None:
                 said.append(ratio)
             seen.append((again.times.step.median_ms or 0) / (kept.times.step.median_ms or 1))
-        bench.expect(bool(said), f"{sample}: no time was foretold")
+        bench.expect(bool(said), f"{sample}, {name}: no time was foretold")
         if said:
             errors.append(abs(statistics.median(said) / statistics.median(seen) - 1))
-            bench.figure(f"{sample} foretold", statistics.median(said), "of the step")
-            bench.figure(f"{sample} measured", statistics.median(seen), "of the step")
+            bench.figure(f"{sample}, {name}: foretold", statistics.median(said), "of the step")
+            bench.figure(f"{sample}, {name}: measured", statistics.median(seen), "of the step")
     bench.figure("most it was off", 100 * max(errors, default=0.0), "%")
 
 
