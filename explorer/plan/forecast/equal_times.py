@@ -7,7 +7,7 @@ among equal blocks the one that the clock happened to favour.
 from __future__ import annotations
 
 from collections import defaultdict
-from statistics import mean
+from statistics import fmean
 
 import msgspec
 
@@ -33,7 +33,8 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
     for cost in measurement.blocks:
         if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
             kin[kin_of(graph, cost.fqn)].append(cost)
-    times = {one.fqn: _mean(equal) for equal in kin.values() if len(equal) > 1 for one in equal}
+    means = ((equal, _mean(equal)) for equal in kin.values() if len(equal) > 1)
+    times = {one.fqn: mean for equal, mean in means for one in equal}
     blocks = tuple(
         msgspec.structs.replace(cost, **times[cost.fqn]) if cost.fqn in times else cost for cost in measurement.blocks
     )
@@ -43,6 +44,6 @@ def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement
 def _mean(equal: list[MeasuredBlock]) -> dict[str, object]:
     ops = {op for one in equal for op in one.operator_ms} if all(one.operator_ms for one in equal) else ()
     return {
-        "forward": Samples(ms=(mean(one.forward.median_ms or 0.0 for one in equal),)),
-        "operator_ms": {op: mean(one.operator_ms.get(op, 0.0) for one in equal) for op in sorted(ops)},
+        "forward": Samples(ms=(fmean(one.forward.median_ms or 0.0 for one in equal),)),
+        "operator_ms": {op: fmean(one.operator_ms.get(op, 0.0) for one in equal) for op in sorted(ops)},
     }

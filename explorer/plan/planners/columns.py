@@ -241,5 +241,5 @@ def _by_column(bonds: Iterable[Bond]) -> dict[int, list[Bond]]:
 def _tight(bonds: list[Bond], column: int, taken: dict[int, float]) -> float:
     """A column of pieces.py as low in bytes as its bonds let it: what is gone at most, what is kept at least."""
     frees = bonds[0][0][column] > 0
-    slacks = [most - sum(n * taken.get(i, 0.0) for i, n in row.items() if i != column) for row, most in bonds]
+    slacks = [most - sum(n * row[i] for i, n in taken.items() if i in row) for row, most in bonds]
     return min(1.0, max(0.0, min(slacks) if frees else -min(slacks)))
