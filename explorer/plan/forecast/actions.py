@@ -2,15 +2,16 @@
 
 save_ops    What the named operators returned stays from forward on, whether backward needs it or not: what the rerun
             asks for is handed out and then lives as in forward, what it stops before stays until backward has ended.
-            The rerun allocates nothing for these operators.
+            The rerun allocates nothing for these operators. When a unit around it runs again it keeps them once more,
+            for as long as that one runs, and what that one saves itself of them is there twice.
 reentrant   The whole forward runs again; its outputs are there twice, and they, the inputs and the gradient that came
             in stay until backward has ended. In a unit around it nothing is kept before that one runs again.
 offload     Nothing runs again. On a GPU what only offloaded blocks save leaves once it was used, and comes back for the
             operation of backward that frees it; what others save as well stays, and comes back beside it. On the CPU
-            nothing moves.
+            nothing moves, see offload_inside.py.
 
-Not foreseen of offload: for how long a copy to the host is under way, and which variables of forward's code keep a
-tensor that is used no more.
+Not foreseen: units inside one that keeps results, whose rerun hands out what they save and nobody knows for how long;
+for how long a copy to the host is under way, and which variables of forward's code keep a tensor that is used no more.
 Source: torch.utils.checkpoint (CheckpointFunction, _CachedTorchDispatchMode), engine/policy/offload.py.
 """
 
@@ -130,7 +131,8 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
     stays = np.where(replay.born[results] <= call.until, call.begins, call.ends)
     leaving = ~np.isin(call.entries, results)
     entries, leaves = call.entries[leaving], call.leaves[leaving]
-    saved_outputs = tuple(entry for entry in call.saved_outputs if entry not in results)
+    shared = [entry for entry in call.saved_outputs if entry in results]
+    saved_outputs = tuple(entry for entry in call.saved_outputs if entry not in shared)
     return replace(
         call,
         entries=entries,
@@ -140,6 +142,10 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
         saved_outputs=saved_outputs,
         late_bytes=late_bytes(replay, entries, leaves >= call.begins, saved_outputs),
         again_bytes=_again_without(replay, call, of_these),
+        results=results,
+        saved_results=np.union1d(
+            call.entries[~leaving], np.intersect1d(np.array(call.saved_outputs, dtype=np.int64), results)
+        ),
     )
 
 

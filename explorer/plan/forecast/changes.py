@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.nesting import Nest, again_bytes, back_with
+from explorer.plan.forecast.nesting import Nest, again_bytes, back_with, made_twice
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.series import Bytes, Mask
 from explorer.record.measurement import Measurement
@@ -72,7 +72,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     left = (gone[1], gone[2], -size[gone[0]])
     measured = (born[touched], died[touched], -size[touched])
     played = (lives[1], lives[2], size[lives[0]])
-    copies = [copy for call in nest.calls for copy in call.copies]
+    copies = [*made_twice(replay, nest), *(copy for call in nest.calls for copy in call.copies)]
     stashed = np.array([*_stashes(replay, nest, stash_bytes), *copies], dtype=np.int64).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:

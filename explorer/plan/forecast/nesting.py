@@ -19,7 +19,7 @@ import numpy as np
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside
-from explorer.plan.forecast.saved_by_call import SavedByCall, most_at_once
+from explorer.plan.forecast.saved_by_call import NOTHING, SavedByCall, most_at_once
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import above
 from explorer.record.graph import ModelGraph
@@ -112,11 +112,13 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     born, died = replay.born[entries], replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
     for one in below:
-        for entry, leaves in zip(one.entries.tolist(), one.leaves.tolist()):
+        for entry, leaves in zip(one.entries.tolist(), _leaves_again(replay, one).tolist()):
             if entry in place:
                 died[place[entry]] = min(int(died[place[entry]]), leaves)
     for entry in {entry for child in children for entry in child.inputs if entry in place}:
         died[place[entry]] = FOREVER  # kept for the unit that is given it
+    for one in below:
+        died[np.isin(entries, one.results)] = FOREVER  # kept by a unit inside while the one around it runs
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
     # The unit that running again ends at has stashed its generators' state before.
@@ -127,6 +129,30 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
         np.concatenate((born, np.array(begun, dtype=np.int64))),
         np.concatenate((died, np.full(len(begun), FOREVER))),
     )
+
+
+def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
+    """When each of `call.entries` leaves: not before the last that is saved, which is often an output, is there."""
+    last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
+    later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])
+    return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
+
+
+def made_twice(replay: Replay, nest: Nest) -> list[tuple[int, int, int]]:
+    """Results that a call keeps and one around it saves, and so makes anew: first tick, end tick and bytes."""
+    if not nest.inside or not any(len(call.results) for call in nest.calls):
+        return []
+    saver = np.full(len(replay.size), NO_PARENT)
+    for i, call in enumerate(nest.calls):  # inner calls come last
+        saver[call.entries] = saver[call.saved_results] = i
+    twice = []
+    for i, call in enumerate(nest.calls):
+        for entry, _, end in call.held if len(call.results) else ():
+            begins = nest.calls[saver[entry]].begins
+            ends = min(end, int(replay.died[entry]))
+            if saver[entry] not in (i, NO_PARENT) and begins < ends:
+                twice.append((begins, ends, int(replay.size[entry])))
+    return twice
 
 
 def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
@@ -142,8 +168,8 @@ def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
 
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
-    theirs = [np.array(one.saved_outputs, dtype=np.int64) for one in below]
-    within = np.concatenate([np.zeros(0, dtype=np.int64), *theirs, *(one.entries for one in below)])
+    theirs = [part for one in below for part in (one.entries, one.saved_results, np.array(one.saved_outputs))]
+    within = np.concatenate([NOTHING, *theirs])
     own = call.entries[~np.isin(call.entries, call.outputs)]
     own = np.setdiff1d(np.concatenate((own, np.array(call.saved_outputs, dtype=np.int64))), within)
     return max(entered, int(replay.born[own].max(initial=call.first)))

@@ -16,7 +16,7 @@ that nobody else saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 from explorer.plan.forecast.python_holds import NEVER, Call
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Replay
 from explorer.plan.memory.series import Bytes, Mask
+
+NOTHING: Bytes = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +65,10 @@ class SavedByCall:
     """First tick, end tick and bytes of what is there twice."""
     statistics_bytes: int = 0
     """Part of `again_bytes`: copies of running statistics, which running again moves in their stead."""
+    results: Bytes = field(default_factory=lambda: NOTHING)
+    """Entries that it keeps because of the operator that made them; they are `held`."""
+    saved_results: Bytes = field(default_factory=lambda: NOTHING)
+    """Those among them that it saves; they are no `entries`."""
     reentrant: bool = False
     runs_again: bool = True
 

@@ -12,6 +12,9 @@ from explorer.plan.names import some
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
+KNOWN = ("save_ops", "recompute")
+"""Actions of a unit and of the one around it that are foreseen together."""
+
 
 def unforeseen(policy: Policy, graph: ModelGraph | None, *, moves: bool = True) -> str:
     """Empty: nothing is known against a forecast. `moves`: what is offloaded leaves the device, which is no CPU."""
@@ -57,7 +60,9 @@ def _otherwise_nested(policy: Policy, *, moves: bool) -> set[Unit]:
     stays = not moves and not policy.use_reentrant and len(running) < len(policy.units)
     if stays and not any(_is_parted(unit, outer) for unit in running):  # offload_inside.py knows
         outer = enclosing(msgspec.structs.replace(policy, units=running))
-    return {unit for pair in outer.items() for unit in pair if unit.action != "recompute"}
+    if not policy.use_reentrant:  # nesting.py knows what a unit keeps of operators inside one that runs again
+        outer = {unit: holder for unit, holder in outer.items() if (unit.action, holder.action) != KNOWN}
+    return {one for pair in outer.items() for one in pair if one.action != "recompute"}
 
 
 def _is_parted(unit: Unit, outer: Mapping[Unit, Unit]) -> bool:

@@ -69,6 +69,26 @@ def test_a_whole_chain_as_one_unit_lets_go_of_what_is_not_kept() -> None:
     holds(graph, base, acting(("blocks",), action="save_ops", save_ops=ops))
 
 
+@pytest.mark.parametrize(
+    ("sample", "part", "op"), [("resnet", "conv1", "aten.convolution.default"), ("gpt", "mlp", "aten.addmm.default")]
+)
+def test_results_that_stay_inside_a_block_that_runs_again(sample: str, part: str, op: str) -> None:
+    """They are made once more with the block around, which has its own of those that it saves itself."""
+    graph, base = known(sample)
+    inside = tuple(Unit(blocks=(f"{fqn}.{part}",), action="save_ops", save_ops=(op,)) for fqn in graph.repeats)
+    _, run = holds(graph, base, Policy(units=(*Policy.recompute(graph.repeats).units, *inside)))
+    without = Forecaster(base, graph).forecast(Policy.recompute([*graph.repeats, *(one.blocks[0] for one in inside)]))
+    assert run.saved_after_forward_bytes > 1.1 * without.saved_after_forward_bytes  # type: ignore[operator]
+
+
+def test_units_inside_one_that_keeps_results_have_no_peak_foretold() -> None:
+    graph, base = known("gpt")
+    around = acting(graph.repeats, action="save_ops", save_ops=("aten.addmm.default",)).units
+    inside = Policy.recompute([f"{fqn}.mlp" for fqn in graph.repeats]).units
+    found = Forecaster(base, graph).forecast(Policy(units=(*around, *inside)))
+    assert found.step_peak_bytes is None and found.flop_ratio is None
+
+
 @pytest.mark.parametrize("parts", [(), ("conv1", "norm1")])
 def test_an_output_that_the_next_block_saves_as_well_is_gone_when_its_own_runs_again(parts: tuple[str, ...]) -> None:
     """An activation saves its result: running again ends there, behind all units inside, and starts without it."""

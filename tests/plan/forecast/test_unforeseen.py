@@ -14,10 +14,13 @@ from tests.view.builders import measured
 
 
 def test_why_a_policy_cannot_be_foretold() -> None:
-    inner = [Unit(blocks=("layers",)), Unit(blocks=("layers.1",), action="save_ops", save_ops=("aten.mm.default",))]
-    nested = Policy(units=tuple(inner))
-    assert "layers.1 keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
+    outer = Unit(blocks=("layers",), action="save_ops", save_ops=("aten.mm.default",))
+    nested = Policy(units=(outer, Unit(blocks=("layers.1",))))
+    assert "layers keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
     assert Forecaster(measured(), graph()).forecast(nested).step_peak_bytes is None
+    other_way = Policy(units=(Unit(blocks=("layers",)), msgspec.structs.replace(outer, blocks=("layers.1",))))
+    assert not unforeseen(other_way, None)
+    assert unforeseen(msgspec.structs.replace(other_way, use_reentrant=True), None)
     often = ModelGraph(model=graph().model, blocks=(graph_block("layers.1", "B", n_calls=3),), edges=())
     reentrant = Policy.recompute(["layers.1"], use_reentrant=True)
     assert "called more than once" in unforeseen(reentrant, often) and not unforeseen(reentrant, graph())
@@ -44,3 +47,15 @@ def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
     assert "torch refuses to keep what aten.exp.default returns" in said("aten.mm.default", "aten.exp.default")
     assert "torch refuses to keep what aten.add_.Tensor returns" in said("aten.add_.Tensor")
     assert not said("aten.mm.default") and not said("aten.exp.default", block="b")
+
+
+def test_offload_beside_other_units_is_foretold_where_nothing_moves() -> None:
+    """Unless one that runs again lies inside it and another around it."""
+
+    def said(*actions: str, moves: bool = False) -> str:
+        names = ("layers", "layers.1", "layers.1.mlp")
+        units = tuple(Unit(blocks=(fqn,), action=action) for fqn, action in zip(names, actions))  # type: ignore[arg-type]
+        return unforeseen(Policy(units=units), None, moves=moves)
+
+    assert not said("recompute", "offload") and not said("offload", "recompute", "recompute")
+    assert said("recompute", "offload", moves=True) and said("recompute", "offload", "recompute")
