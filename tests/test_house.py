@@ -396,7 +396,6 @@ WITHOUT_A_TEST_OF_THEIR_OWN = {
     "plan.forecast.offload_inside",
     "plan.planners.candidates",
     "plan.planners.highs",
-    "plan.planners.keeping",
     "plan.planners.pieces",
     "plan.planners.pipeline_bound",
     "plan.planners.rank_choice",

@@ -134,18 +134,6 @@ def test_a_plan_that_may_keep_results_of_operators_is_the_best_of_all_policies(s
         holds_against(chosen.within(budget), every, budget)
 
 
-def test_kept_operators_are_offered_where_their_time_is_known() -> None:
-    graph, run = known("gpt")
-    offered = [one.unit for one in planner("gpt").candidates.units if one.unit.action == "save_ops"]
-    products = ("aten.addmm.default", "aten.bmm.default")
-    assert [unit.save_ops for unit in offered if unit.blocks == ("blocks.1",)] == [
-        products, products[:1], products[1:]
-    ]  # fmt: skip
-    blind = tuple(msgspec.structs.replace(one, operator_ms={}) for one in run.blocks)
-    unpriced = Planner(msgspec.structs.replace(run, blocks=blind), graph).candidates.units
-    assert not any(one.unit.action == "save_ops" for one in unpriced)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sample", "among"),
