@@ -1,4 +1,7 @@
-"""The whole path in the page on two models: open, choose, run, take away for three programs, run there."""
+"""The whole path in the page: open, choose, run, take away for three programs, run there.
+
+The same path on a model of transformers is walked on the command line, tests/cli/test_whole_path.py.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pytest
-
 from explorer.plan.export.formats import FORMATS
 from tests.browser.settled import press
-from tests.exported import LAYERS, LLAMA, file_of, layers_again, run_there
+from tests.exported import LAYERS, file_of, layers_again, run_there
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -19,19 +20,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize(
-    ("net", "holder", "targets"),
-    [
-        (LAYERS, "layers", ("torch", "fsdp2", "lightning")),
-        (LLAMA, "model.layers", ("torch", "huggingface", "lightning")),
-    ],
-    ids=["layers", "llama"],
-)
-def test_what_was_chosen_on_the_page_runs_there(
-    page: Page, serve: Callable[..., object], tmp_path: Path, net: str, holder: str, targets: tuple[str, ...]
-) -> None:
-    if "transformers" in net:
-        pytest.importorskip("transformers")
+def test_what_was_chosen_on_the_page_runs_there(page: Page, serve: Callable[..., object], tmp_path: Path) -> None:
+    net, holder, targets = LAYERS, "layers", ("torch", "fsdp2", "lightning")
     (tmp_path / "net.py").write_text(net)
     page.goto(serve(ROOT / "app.py", "--model", f"{tmp_path / 'net.py'}:build").url)  # type: ignore[attr-defined]
     page.get_by_text("Measured with everything kept.").wait_for()
