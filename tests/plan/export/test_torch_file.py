@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import explorer
-from explorer.errors import InvalidPolicy
-from explorer.plan.export.formats import FORMATS, exported
+from explorer.plan.export.formats import exported
 from explorer.plan.policy import file as policy_file
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
@@ -220,9 +219,3 @@ def test_a_policy_file_on_disk_is_exported(tmp_path: Path) -> None:
     path.write_text(policy_file.dumps(PolicyFile(policy=Policy.recompute(['stem."0"', "a\\", "@ORIGIN@"]))))
     module = module_of(exported(policy_file.load(path), "torch").text)
     assert [unit[0] for unit in module.UNITS] == [('stem."0"',), ("a\\",), ("@ORIGIN@",)]
-
-
-def test_an_unknown_target_is_named() -> None:
-    with pytest.raises(InvalidPolicy, match="no exporter torhc. Did you mean torch"):
-        exported(PolicyFile(policy=Policy()), "torhc")
-    assert "torch" in FORMATS
