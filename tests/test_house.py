@@ -381,18 +381,6 @@ def test_tests_stand_where_their_module_stands() -> None:
 
 WITHOUT_A_TEST_OF_THEIR_OWN = {
     "engine.device.heap",
-    "plan.export.composer",
-    "plan.export.deepspeed",
-    "plan.export.diffusers",
-    "plan.export.flagscale",
-    "plan.export.formats",
-    "plan.export.fsdp2",
-    "plan.export.layers",
-    "plan.export.llm_foundry",
-    "plan.export.memory_budget",
-    "plan.export.mmengine",
-    "plan.export.olmo_core",
-    "plan.export.primus",
     "plan.forecast.offload_inside",
     "plan.planners.candidates",
     "plan.planners.highs",
