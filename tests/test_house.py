@@ -380,7 +380,6 @@ def test_tests_stand_where_their_module_stands() -> None:
 
 
 WITHOUT_A_TEST_OF_THEIR_OWN = {
-    "engine.device.heap",
     "plan.forecast.offload_inside",
     "plan.planners.candidates",
     "plan.planners.highs",

@@ -1,0 +1,61 @@
+"""What glibc is told: under a limit each large tensor is a mapping of its own, under a clock memory stays."""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import resource
+
+import pytest
+import torch
+
+from explorer.engine.device.heap import without_holes, without_page_faults
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told anything")
+
+MIB = 2**20
+PAGES = 96 * MIB // resource.getpagesize()
+
+
+class Heap(ctypes.Structure):
+    """mallinfo2(3)."""
+
+    _fields_ = [
+        ("heap", ctypes.c_size_t),
+        ("counts", ctypes.c_size_t * 3),
+        ("mapped", ctypes.c_size_t),
+        ("rest", ctypes.c_size_t * 5),
+    ]
+
+
+def mapped_bytes() -> int:
+    """In mappings of their own."""
+    libc = ctypes.CDLL(None)
+    libc.mallinfo2.restype = Heap
+    return int(libc.mallinfo2().mapped)
+
+
+def pages_made_anew() -> int:
+    """While 96 MiB are taken, piece by piece, written to and given back."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    pieces = [torch.ones(MIB // 4) for _ in range(96)]
+    pieces.clear()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_a_tensor_is_a_mapping_of_its_own_and_goes_with_its_last_reference() -> None:
+    with without_holes():
+        before = mapped_bytes()
+        tensor = torch.empty(MIB, dtype=torch.uint8)
+        assert MIB <= mapped_bytes() - before < 2 * MIB
+        del tensor
+        assert mapped_bytes() == before
+    again = torch.empty(MIB, dtype=torch.uint8)
+    assert again.numel() and mapped_bytes() == before, "as it was: tensors below 32 MiB lie in the heap"
+
+
+def test_memory_that_was_given_back_is_there_again() -> None:
+    with without_page_faults():
+        pages_made_anew()
+        assert pages_made_anew() < PAGES / 10
+    assert pages_made_anew() > PAGES / 2, "what was kept has been given back"
