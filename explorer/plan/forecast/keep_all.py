@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.replay import BACKWARD, Replay
+from explorer.plan.forecast.unforeseen import no_baseline
 from explorer.plan.memory.series import Bytes, Mask, array_of
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
 from explorer.record.base import Column, column
@@ -49,13 +50,12 @@ def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurem
     checkpointing, a unit that saves operators or offloads, or recomputes that do not repeat what forward did.
     """
     policy = run.spec.policy
-    if not run.complete or not policy.units:
-        return run if run.complete else None
-    replay = Replay.of(run, graph)
-    log = run.allocations
-    if replay is None or log is None or policy.use_reentrant:
+    if no_baseline(run):
         return None
-    if any(unit.action != "recompute" for unit in policy.units):
+    if not policy.units:
+        return run
+    replay, log = Replay.of(run, graph), run.allocations
+    if replay is None or log is None:
         return None
     repeats = _repeats(run, replay)
     if repeats is None:

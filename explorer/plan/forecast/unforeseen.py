@@ -10,6 +10,7 @@ from explorer.plan.forecast.nesting import enclosing
 from explorer.plan.kept_results import written_results
 from explorer.plan.names import some
 from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy, Unit
 
 KNOWN = ("save_ops", "recompute")
@@ -49,6 +50,26 @@ def unforeseen(policy: Policy, graph: ModelGraph | None, *, moves: bool = True) 
         return (
             f"The peak is not foretold: {some(handed)} are handed a cache, which the recompute fills once more "
             "(44 % more than a forecast was seen); switch the cache off in training (use_cache=False)."
+        )
+    return ""
+
+
+def no_baseline(run: Measurement) -> str:
+    """Why the step with everything kept cannot be told from `run`; empty: nothing is known against it."""
+    policy = run.spec.policy
+    if not run.complete:
+        return "Nothing is foretold from a run that was cut short; measure one that fits."
+    if not policy.units:
+        return ""
+    if run.allocations is None or not len(run.allocations.calls.block):
+        return "Nothing is foretold from a run with recompute whose timeline does not know the calls of blocks."
+    if policy.use_reentrant:
+        return "Nothing is foretold from a run with use_reentrant, which hides what forward saves; measure another."
+    other = tuple(unit.blocks[0] for unit in policy.units if unit.action != "recompute")
+    if other:
+        return (
+            f"Nothing is foretold from a run in which {some(other)} keep chosen operators or offload: it does not show "
+            "all that forward would keep; measure one that recomputes them."
         )
     return ""
 

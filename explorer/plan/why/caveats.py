@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from explorer.plan.forecast.actions import results_of_views
-from explorer.plan.forecast.unforeseen import unforeseen
+from explorer.plan.forecast.unforeseen import no_baseline, unforeseen
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import listed, some
 from explorer.record.forecast import Forecast
@@ -61,10 +61,12 @@ def _one_draw(run: Measurement) -> str:
     return f"One draw: {some(idle)} did not run in this step. A step that runs other layers has another peak."
 
 
-def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast) -> str:
-    """Why the peak of a policy is not foretold; empty where it is, or where nothing is known against it."""
+def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, run: Measurement | None = None) -> str:
+    """Why the peak of a policy is not foretold from `run`; empty where it is, or where nothing is known against it."""
     if expected.step_peak_bytes is not None:
         return ""
+    if run is not None and (because := no_baseline(run)):
+        return because
     keeping = tuple(unit for unit in policy.units if unit.save_ops and results_of_views(unit.save_ops))
     if keeping:
         views = dict.fromkeys(op for unit in keeping for op in results_of_views(unit.save_ops))

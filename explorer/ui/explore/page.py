@@ -162,7 +162,7 @@ def _desk(state: ExploreState, places: Places) -> None:
         small(_freshness(known))
         for sentence in known.baseline.warnings if known.baseline is not None and known.foreseen else ():
             st.caption(plain(sentence))
-        if known.kept is not None and (because := not_foretold(policy, graph, foreseen)):
+        if known.kept is not None and (because := not_foretold(policy, graph, foreseen, known.kept)):
             st.caption(plain(because))
     _danger(places, hazards)
     if graph is not None and drawn is not None:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.forecast.unforeseen import no_baseline
 from explorer.plan.memory.series import held
+from explorer.plan.why.caveats import not_foretold
 from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
 from explorer.record.forecast import Forecast
 from explorer.record.sound import unsound
@@ -62,6 +64,11 @@ def test_nothing_is_put_together_from_what_does_not_repeat_forward() -> None:
     assert {name: keep_all_from(one) for name, one in broken.items()} == dict.fromkeys(broken)
     for one in broken.values():
         assert Forecaster(one).forecast(policy) == Forecast()
+    reasons = {name: no_baseline(one) for name, one in broken.items()}
+    assert {name for name, because in reasons.items() if because} == broken.keys() - {"another block's"}
+    assert "layers.0 keep chosen operators or offload" in reasons["offloaded"]
+    assert not_foretold(policy, None, Forecast(), broken["reentrant"]) == reasons["reentrant"] != ""
+    assert no_baseline(run) == no_baseline(measured()) == ""
 
 
 def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> None:
