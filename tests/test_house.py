@@ -381,12 +381,8 @@ def test_tests_stand_where_their_module_stands() -> None:
 
 WITHOUT_A_TEST_OF_THEIR_OWN = {
     "plan.forecast.offload_inside",
-    "plan.planners.candidates",
     "plan.planners.highs",
     "plan.planners.pieces",
-    "plan.planners.pipeline_bound",
-    "plan.planners.rank_choice",
-    "plan.planners.refusal",
     "plan.planners.reruns",
     "plan.planners.solve",
 }

@@ -16,7 +16,7 @@ from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.kept_results import products_kept
-from explorer.plan.names import above, is_within
+from explorer.plan.names import above
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
 from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
@@ -295,9 +295,3 @@ def test_a_run_that_was_cut_short_is_no_ground_for_a_plan() -> None:
     graph, run = line_of(Chain())
     with pytest.raises(BadInput, match="complete step with its timeline"):
         Planner(msgspec.structs.replace(run, allocations=None), graph)
-
-
-def test_candidates_lie_in_blocks_that_are_safe() -> None:
-    units = [one.unit.blocks[0] for one in planner("gpt").candidates.units]
-    assert "blocks.0.mlp" in units and "blocks.0" in units and "" not in units
-    assert any(is_within(one, "blocks.1") and one != "blocks.1" for one in units)
