@@ -11,6 +11,7 @@ import numpy as np
 from explorer.errors import NotOnThisDevice, message_of
 from explorer.plan.planners.classes import Classes, classes_of
 from explorer.plan.planners.columns import Columns, Row, Values
+from explorer.plan.planners.solver_output import on_stderr
 
 MIB = 1024**2
 TOLERANCE = 0.001
@@ -72,13 +73,14 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
     most[classes.labels[columns.peak_column]] = np.inf
     whole = np.ones(len(most), dtype=np.int64)
     whole[classes.labels[len(columns.ways) :]] = 0
-    result = milp(
-        objective,
-        integrality=whole if question.whole else None,
-        bounds=Bounds(0.0, most),
-        constraints=LinearConstraint(_sparse(rows, len(most)), -np.inf, np.array([bound for _, bound in rows])),
-        options={"time_limit": question.seconds, "mip_rel_gap": TOLERANCE / 2},
-    )
+    with on_stderr():
+        result = milp(
+            objective,
+            integrality=whole if question.whole else None,
+            bounds=Bounds(0.0, most),
+            constraints=LinearConstraint(_sparse(rows, len(most)), -np.inf, np.array([bound for _, bound in rows])),
+            options={"time_limit": question.seconds, "mip_rel_gap": TOLERANCE / 2},
+        )
     if result.x is None:
         return None
     # A program without a choice to make is none of whole numbers, and its answer is its own bound.
