@@ -381,10 +381,8 @@ def test_tests_stand_where_their_module_stands() -> None:
 
 WITHOUT_A_TEST_OF_THEIR_OWN = {
     "plan.forecast.offload_inside",
-    "plan.planners.highs",
     "plan.planners.pieces",
     "plan.planners.reruns",
-    "plan.planners.solve",
 }
 """Tested through others so far. An entry goes when its file comes: the test below fails where one is not needed."""
 
