@@ -47,17 +47,17 @@ X = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
 
 @pytest.mark.parametrize("blocks", [["0", "1", "2"], [("0", "1"), "2"], [("0", "1", "2")], ["0", "0.1", "2"]])
 def test_every_draw_is_found_again(blocks: list[Any]) -> None:
-    found = watched(chain(3), Policy.recompute(blocks), X)
+    masks = watched(chain(3), Policy.recompute(blocks), X)
     named = {fqn for entry in blocks for fqn in ([entry] if isinstance(entry, str) else entry)}
-    assert set(found) == {f"{fqn}.1" for fqn in named if "." not in fqn}
-    assert all(mask.n_elements and mask.n_elements % 30 == 0 for mask in found.values())
-    assert all((mask.n_mismatched, mask.n_not_drawn_again, mask.is_mask) == (0, 0, True) for mask in found.values())
+    assert set(masks) == {f"{fqn}.1" for fqn in named if "." not in fqn}
+    assert all(mask.n_elements and mask.n_elements % 30 == 0 for mask in masks.values())
+    assert all((mask.n_mismatched, mask.n_not_drawn_again, mask.is_mask) == (0, 0, True) for mask in masks.values())
 
 
 @pytest.mark.parametrize("blocks", [["0", "1", "2"], [("0", "1"), "2"]])
 def test_without_the_stash_masks_differ_in_every_unit(blocks: list[Any]) -> None:
-    found = watched(chain(3), Policy.recompute(blocks, preserve_rng_state=False), X)
-    assert all(mask.n_mismatched > 0 for mask in found.values()) and len(found) == 3
+    masks = watched(chain(3), Policy.recompute(blocks, preserve_rng_state=False), X)
+    assert all(mask.n_mismatched > 0 for mask in masks.values()) and len(masks) == 3
 
 
 def test_a_cell_called_many_times_pairs_last_with_first() -> None:
@@ -78,8 +78,8 @@ class Noisy(nn.Module):
 
 
 def test_other_random_numbers_are_told_from_masks() -> None:
-    found = watched(chain(1, Noisy), Policy.recompute(["0"], preserve_rng_state=False), X)
-    assert (found["0.1"].is_mask, found["0.1"].mismatch_share) == (False, 1.0)
+    masks = watched(chain(1, Noisy), Policy.recompute(["0"], preserve_rng_state=False), X)
+    assert (masks["0.1"].is_mask, masks["0.1"].mismatch_share) == (False, 1.0)
 
 
 class FusedAttention(nn.Module):
@@ -94,14 +94,14 @@ class FusedAttention(nn.Module):
 
 @pytest.mark.parametrize("dropout", [0.0, 0.5])
 def test_attention_counts_as_random_only_with_dropout(dropout: float) -> None:
-    found = watched(chain(1, lambda: FusedAttention(dropout)), Policy.recompute(["0"]), X)
-    assert set(found) == ({"0.1"} if dropout else set())
+    masks = watched(chain(1, lambda: FusedAttention(dropout)), Policy.recompute(["0"]), X)
+    assert set(masks) == ({"0.1"} if dropout else set())
 
 
 def test_draws_that_early_stop_leaves_out_are_counted() -> None:
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), Noise())
-    found = watched(nn.Sequential(model, nn.Linear(6, 6)), Policy.recompute(["0"]), X)
-    assert (found["0.2"].n_elements, found["0.2"].n_not_drawn_again) == (0, 30)
+    masks = watched(nn.Sequential(model, nn.Linear(6, 6)), Policy.recompute(["0"]), X)
+    assert (masks["0.2"].n_elements, masks["0.2"].n_not_drawn_again) == (0, 30)
 
 
 class Noise(nn.Module):

@@ -26,10 +26,14 @@ def test_the_environment_says_what_a_gpu_run_depends_on(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "expandable_segments:True")
-    found = CudaDevice(GPU).environment(1)
-    assert (found.cuda_version, found.cudnn_version, found.driver_version) == ("12.8", "91002", "550.54.15")
-    assert found.tf32 == ("convolutions", "recurrent layers")
-    assert found.allocator_settings == "PYTORCH_ALLOC_CONF=expandable_segments:True"
+    environment = CudaDevice(GPU).environment(1)
+    assert (environment.cuda_version, environment.cudnn_version, environment.driver_version) == (
+        "12.8",
+        "91002",
+        "550.54.15",
+    )
+    assert environment.tf32 == ("convolutions", "recurrent layers")
+    assert environment.allocator_settings == "PYTORCH_ALLOC_CONF=expandable_segments:True"
     version.unlink()
     assert CudaDevice(GPU).environment(1).driver_version == ""
 
@@ -45,17 +49,17 @@ def test_a_gpu_that_an_assertion_has_spoilt_is_left_to_the_next_step(monkeypatch
 @pytest.mark.parametrize(("reserved", "emptied"), [(3 * GIB, 0), (5 * GIB, 1)])
 def test_a_limit_leaves_the_cache_that_fits(monkeypatch: pytest.MonkeyPatch, reserved: int, emptied: int) -> None:
     """A timed step that begins with an empty cache is a step of cudaMalloc."""
-    said: list[str] = []
+    emptyings: list[str] = []
     fractions: list[float] = []
     fakes = {
         "get_device_properties": lambda device: SimpleNamespace(total_memory=80 * GIB),
         "get_per_process_memory_fraction": lambda device: 1.0,
         "set_per_process_memory_fraction": lambda share, device: fractions.append(share),
         "memory_reserved": lambda device: reserved,
-        "empty_cache": lambda: said.append("emptied"),
+        "empty_cache": lambda: emptyings.append("emptied"),
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
     with limited_cuda(4 * GIB, GPU):
         pass
-    assert len(said) == emptied and fractions == [0.05, 1.0]
+    assert len(emptyings) == emptied and fractions == [0.05, 1.0]

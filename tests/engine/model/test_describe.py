@@ -32,16 +32,20 @@ def one_thread() -> Iterator[None]:
 
 def test_blocks_come_in_module_order_with_calls_parameters_and_repeats() -> None:
     model = Walk()
-    found = graph(model)
-    assert [block.fqn for block in found.blocks] == [fqn for fqn, _ in model.named_modules()]
-    assert (found.by_fqn[""].n_calls, found.by_fqn["blocks"].n_calls, found.by_fqn["unused"].n_calls) == (1, 0, 0)
-    assert found.by_fqn["stem"].parameter_bytes == (W * W + W) * 4
-    assert found.by_fqn["stem"].own_parameters == ("stem.weight", "stem.bias")
-    assert found.by_fqn[""].parameter_bytes == sum(p.nbytes for p in model.parameters())
-    assert found.n_parameters == sum(p.numel() for p in model.parameters())
-    assert [found.by_fqn[f"blocks.{i}"].repeat_of for i in range(3)] == [None, "blocks.0", "blocks.0"]
-    assert found.repeats == ("blocks.0", "blocks.1", "blocks.2")
-    assert found.input_shapes == ((B, W),)
+    described = graph(model)
+    assert [block.fqn for block in described.blocks] == [fqn for fqn, _ in model.named_modules()]
+    assert (described.by_fqn[""].n_calls, described.by_fqn["blocks"].n_calls, described.by_fqn["unused"].n_calls) == (
+        1,
+        0,
+        0,
+    )
+    assert described.by_fqn["stem"].parameter_bytes == (W * W + W) * 4
+    assert described.by_fqn["stem"].own_parameters == ("stem.weight", "stem.bias")
+    assert described.by_fqn[""].parameter_bytes == sum(p.nbytes for p in model.parameters())
+    assert described.n_parameters == sum(p.numel() for p in model.parameters())
+    assert [described.by_fqn[f"blocks.{i}"].repeat_of for i in range(3)] == [None, "blocks.0", "blocks.0"]
+    assert described.repeats == ("blocks.0", "blocks.1", "blocks.2")
+    assert described.input_shapes == ((B, W),)
 
 
 def test_a_container_holds_what_its_children_do() -> None:
@@ -60,7 +64,7 @@ def test_the_graph_does_not_depend_on_where_tensors_come_to_lie() -> None:
     for i in range(15):
         kept.append(torch.empty(ROW // 4 * (i % 3)))  # the allocator's lists differ a little every time
         graphs.append(graph(model))
-    assert all(found == graphs[0] for found in graphs[1:])
+    assert all(described == graphs[0] for described in graphs[1:])
     assert graphs[0].by_fqn["blocks.3.down"].outputs_saved_outside == (False,)
     assert graphs[0].by_fqn["blocks.3"].outputs_saved_outside == (True,)
 
@@ -83,8 +87,8 @@ def test_every_block_keeps_what_a_measurement_charges_to_it(name: str) -> None:
     A measurement also knows the scalars of 8 bytes that attention makes below every operator.
     """
     ref = ModelRef(target=f"sample_models/{name}.py", arguments=SMALL[name])
-    found, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=1)).by_fqn
-    for block in found.blocks[1:]:
+    described, measured = describe(ref), measure(RunSpec(model=ref, n_repeats=1)).by_fqn
+    for block in described.blocks[1:]:
         more = measured[block.fqn].saved_after_forward_bytes - block.saved_bytes
         n_attentions = SMALL[name]["n_layers"] if name in ("gpt", "vit", "tied_lm") else 0
         assert 0 <= more <= 16 * n_attentions and more % 8 == 0, block.fqn
@@ -112,11 +116,11 @@ class Tied(nn.Module):
 
 
 def test_shared_parameters_are_named_on_both_sides_and_counted_once() -> None:
-    found = graph(Tied(), torch.randint(9, (B, 3)))
-    assert found.by_fqn["embedding"].shares_parameters_with == ("head",)
-    assert found.by_fqn["head"].shares_parameters_with == ("embedding",)
-    assert found.by_fqn["body"].shares_parameters_with == found.by_fqn[""].shares_parameters_with == ()
-    assert found.by_fqn[""].parameter_bytes == (9 * W + W * W + W) * 4
+    described = graph(Tied(), torch.randint(9, (B, 3)))
+    assert described.by_fqn["embedding"].shares_parameters_with == ("head",)
+    assert described.by_fqn["head"].shares_parameters_with == ("embedding",)
+    assert described.by_fqn["body"].shares_parameters_with == described.by_fqn[""].shares_parameters_with == ()
+    assert described.by_fqn[""].parameter_bytes == (9 * W + W * W + W) * 4
 
 
 def test_the_fingerprint_knows_the_model_and_not_the_batch() -> None:
@@ -148,14 +152,14 @@ def test_progress_is_told_and_can_cancel() -> None:
 def test_a_model_whose_step_does_not_fit_is_described_in_the_memory_of_its_forward() -> None:
     """Its step keeps more than a GiB."""
     with limited_process(600 << 20):
-        found = describe(tiny_nets.ref("wide", mib=40, depth=3))
-    assert found.by_fqn[""].saved_bytes > 1 << 30
-    assert found.by_fqn["1"].saved_bytes > 1 << 28
+        described = describe(tiny_nets.ref("wide", mib=40, depth=3))
+    assert described.by_fqn[""].saved_bytes > 1 << 30
+    assert described.by_fqn["1"].saved_bytes > 1 << 28
 
 
 def test_a_model_that_takes_gradients_in_its_forward_is_described() -> None:
-    found = describe(tiny_nets.ref("penalised"))
-    assert found.by_fqn["lin"].n_calls == 1 and found.by_fqn[""].saved_bytes
+    described = describe(tiny_nets.ref("penalised"))
+    assert described.by_fqn["lin"].n_calls == 1 and described.by_fqn[""].saved_bytes
 
 
 def test_what_does_not_fit_on_the_device_is_watched_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,10 +175,10 @@ def test_what_does_not_fit_on_the_device_is_watched_on_the_cpu(monkeypatch: pyte
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(describing, "_watched", watched)
-    found = describe(tiny_nets.ref("gpt"), device="cuda")
+    described = describe(tiny_nets.ref("gpt"), device="cuda")
     assert tried == ["cuda", "cpu"]
-    assert "does not fit on cuda" in found.note and found.device == "cpu"
-    assert msgspec.structs.replace(found, note="") == describe(tiny_nets.ref("gpt"))
+    assert "does not fit on cuda" in described.note and described.device == "cpu"
+    assert msgspec.structs.replace(described, note="") == describe(tiny_nets.ref("gpt"))
 
 
 def test_a_graph_for_a_gpu_is_watched_on_the_cpu_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,8 +32,8 @@ def test_peaks_by_rank_are_those_of_the_run(
     policy = Policy.recompute(NETS[net][::every]) if every else KEEP_ALL
     n_stages = 3 if schedule in ("GPipe", "1F1B") else 4
     plan = spec(net, NETS[net], n_stages, policy, arguments=WIDE, schedule=schedule)
-    found = off(profiles[net], plan)
-    assert max(map(abs, found)) < TOLERANCE, found
+    shares_off = off(profiles[net], plan)
+    assert max(map(abs, shares_off)) < TOLERANCE, shares_off
 
 
 def off(said: PipelineProfile, plan: RunSpec) -> list[float]:
@@ -50,17 +50,17 @@ def off(said: PipelineProfile, plan: RunSpec) -> list[float]:
 @pytest.mark.parametrize("n_stages", [2, 3])
 def test_blocks_that_allocate_nothing_have_a_price(n_stages: int, recomputed: tuple[str, ...]) -> None:
     plan = spec("quiet", QUIET, n_stages, Policy.recompute(recomputed))
-    said = profile_blocks(plan, tuple((fqn,) for fqn in QUIET), n_microbatches=4)
-    assert said.blocks[2].kept.saved_bytes == said.blocks[3].kept.saved_bytes == 0
+    profile = profile_blocks(plan, tuple((fqn,) for fqn in QUIET), n_microbatches=4)
+    assert profile.blocks[2].kept.saved_bytes == profile.blocks[3].kept.saved_bytes == 0
     # Work in place overwrites what a checkpoint would start from again.
-    assert said.blocks[1].recomputed.recompute_ms == 0.0
-    assert max(map(abs, off(said, plan))) < 0.01
+    assert profile.blocks[1].recomputed.recompute_ms == 0.0
+    assert max(map(abs, off(profile, plan))) < 0.01
 
 
 def test_what_a_model_returns_is_held_while_its_last_blocks_run_again() -> None:
     plan = spec("returning", RETURNING, 2, Policy.recompute(RETURNING[:4]), schedule="1F1B")
-    said = profile_blocks(plan, tuple((fqn,) for fqn in RETURNING), n_microbatches=4)
-    assert max(map(abs, off(said, plan))) < 0.01
+    profile = profile_blocks(plan, tuple((fqn,) for fqn in RETURNING), n_microbatches=4)
+    assert max(map(abs, off(profile, plan))) < 0.01
 
 
 @pytest.mark.parametrize("action", ["save_ops", "offload"])
@@ -68,14 +68,14 @@ def test_what_saves_operators_or_offloads_is_priced_as_it_is(action: Literal["sa
     ops = ("aten.addmm.default",) if action == "save_ops" else ()
     units = tuple(Unit(blocks=(fqn,), action=action, save_ops=ops) for fqn in LANGUAGE[1:5])
     plan = spec("language", LANGUAGE, 3, Policy(units=units), arguments=WIDE, schedule="1F1B")
-    said = profile_blocks(plan, tuple((fqn,) for fqn in LANGUAGE), n_microbatches=4)
-    assert max(map(abs, off(said, plan))) < TOLERANCE
-    assert said.blocks[1].chosen is not None
-    assert said.blocks[1].chosen.saved_bytes > said.blocks[1].recomputed.saved_bytes
+    profile = profile_blocks(plan, tuple((fqn,) for fqn in LANGUAGE), n_microbatches=4)
+    assert max(map(abs, off(profile, plan))) < TOLERANCE
+    assert profile.blocks[1].chosen is not None
+    assert profile.blocks[1].chosen.saved_bytes > profile.blocks[1].recomputed.saved_bytes
 
 
 def test_what_goes_through_a_block_is_no_bytes_of_its_own(profiles: dict[str, PipelineProfile]) -> None:
     one = 2 * 32 * 64 * 4
-    said = [(block.output_bytes, block.passed_bytes) for block in profiles["carrying"].blocks]
+    passed = [(block.output_bytes, block.passed_bytes) for block in profiles["carrying"].blocks]
     # The last of the blocks also joins what it made and what came through: one tensor of its own.
-    assert said == [(one, 0), (2 * one, one), (2 * one, one), (2 * one, one), (2 * one, 0), (one, 0), (0, 0)]
+    assert passed == [(one, 0), (2 * one, one), (2 * one, one), (2 * one, one), (2 * one, 0), (one, 0), (0, 0)]

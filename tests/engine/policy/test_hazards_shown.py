@@ -98,9 +98,9 @@ def named(trap: Trap) -> str:
 @pytest.mark.parametrize("trap", SILENT, ids=named)
 def test_silently_another_step(trap: Trap) -> None:
     assert trap.rule in foreseen(pair(trap.net, **trap.into)[1])
-    found = judged(trap.net, **trap.into)
-    assert found.failure is None
-    assert found.verdict in ("different", "state moved")
+    comparison = judged(trap.net, **trap.into)
+    assert comparison.failure is None
+    assert comparison.verdict in ("different", "state moved")
     _cured(trap)
 
 
@@ -113,8 +113,8 @@ def test_refused_by_torch(trap: Trap) -> None:
 
 def _cured(trap: Trap) -> None:
     net = trap.cured_net or trap.net
-    found: Comparison = judged(net, **trap.out)
-    assert (found.failure, found.verdict, found.state_changes) == (None, "bitwise equal", ())
+    comparison: Comparison = judged(net, **trap.out)
+    assert (comparison.failure, comparison.verdict, comparison.state_changes) == (None, "bitwise equal", ())
     assert (trap.rule in foreseen(pair(net, **trap.out)[1])) == trap.still_named
 
 
@@ -131,8 +131,8 @@ HARMLESS = [  # what looks like a trap, and is none
 @pytest.mark.parametrize(("net", "into"), HARMLESS, ids=[f"{net}, {into}" for net, into in HARMLESS])
 def test_no_false_alarm(net: str, into: dict[str, Any]) -> None:
     _, candidate = pair(net, **into)
-    found = hazards(describe(candidate.model), candidate.policy, spec=candidate)
-    assert {hazard.severity for hazard in found} <= {"warning", "note"}, found
+    fired = hazards(describe(candidate.model), candidate.policy, spec=candidate)
+    assert {hazard.severity for hazard in fired} <= {"warning", "note"}, fired
     assert judged(net, **into).verdict == "bitwise equal"
 
 
@@ -215,11 +215,11 @@ def test_an_unchecked_recompute_takes_the_other_branch_silently(check: str) -> N
     """The branch saves other shapes the second time: only the determinism check notices."""
     _, candidate = pair("branches", ("1",), determinism_check=check)
     assert ("unchecked-recompute" in foreseen(candidate)) == (check == "none")
-    found = judged("branches", ("1",), full=False, determinism_check=check)
+    comparison = judged("branches", ("1",), full=False, determinism_check=check)
     if check == "none":
-        assert found.failure is None and found.verdict == "different"
+        assert comparison.failure is None and comparison.verdict == "different"
     else:
-        assert found.failure is not None and "CheckpointError" in found.failure.sentence
+        assert comparison.failure is not None and "CheckpointError" in comparison.failure.sentence
 
 
 @pytest.mark.parametrize(("reentrant", "notices"), [(True, False), (False, True)])
@@ -238,8 +238,8 @@ def test_eval_between_forward_and_backward(reentrant: bool, notices: bool) -> No
             with pytest.raises(torch.utils.checkpoint.CheckpointError):
                 flipped(candidate)
         else:
-            found = flipped(candidate)
-            assert any(not torch.equal(expected[name], found[name]) for name in expected)
+            gradients = flipped(candidate)
+            assert any(not torch.equal(expected[name], gradients[name]) for name in expected)
 
 
 def test_a_weight_used_by_several_reentrant_regions_calls_its_hooks_several_times() -> None:
@@ -284,8 +284,8 @@ def test_reentrant_under_autocast_rounds_where_non_reentrant_is_exact() -> None:
 def test_offload_on_the_cpu_moves_nothing() -> None:
     offload = {"policy": Policy(units=(Unit(blocks=("1",), action="offload"),))}
     assert "offload-without-device" in foreseen(pair("dropout", **offload)[1])
-    found = judged("dropout", **offload)
-    assert found.verdict == "bitwise equal" and found.masks == ()
+    comparison = judged("dropout", **offload)
+    assert comparison.verdict == "bitwise equal" and comparison.masks == ()
     assert "offload-without-device" not in foreseen(pair("dropout", ("1",))[1])
 
 

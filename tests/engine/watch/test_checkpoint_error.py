@@ -55,15 +55,15 @@ def failed(change: Callable[[int, torch.Tensor], torch.Tensor]) -> tuple[Checkpo
 @pytest.mark.parametrize("name", ["cache", "tokens"])
 def test_block_operator_both_shapes_and_the_usual_cause_are_named(name: str) -> None:
     change, forward, again, cause = CHANGES[name]
-    said = in_words(*failed(change))
-    assert said.startswith("The recompute of blocks.1 made another tensor than forward: ")
-    assert "aten." in said and "returned in blocks.1" in said
-    assert f"was {forward} float32 in forward and {again} float32 in the recompute" in said and cause in said
+    sentence = in_words(*failed(change))
+    assert sentence.startswith("The recompute of blocks.1 made another tensor than forward: ")
+    assert "aten." in sentence and "returned in blocks.1" in sentence
+    assert f"was {forward} float32 in forward and {again} float32 in the recompute" in sentence and cause in sentence
 
 
 def test_another_number_format_is_told_from_another_shape() -> None:
-    said = in_words(*failed_by_a_cast())
-    assert TYPES in said and "float32" in said and "bfloat16" in said
+    sentence = in_words(*failed_by_a_cast())
+    assert TYPES in sentence and "float32" in sentence and "bfloat16" in sentence
 
 
 def failed_by_a_cast() -> tuple[CheckpointError, nn.Module]:
@@ -84,8 +84,8 @@ def failed_by_a_cast() -> tuple[CheckpointError, nn.Module]:
 
 
 def test_another_number_of_tensors_is_a_branch() -> None:
-    said = in_words(*failed(lambda n, x: x.exp().sin() if n == 1 else x))
-    assert "forward saved" in said and BRANCH in said and "blocks.1" in said
+    sentence = in_words(*failed(lambda n, x: x.exp().sin() if n == 1 else x))
+    assert "forward saved" in sentence and BRANCH in sentence and "blocks.1" in sentence
 
 
 def test_it_stands_in_a_recorded_step_and_on_the_error_itself() -> None:

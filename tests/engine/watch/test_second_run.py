@@ -63,9 +63,9 @@ def test_a_block_that_goes_on_from_where_it_was_is_named_though_another_one_seed
         def forward(self, x: Tensor) -> Tensor:
             return self.seeds(self.draws(x))
 
-    found = graph_of(Both(), torch.ones(2, rerun_nets.WIDTH))
-    assert "python_rng" in found.by_fqn["draws"].traits
-    assert "python_rng" not in found.by_fqn["seeds"].traits
+    described = graph_of(Both(), torch.ones(2, rerun_nets.WIDTH))
+    assert "python_rng" in described.by_fqn["draws"].traits
+    assert "python_rng" not in described.by_fqn["seeds"].traits
 
 
 class Draws(nn.Module):
@@ -92,11 +92,11 @@ GENERATOR = torch.Generator()
     ],
 )
 def test_random_sources_are_told_apart_and_reach_the_ancestors(trait: str, how: Callable[[Tensor], Tensor]) -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
+    described = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(Draws(how))))
     for other in ("uses_rng", "own_generator", "python_rng", "numpy_rng"):
-        assert having(found, other) == (["", "1", "1.0"] if other == trait else [])
-    assert found.by_fqn["1.0"].uses_rng
-    assert not found.by_fqn["0"].uses_rng
+        assert having(described, other) == (["", "1", "1.0"] if other == trait else [])
+    assert described.by_fqn["1.0"].uses_rng
+    assert not described.by_fqn["0"].uses_rng
 
 
 @pytest.mark.parametrize("quiet", [nn.Dropout(0.0), nn.Dropout(0.5).eval()], ids=["p=0", "eval"])

@@ -93,8 +93,8 @@ def test_a_layer_before_which_more_happens_follows_none(between: Callable[..., A
     graph = graph_of(model, torch.randn(4, 8))
     assert [graph.by_fqn[f"layers.{i}"].follows for i in range(4)] == ["", "layers.0", "", "layers.2"]
     across, aside = Policy.recompute([("layers.1", "layers.2")]), Policy.recompute([("layers.0", "layers.1")])
-    found = [hazard for hazard in hazards(graph, across) if hazard.rule == "segment-apart"]
-    assert len(found) == 1 and "layers.1 and layers.2" in found[0].sentence and found[0].severity == "error"
+    fired = [hazard for hazard in hazards(graph, across) if hazard.rule == "segment-apart"]
+    assert len(fired) == 1 and "layers.1 and layers.2" in fired[0].sentence and fired[0].severity == "error"
     assert not [hazard for hazard in hazards(graph, aside) if hazard.rule == "segment-apart"]
 
 

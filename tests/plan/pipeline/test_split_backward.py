@@ -23,20 +23,20 @@ BLOCK = BlockCost(
 
 
 def test_recomputed_blocks_pile_up_until_the_last_one_is_done() -> None:
-    said = in_a_row([BLOCK] * 3, [BLOCK.recomputed] * 3, 1.0)
-    assert said is not None
-    assert said.input_extra_bytes == 50 + 50 + 130
-    assert said.owed_bytes == 150
-    assert said.weight_extra_bytes == 200 + 200 + 300
-    assert said.first_weight_extra_bytes == 2 * (200 + 8) + 308
-    assert said.weight_ms == 3 * 4.0 + 0.5 * (0 + 1 + 2)
-    assert (said.input_recompute_ms, said.weight_recompute_ms) == (3.0, 9.0)
+    cost = in_a_row([BLOCK] * 3, [BLOCK.recomputed] * 3, 1.0)
+    assert cost is not None
+    assert cost.input_extra_bytes == 50 + 50 + 130
+    assert cost.owed_bytes == 150
+    assert cost.weight_extra_bytes == 200 + 200 + 300
+    assert cost.first_weight_extra_bytes == 2 * (200 + 8) + 308
+    assert cost.weight_ms == 3 * 4.0 + 0.5 * (0 + 1 + 2)
+    assert (cost.input_recompute_ms, cost.weight_recompute_ms) == (3.0, 9.0)
 
 
 def test_kept_blocks_free_as_they_go() -> None:
-    said = in_a_row([BLOCK] * 2, [BLOCK.kept] * 2, 1.0)
-    assert said is not None
-    assert (said.weight_extra_bytes, said.weight_end_bytes) == (10, -80)
+    cost = in_a_row([BLOCK] * 2, [BLOCK.kept] * 2, 1.0)
+    assert cost is not None
+    assert (cost.weight_extra_bytes, cost.weight_end_bytes) == (10, -80)
 
 
 def test_the_last_block_lets_go_of_its_graph_when_i_ends() -> None:
@@ -44,21 +44,21 @@ def test_the_last_block_lets_go_of_its_graph_when_i_ends() -> None:
         input_extra_bytes=25, held_bytes=15, owed_bytes=5, weight_extra_bytes=9, first_weight_extra_bytes=12
     )
     kept = msgspec.structs.replace(BLOCK.kept, split=msgspec.structs.replace(KEPT, last=last))
-    said = in_a_row([BLOCK] * 2, [kept] * 2, 1.0)
-    assert said is not None
-    assert said.owed_bytes == 20 + 5
-    assert said.input_extra_bytes == 15 + 30  # while I is in the first block, the last one still holds its graph
-    assert (said.weight_extra_bytes, said.first_weight_extra_bytes) == (10, 18)
+    cost = in_a_row([BLOCK] * 2, [kept] * 2, 1.0)
+    assert cost is not None
+    assert cost.owed_bytes == 20 + 5
+    assert cost.input_extra_bytes == 15 + 30  # while I is in the first block, the last one still holds its graph
+    assert (cost.weight_extra_bytes, cost.first_weight_extra_bytes) == (10, 18)
     alone = in_a_row([BLOCK], [kept], 1.0)
     assert alone is not None
     assert (alone.input_extra_bytes, alone.owed_bytes, alone.weight_extra_bytes) == (25, 5, 9)
 
 
 def test_a_microbatch_of_half_the_rows_makes_gradients_of_the_same_size() -> None:
-    said = in_a_row([BLOCK], [BLOCK.recomputed], 0.5)
-    assert said is not None
-    assert said.first_weight_extra_bytes == 8 + 150
-    assert (said.weight_extra_bytes, said.owed_bytes, said.input_ms) == (150, 25, 1.0)
+    cost = in_a_row([BLOCK], [BLOCK.recomputed], 0.5)
+    assert cost is not None
+    assert cost.first_weight_extra_bytes == 8 + 150
+    assert (cost.weight_extra_bytes, cost.owed_bytes, cost.input_ms) == (150, 25, 1.0)
 
 
 def test_one_block_without_a_measurement_leaves_the_stage_without() -> None:
@@ -69,12 +69,12 @@ def test_one_block_without_a_measurement_leaves_the_stage_without() -> None:
 
 
 def test_in_one_checkpoint_every_group_runs_all_blocks_again() -> None:
-    said = as_one_checkpoint([BLOCK, BLOCK])
-    assert said is not None
-    assert said.input_recompute_ms == 2.0
-    assert said.weight_recompute_ms == (3 + 3) * 2.0
-    assert said.weight_ms == 1.0 + 1.0 + 12.0
-    assert said.weight_end_bytes == 2 * (200 + 3 * 100)  # each of three groups leaves the other block's bytes as well
+    cost = as_one_checkpoint([BLOCK, BLOCK])
+    assert cost is not None
+    assert cost.input_recompute_ms == 2.0
+    assert cost.weight_recompute_ms == (3 + 3) * 2.0
+    assert cost.weight_ms == 1.0 + 1.0 + 12.0
+    assert cost.weight_end_bytes == 2 * (200 + 3 * 100)  # each of three groups leaves the other block's bytes as well
 
 
 def test_the_guess_and_the_first_stage() -> None:
