@@ -12,6 +12,8 @@ from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from explorer.record.times import Samples, ratio_interval
 
+ARENA_REPEATS = 9
+"""Timed steps of a bout, where nobody says: of fewer than six no interval of ratios is known."""
 Standing = Literal["ahead", "undecided", "beaten"]
 """Of one bout beside another."""
 

@@ -18,6 +18,8 @@ Mode = Literal["train", "eval"]
 
 Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
 """`own`: what the factory builds is what runs, nothing is cast."""
+N_REPEATS = 5
+"""Timed steps, where nobody says."""
 
 
 class RunSpec(Record):
@@ -42,7 +44,7 @@ class RunSpec(Record):
     """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
     frozen: tuple[str, ...] = ()
     """fqns whose parameters need no gradient, all that is below included."""
-    n_repeats: int = 5
+    n_repeats: int = N_REPEATS
     """Timed steps, after the warm-up."""
     n_threads: int = 1
     """CPU threads; pinned, because two threads round differently from one."""

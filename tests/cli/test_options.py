@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from explorer.cli.options import ModelOptions
+from explorer.cli.options import ModelOptions, StepOptions
+from explorer.record.graph import ModelRef
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import N_REPEATS
 
 
 def test_the_usual_size_is_named_where_a_file_has_sizes(tmp_path: Path) -> None:
@@ -16,3 +19,10 @@ def test_the_usual_size_is_named_where_a_file_has_sizes(tmp_path: Path) -> None:
     net.write_text("def build(): ...\n")
     assert ModelOptions().ref(f"{net}:build").size is None
     assert ModelOptions().ref("hf:LlamaConfig").size is None and ModelOptions().ref("a.b:build").size is None
+
+
+def test_steps_are_timed_as_often_as_asked_or_as_the_verb_needs() -> None:
+    model = ModelRef(target="sample_models/mlp.py")
+    assert StepOptions().spec(model, KEEP_ALL, seed=0).n_repeats == N_REPEATS
+    assert StepOptions().spec(model, KEEP_ALL, seed=0, n_repeats=9).n_repeats == 9
+    assert StepOptions(n_repeats=2).spec(model, KEEP_ALL, seed=0, n_repeats=9).n_repeats == 2

@@ -15,7 +15,7 @@ from explorer.cli.options import KeepOptions, Model, ModelOptions, StepOptions
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.jobs.protocol import RunArena
 from explorer.plan.arena.table import OURS, chosen, parse_shares, rivals
-from explorer.record.arena import Arena, Bout
+from explorer.record.arena import ARENA_REPEATS, Arena, Bout
 from explorer.record.base import to_plain
 from explorer.record.policy import KEEP_ALL
 from explorer.view.compare.arena import at_budget, beaten_sentence, outcome_in_words, time_in_words
@@ -48,7 +48,7 @@ def arena(
     only = tuple(name.strip() for name in asked.only.split(",") if name.strip())
     chosen(only)
     check_writable(keep.save)
-    spec = step.spec(options.ref(model), KEEP_ALL, seed=options.seed)
+    spec = step.spec(options.ref(model), KEEP_ALL, seed=options.seed, n_repeats=ARENA_REPEATS)
     with worker() as engine:
         outcome = ask(engine, RunArena(spec=spec, shares=shares, only=only), keep=not keep.no_store)
     assert isinstance(outcome, Arena)

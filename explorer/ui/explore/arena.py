@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import streamlit as st
 
 from explorer.jobs.protocol import RunArena
 from explorer.plan.arena.table import rivals
-from explorer.record.arena import Arena
+from explorer.record.arena import ARENA_REPEATS, Arena
 from explorer.record.run import RunSpec
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
@@ -46,13 +47,15 @@ def arena_panel(spec: RunSpec, arena: Arena | None, key: str | None, *, busy: bo
             icon=":material/stadium:",
             key="arena_run",
             disabled=busy or not names or not shares,
-            help="Takes about a minute a planner and budget, in processes of their own; Cancel works.",
+            help=f"{ARENA_REPEATS} timed steps or more for each planner and budget, in processes of their own: about a "
+            "minute each. Cancel works.",
         )
     if arena is not None:
         _results(arena, spec)
         if key is not None:
             report_button(key, stem="arena", widget="arena_report")
-    return RunArena(spec=spec, shares=tuple(shares), only=tuple(names)) if pressed else None
+    often = msgspec.structs.replace(spec, n_repeats=max(spec.n_repeats, ARENA_REPEATS))
+    return RunArena(spec=often, shares=tuple(shares), only=tuple(names)) if pressed else None
 
 
 def _results(arena: Arena, spec: RunSpec) -> None:

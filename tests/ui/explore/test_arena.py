@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import RunArena
+from explorer.record.arena import ARENA_REPEATS
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import settle, texts
 
@@ -25,7 +27,8 @@ def test_chosen_planners_and_budgets_are_what_runs(app: App, worker: FakeWorker)
     at.button(key="arena_run").click().run()
     (job,) = worker.of(RunArena)
     assert (job.request.only, job.request.shares) == (("greedy", "rotor"), (0.3, 0.9))
-    assert job.request.spec == at.session_state["draft"].spec
+    drawn = at.session_state["draft"].spec
+    assert job.request.spec == msgspec.structs.replace(drawn, n_repeats=ARENA_REPEATS), "often enough to decide"
 
 
 def test_nobody_or_no_budget_cannot_run(app: App, worker: FakeWorker) -> None:
