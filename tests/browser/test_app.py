@@ -37,7 +37,7 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
     assert "≈" in page.get_by_test_id("stMetricValue").first.inner_text()
-    page.get_by_role("button", name="Run", exact=True).click()
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_role("button", name="Cancel").wait_for()
     page.get_by_text("Baseline and the policy that is drawn.").wait_for()
     confirm_marks(page, re.compile(r"^4 (of \d+ )?blocks$"))
@@ -77,7 +77,7 @@ def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
     page = explore
     page.locator('[data-id="head"]').click()
     confirm_marks(page, re.compile(r"^1 (of \d+ )?blocks?$"))
-    page.get_by_role("button", name="Run", exact=True).click()
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.wait_for_url("**job=**")
     page.reload()
     page.locator('[data-id="head"][aria-checked="true"]').wait_for()

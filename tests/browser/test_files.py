@@ -25,7 +25,7 @@ def measured(page: Page, serve: Callable[..., object], tiny: str) -> Page:
     page.get_by_text("Measured with everything kept.").wait_for()
     page.locator('[data-id="head"]').click()
     page.get_by_test_id("stMetricValue").get_by_text(re.compile(r"^1 (of \d+ )?blocks?$")).wait_for()
-    page.get_by_role("button", name="Run", exact=True).click()
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text(MEASURED).wait_for()
     return settled(page)
 
@@ -79,5 +79,5 @@ def test_a_cancelled_experiment_says_so(page: Page, serve: Callable[..., object]
     page.goto(serve(ROOT / "app.py").url + "/lab")  # type: ignore[attr-defined]  # an app whose worker is still cold
     page.get_by_role("button", name="Cancel").click()
     page.get_by_text("The run was cancelled").wait_for()
-    page.get_by_role("button", name="Run", exact=True).click()
+    press(page, page.get_by_role("button", name="Run", exact=True))
     page.get_by_text("What to take away").wait_for()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import re
 import sys
 from pathlib import Path
 
@@ -67,11 +68,12 @@ def test_a_killed_one_takes_along_what_it_started() -> None:
     told = Told()
     child = told.child(
         "import subprocess, sys, time; other = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
-        "; sys.stderr.write(str(other.pid)); sys.stderr.flush(); sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff')"
-        "; sys.stdout.flush(); time.sleep(600)"
+        "; sys.stderr.write(f'[{other.pid}]'); sys.stderr.flush()"
+        "; sys.stdout.buffer.write(b'\\1' + bytes(7) + b'\\xff'); sys.stdout.flush(); time.sleep(600)"
     )
     _, words = told.ends.get(timeout=LONG_S)
-    wait_gone(child.pid, int(words.split()[0]))
+    (started,) = re.findall(r"\[(\d+)\]", words)  # before or behind what its end is put down to
+    wait_gone(child.pid, int(started))
 
 
 def test_the_real_one_is_a_module_of_this_interpreter() -> None:

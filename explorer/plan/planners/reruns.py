@@ -1,7 +1,7 @@
 """What running a candidate forward again holds, as a linear function of the policy: one row a moment of the rerun.
 
-    held before its backward begins  +  what is alive at that moment of the rerun
-        -  what units inside let go by then  +  what they are given and keep, and their generators' state    <= budget
+    held before its backward begins  +  what is alive at that moment of the rerun  +  its generators' state
+        -  what units inside let go by then  +  what they are given and keep, and their own state    <= budget
 
 A row of a candidate that is not recomputed says no more than that the budget holds before its backward. Where the
 recompute would stop early because it ends in a unit inside, nothing behind that is asked of it. What is inside counts
@@ -84,7 +84,7 @@ def _rerun(
     return Rerun(
         unit=unit,
         tick=max(call.begins - 1, 0),
-        alive=alive - call.late_bytes,
+        alive=alive + stash_bytes - call.late_bytes,
         inside=parts,
         back=tuple(_back(replay, candidates, (unit, call), one, inside[one[0]]) for one in around),
     )

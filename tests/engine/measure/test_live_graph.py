@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -21,6 +23,7 @@ REFS = [
 
 
 def recorded(ref: ModelRef, policy: Policy | None = None, n_forwards: int = 1) -> Measurement:
+    gc.collect()  # a model that nobody holds any more is held memory all the same
     loaded = load(ref)
     handle = explorer.apply_policy(loaded.model, policy or Policy())
     with explorer.record_step(loaded.model) as run:

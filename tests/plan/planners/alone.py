@@ -1,0 +1,28 @@
+"""One candidate recomputed and nothing else, for the parts of the program and for the forecast."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.planners.budget import Planner
+from explorer.plan.planners.columns import Values, _tight
+from explorer.plan.planners.solve import Program
+from tests.plan.planners.test_budget import known
+
+
+@cache
+def planner_and_forecaster(sample: str) -> tuple[Planner, Forecaster]:
+    graph, run = known(sample)
+    return Planner(run, graph), Forecaster(run, graph)
+
+
+def taken_alone(program: Program, unit: int) -> Values:
+    """The columns of pieces.py, those that hang on `unit` as low in bytes as their bonds let them."""
+    x = np.zeros(program.pieces.n_columns)
+    x[unit] = 1.0
+    for column, bonds in program.columns._bonds.items():
+        x[column] = _tight(bonds, column, {unit: 1.0})
+    return x
