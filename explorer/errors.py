@@ -107,12 +107,12 @@ def message_of(error: BaseException) -> str:
     """
     if isinstance(error, ExplorerError):
         return str(error).removesuffix(".")
-    said = _first_paragraph(str(error)).rstrip(".") or "no message"
-    borders = [border.end() for border in _BORDER.finditer(said)] or [len(said)]
-    said = said if len(said) <= _SHORT else said[: max([borders[0], *(end for end in borders if end <= _SHORT)])]
-    if len(said) > LONGEST_MESSAGE:
-        return said[: LONGEST_MESSAGE - 1].rstrip() + "…"
-    return said.rstrip(".")
+    words = _first_paragraph(str(error)).rstrip(".") or "no message"
+    borders = [border.end() for border in _BORDER.finditer(words)] or [len(words)]
+    words = words if len(words) <= _SHORT else words[: max([borders[0], *(end for end in borders if end <= _SHORT)])]
+    if len(words) > LONGEST_MESSAGE:
+        return words[: LONGEST_MESSAGE - 1].rstrip() + "…"
+    return words.rstrip(".")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -123,12 +123,12 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def _first_paragraph(text: str) -> str:
     """In one line: the first that is not empty, with the next where it ends in a colon."""
-    said = ""
+    words = ""
     for line in filter(None, map(_in_one_line, text.splitlines())):
-        said = f"{said} {line}".strip()
-        if not said.endswith(":"):
+        words = f"{words} {line}".strip()
+        if not words.endswith(":"):
             break
-    return said
+    return words
 
 
 def _in_one_line(text: str) -> str:

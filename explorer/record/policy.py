@@ -44,15 +44,15 @@ class Policy(Record):
         units = tuple(Unit(blocks=(entry,) if isinstance(entry, str) else tuple(entry)) for entry in blocks)
         return cls(units=units, **options)
 
-    def said_of(self, blocks: Mapping[str, int]) -> Policy:
+    def with_model_blocks(self, blocks: Mapping[str, int]) -> Policy:
         """This policy, which was made for a model with these `blocks`; they are no part of the decision."""
-        self.__dict__["made_for"] = dict(blocks)
+        self.__dict__["_model_blocks"] = dict(blocks)
         return self
 
     @property
     def model_blocks(self) -> Mapping[str, int]:
         """Blocks of the model that it was made for, as its file counts them; empty: not known."""
-        known: Mapping[str, int] = self.__dict__.get("made_for", {})
+        known: Mapping[str, int] = self.__dict__.get("_model_blocks", {})
         return known
 
     @property

@@ -20,7 +20,7 @@ def test_reentrant_checkpointing_never_stops_early() -> None:
 
 def test_what_it_was_made_for_is_remembered_and_neither_compared_nor_written() -> None:
     plain = Policy.recompute(["a"])
-    made = Policy.recompute(["a"]).said_of({"a": 2})
+    made = Policy.recompute(["a"]).with_model_blocks({"a": 2})
     assert made.model_blocks == {"a": 2} and plain.model_blocks == {}
     assert made == plain and to_msgpack(made) == to_msgpack(plain)
     assert from_msgpack(to_msgpack(made), Policy).model_blocks == {}

@@ -102,13 +102,13 @@ def _labels(columns: Columns, asked: Values) -> tuple[Labels, list[int]]:
         return known.setdefault(key, len(known))
 
     _, says = np.unique(np.round(asked.T, 9), axis=0, return_inverse=True)
-    said: list[int] = says.ravel().tolist()
+    asked_class: list[int] = says.ravel().tolist()
     for column in (column for i in columns.sharing() for column in columns.of_unit[i]):
-        said[column] = -1 - column
+        asked_class[column] = -1 - column
     places: dict[tuple[int, int | None], int] = {}
     for path in columns.paths:
         alone = None if path.holder is None else places[path.place, None]
-        places[path.place, path.holder] = number(alone, None if path.innermost is None else said[path.innermost])
+        places[path.place, path.holder] = number(alone, None if path.innermost is None else asked_class[path.innermost])
 
     def covered(column: int) -> tuple[int, ...]:
         holder = columns.ways[column][1]
@@ -120,12 +120,12 @@ def _labels(columns: Columns, asked: Values) -> tuple[Labels, list[int]]:
             inside[o].append(column)
     labels = np.arange(columns.n_columns) - columns.n_columns
     for i in columns.inside_out:
-        within = sorted((int(labels[columns.ways[one][0]]), said[one], covered(one)) for one in inside[i])
+        within = sorted((int(labels[columns.ways[one][0]]), asked_class[one], covered(one)) for one in inside[i])
         below = sorted(places[columns.paths[path].place, i] for path in columns.below[i])
-        labels[i] = number("unit", said[i], covered(i), tuple(within), tuple(below))
+        labels[i] = number("unit", asked_class[i], covered(i), tuple(within), tuple(below))
     for column, (i, o) in enumerate(columns.ways):
         if o is not None:
-            labels[column] = number("inside", int(labels[o]), int(labels[i]), said[column], covered(column))
+            labels[column] = number("inside", int(labels[o]), int(labels[i]), asked_class[column], covered(column))
     kinds = [
         number("row", None if path.holder is None else int(labels[path.holder]), places[path.place, path.holder])
         for path in columns.paths

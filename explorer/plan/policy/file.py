@@ -136,7 +136,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
     Raises UnreadableFile.
     """
     file = load(path)
-    return file.policy.said_of(file.blocks)
+    return file.policy.with_model_blocks(file.blocks)
 
 
 def _read(document: Document, plain: dict[str, Any], faults: list[str]) -> PolicyFile:
