@@ -74,4 +74,10 @@ def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, r
             f"Not foretold: {listed(tuple(views))} returns memory that another operator made, and whose it is no "
             "timeline shows; a run measures it."
         )
-    return unforeseen(policy, graph)
+    because = unforeseen(policy, graph)
+    if because or run is None or not run.spec.policy.units:
+        return because
+    return (
+        "Nothing is foretold from this run: what was recomputed in it is not what forward had made, in more than a "
+        "hundredth of the peak; measure the step with everything kept, or with other blocks recomputed."
+    )

@@ -81,7 +81,11 @@ def test_a_recompute_that_makes_something_else_is_not_taken_for_forward() -> Non
         if span.first_tick <= tick < span.end_tick:
             n_bytes[entry] = larger.allocations.n_bytes[entry]
     log = msgspec.structs.replace(run.allocations, n_bytes=type(born)("q", n_bytes))
-    assert keep_all_from(msgspec.structs.replace(run, allocations=log)) is None
+    other = msgspec.structs.replace(run, allocations=log)
+    assert keep_all_from(other) is None
+    policy = Policy.recompute(["layers.0"])
+    assert "not what forward had made" in not_foretold(policy, None, Forecaster(other).forecast(policy), other)
+    assert not_foretold(policy, None, Forecaster(run).forecast(policy), run) == ""
 
 
 def test_a_run_that_was_cut_short_is_no_baseline() -> None:
