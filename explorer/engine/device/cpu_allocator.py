@@ -22,9 +22,13 @@ from explorer.engine.device.allocator import AllocatorLog
 
 PROFILER: Any = torch._C._autograd
 EMPTY = np.zeros(0, dtype=np.int64)
-ONLY_MEMORY = {RecordScope.USER_SCOPE}
-"""With a scope named, the profiler leaves out every operator, of which `torch.profiler` makes a tree
-that nobody reads here: 0.9 s a step of the sample GPT (torch 2.13). Memory events come whatever the scope."""
+ONLY_MEMORY = {RecordScope.STATIC_RUNTIME_MODEL}
+"""A scope that nothing here opens. With one named, the profiler leaves out every operator, of which `torch.profiler`
+makes a tree that nobody reads here: 0.9 s a step of the sample GPT (torch 2.13). Memory events come whatever the scope.
+
+Not that of `record_function`: an optimizer's step is such a range. Where one recording ends in it and the next begins,
+as between two steps that are watched, its end is written to where the first had it, which is freed memory.
+"""
 
 
 class CpuRecorder:

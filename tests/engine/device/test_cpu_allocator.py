@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._C._profiler import _EventType
+from torch.profiler import record_function
 
-from explorer.engine.device.allocator import lifetimes
-from explorer.engine.device.cpu_allocator import CpuRecorder
+from explorer.engine.device import cpu_allocator
+from explorer.engine.device.allocator import AllocatorLog, lifetimes
+from explorer.engine.device.cpu_allocator import EMPTY, CpuRecorder
 
 
 @settings(max_examples=10, deadline=None)
@@ -34,3 +39,21 @@ def test_the_recorder_says_nothing_on_stderr(capfd: pytest.CaptureFixture[str]) 
     with CpuRecorder():
         torch.ones(3)
     assert capfd.readouterr().err == ""
+
+
+def test_ranges_that_somebody_opens_are_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of one that outlasts its recording would be written to freed memory."""
+    tags: list[Any] = []
+
+    def read(recorded: Any) -> AllocatorLog:
+        todo = list(recorded.experimental_event_tree())
+        while todo:
+            event = todo.pop()
+            tags.append(event.tag)
+            todo.extend(event.children)
+        return AllocatorLog(time_ns=EMPTY, pointer=EMPTY, n_bytes=EMPTY)
+
+    monkeypatch.setattr(cpu_allocator, "_read", read)
+    with CpuRecorder(), record_function("Optimizer.step"):
+        torch.ones(64).exp()
+    assert set(tags) == {_EventType.Allocation}
