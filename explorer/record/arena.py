@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
+import msgspec
+
 from explorer.record.base import Record
 from explorer.record.comparison import Verdict
 from explorer.record.failure import Failure
 from explorer.record.measurement import Environment
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from explorer.record.times import Samples, ratio_interval
+from explorer.record.times import Samples, ratio_interval, ratio_with_spread
 
 ARENA_REPEATS = 9
-"""Timed steps of a bout, where nobody says: of fewer than six no interval of ratios is known."""
+"""Timed steps of a bout, where nobody says: fewer than eight cannot say BEYOND_DOUBT who is faster."""
+BEYOND_DOUBT = 0.99
+"""Probability that the faster of two is, on both sides together."""
 Standing = Literal["ahead", "undecided", "beaten"]
 """Of one bout beside another."""
 
@@ -35,7 +39,8 @@ class Bout(Record):
     step_peak_bytes: int | None = None
     step: Samples = Samples()
     baseline_step: Samples = Samples()
-    """The step with everything kept, taken in turns with those of `step`."""
+    """The step with everything kept, taken in turns with those of `step`. Those of policies all come of the same turns:
+    the i-th steps of two bouts lie in one round."""
     time_ratio: float | None = None
     """Median of the paired ratios."""
     time_ratio_spread: float | None = None
@@ -44,6 +49,13 @@ class Bout(Record):
     worst: str = ""
     """The tensor furthest from equal, with its distance."""
     failure: Failure | None = None
+
+    def with_times(self, step: Samples, baseline_step: Samples) -> Bout:
+        """With the ratio of both, where there are two pairs."""
+        ratio, spread = ratio_with_spread(step, baseline_step) or (None, None)
+        return msgspec.structs.replace(
+            self, step=step, baseline_step=baseline_step, time_ratio=ratio, time_ratio_spread=spread
+        )
 
     @property
     def time_interval(self) -> tuple[float, float] | None:
@@ -113,6 +125,23 @@ def _standing(mine: Bout, other: Bout) -> Standing:
         return "beaten"
     if mine.policy is not None and other.policy == mine.policy:
         return "ahead"
+    return _slower_in_turns(mine, other) if _took_turns(mine, other) else _slower_apart(mine, other)
+
+
+def _took_turns(mine: Bout, other: Bout) -> bool:
+    return mine.policy is not None and other.policy is not None and mine.baseline_step == other.baseline_step
+
+
+def _slower_in_turns(mine: Bout, other: Bout) -> Standing:
+    """By pairs of steps that lie in one round."""
+    ratio, interval = ratio_with_spread(other.step, mine.step), ratio_interval(other.step, mine.step, BEYOND_DOUBT)
+    if ratio is None or ratio[0] >= 1:
+        return "ahead"
+    return "beaten" if interval is not None and interval[1] < 1 else "undecided"
+
+
+def _slower_apart(mine: Bout, other: Bout) -> Standing:
+    """By what each takes over everything kept, which is all that is known of steps of different processes."""
     if other.time_ratio is None or mine.time_ratio is None or other.time_ratio >= mine.time_ratio:
         return "ahead"
     theirs, ours = other.time_interval, mine.time_interval

@@ -41,7 +41,10 @@ class Times(Record):
     """Recompute included: nobody can time it apart without disturbing it."""
     optimizer: Samples = Samples()
     checkpoint_ms: float | None = None
-    """What a checkpointed call takes beside its second forward and `saved_tensor_ms`; None: not measured."""
+    """What a checkpointed call takes beside its second forward and `saved_tensor_ms`, where a model has swept the
+    caches since the last one; None: not measured."""
+    close_checkpoint_ms: float | None = None
+    """The same where the last one was just before; None: not measured."""
     saved_tensor_ms: float | None = None
     """What a checkpoint takes for each tensor that its call saves; None: not measured."""
     kept_operator_ms: float | None = None
@@ -53,16 +56,16 @@ SURE = 0.95
 """Probability with which an interval holds the median that a clock would show if it was read for ever."""
 
 
-def ratio_interval(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
-    """The two paired ratios of an interleaved A/B run between which the true median lies, with SURE or more.
+def ratio_interval(candidate: Samples, baseline: Samples, sure: float = SURE) -> tuple[float, float] | None:
+    """The two paired ratios of an interleaved A/B run between which the true median lies, with `sure` or more.
 
     Whatever the ratios are distributed like: of n, each lies below their median as often as above, so that the k-th
-    from either end bound it but for twice the chance of fewer than k heads in n throws. None below six pairs, which
-    cannot say so much. Source: https://en.wikipedia.org/wiki/Sign_test
+    from either end bound it but for twice the chance of fewer than k heads in n throws. None of so few pairs that they
+    cannot say so much: below six for 0.95, below eight for 0.99. Source: https://en.wikipedia.org/wiki/Sign_test
     """
     pairs = sorted(a / b for a, b in zip(candidate.ms, baseline.ms) if b)
     outside, k = 2.0 ** (1 - len(pairs)), 0
-    while outside <= 1 - SURE:
+    while outside <= 1 - sure:
         k += 1
         outside += math.comb(len(pairs), k) * 2.0 ** (1 - len(pairs))
     return (pairs[k - 1], pairs[-k]) if k else None

@@ -17,7 +17,7 @@ from explorer.record.run import RunSpec
 from explorer.record.times import Samples
 from tests.view.builders import HOST
 
-KEPT = Samples(ms=(100.0, 200.0, 100.0, 100.0, 100.0, 100.0))
+KEPT = Samples(ms=(100.0, 200.0, *[100.0] * 6))
 
 
 def timed(*ratios: float) -> dict[str, Any]:
@@ -28,9 +28,10 @@ def timed(*ratios: float) -> dict[str, Any]:
 
 MINE = Bout(
     rival="mine", share=0.5, budget_bytes=100, step_peak_bytes=90, verdict="bitwise equal",
-    policy=Policy.recompute(["a"]), **timed(1.2, 1.19, 1.21, 1.2, 1.2, 1.2),
+    policy=Policy.recompute(["a"]), **timed(1.2, 1.19, 1.21, 1.2, 1.2, 1.2, 1.2, 1.2),
 )  # fmt: skip
-OTHER = replace(MINE, rival="other", policy=Policy.recompute(["b"]), **timed(1.1, 1.12, 1.09, 1.1, 1.1, 1.18))
+FASTER = timed(1.1, 1.12, 1.205, 1.1, 1.1, 1.18, 1.1, 1.1)
+OTHER = replace(MINE, rival="other", policy=Policy.recompute(["b"]), **FASTER)
 
 
 def stands(mine: Bout, other: Bout) -> str:
@@ -48,11 +49,11 @@ def stands(mine: Bout, other: Bout) -> str:
         ({}, "beaten"),
         ({"share": None, "budget_bytes": None}, "beaten"),
         ({"share": 0.7}, "ahead"),
-        (timed(1.1, 1.12, 1.09, 1.1, 1.1, 1.195), "undecided"),  # one step in six as slow as ours
-        (timed(1.1, 1.1, 1.1, 1.1, 1.1), "undecided"),  # five pairs are too few to say anything
-        (timed(1.2, 1.2, 1.2, 1.2, 1.2, 1.2), "ahead"),
-        (timed(1.3, 1.3, 1.3, 1.1, 1.1, 1.3), "ahead"),
-        ({"time_ratio": None}, "ahead"),
+        (timed(1.1, 1.12, 1.22, 1.1, 1.1, 1.18, 1.1, 1.1), "undecided"),  # one step in eight slower than ours
+        (timed(1.1, 1.12, 1.205, 1.1, 1.1, 1.18, 1.1), "undecided"),  # seven pairs are too few to say anything
+        (timed(1.2, 1.19, 1.21, 1.2, 1.2, 1.2, 1.2, 1.2), "ahead"),
+        (timed(1.3, 1.3, 1.3, 1.1, 1.1, 1.3, 1.3, 1.3), "ahead"),
+        ({"step": Samples(), "time_ratio": None}, "ahead"),
         ({"step_peak_bytes": 101}, "ahead"),
         ({"step_peak_bytes": None}, "ahead"),
         ({"verdict": "different"}, "ahead"),
@@ -64,14 +65,36 @@ def test_what_a_win_takes(changes: dict[str, Any], standing: str) -> None:
     assert stands(MINE, replace(OTHER, **changes)) == standing
 
 
+@pytest.mark.parametrize(
+    ("changes", "standing"),
+    [
+        ({}, "undecided"),  # one of its ratios to everything kept lies above one of ours
+        (timed(1.1, 1.12, 1.09, 1.1, 1.1, 1.1, 1.1, 1.1), "beaten"),
+        (timed(1.1, 1.12, 1.09, 1.1, 1.1), "undecided"),
+        ({"time_ratio": None}, "ahead"),
+        (timed(1.3, 1.3, 1.3, 1.1, 1.1, 1.3, 1.3, 1.3), "ahead"),
+    ],
+)
+def test_steps_of_another_process_stand_beside_ours_by_their_ratios(changes: dict[str, Any], standing: str) -> None:
+    other = replace(replace(OTHER, **changes), policy=None)  # a rival that is no policy took no turns with us
+    assert stands(MINE, other) == standing
+
+
 def test_a_planner_is_not_beaten_by_its_own_twin() -> None:
-    """Equal planners, drawn 300 times: all six steps of one lie below all of the other once in 924."""
+    """Equal planners, drawn 300 times: all eight steps of one lie below those of the other once in 256."""
     draw = random.Random(0)
-    found = Counter()
+    standings = Counter()
     for _ in range(300):
-        mine, other = (timed(*(draw.gauss(1.3, 0.05) for _ in range(6))) for _ in range(2))
-        found[stands(replace(MINE, **mine), replace(OTHER, **other))] += 1
-    assert found["beaten"] <= 2 and min(found["ahead"], found["undecided"]) > 100, found
+        mine, other = (timed(*(draw.gauss(1.3, 0.05) for _ in range(8))) for _ in range(2))
+        standings[stands(replace(MINE, **mine), replace(OTHER, **other))] += 1
+    assert standings["beaten"] <= 4 and min(standings["ahead"], standings["undecided"]) > 100, standings
+
+
+def test_times_bring_their_ratio_where_there_are_pairs() -> None:
+    step, kept = Samples(ms=(12.0, 13.0, 12.0)), Samples(ms=(10.0, 10.0, 10.0))
+    bout = Bout(rival="mine").with_times(step, kept)
+    assert (bout.step, bout.baseline_step, bout.time_ratio) == (step, kept, 1.2)
+    assert Bout(rival="mine").with_times(step, Samples()).time_ratio is None
 
 
 def test_who_misses_the_budget_is_beaten_by_any_that_keeps_it() -> None:

@@ -40,9 +40,9 @@ class ArenaOptions:
 def arena(
     model: Model, options: ModelOptions, step: StepOptions, asked: ArenaOptions, keep: KeepOptions, output: Output
 ) -> None:
-    """Every planner under every budget, on real steps, each in its own process. Exit 1: this explorer's is beaten.
+    """Every planner under every budget, on real steps taken in turns. Exit 1: this explorer's is beaten.
 
-    Beaten is who lies behind with nearly every step. Where times are mixed, or fewer than six, it is undecided.
+    Beaten is who lies behind with nearly every step. Where times are mixed, or fewer than eight, it is undecided.
     """
     shares = parse_shares(asked.budgets)
     only = tuple(name.strip() for name in asked.only.split(",") if name.strip())

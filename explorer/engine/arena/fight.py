@@ -1,8 +1,8 @@
-"""One bout on real steps, in the process that it is called in: judged first, then its peak, then its time in turns.
+"""One bout on real steps, in the process that it is called in: judged first, then its peak.
 
 judge     baseline ─▶ candidate ─▶ (only where they differ) baseline again, float64
 peak      one step of the candidate under the allocator's recording alone
-time      baseline, candidate, baseline, candidate, ... with nothing attached
+time      baseline, candidate, baseline, candidate, ... with nothing attached: of a rival that is no policy
 
 A policy is judged by all that training carries on; a rival that rebuilds the model by the gradients of one step, as its
 modules are others.
@@ -44,7 +44,7 @@ from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report
 from explorer.record.run import RunSpec
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.times import Samples
 
 
 def fight(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
@@ -55,18 +55,20 @@ def fight(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
     with left_as_found(), warnings.catch_warnings(action="ignore"):
         warm_checkpoint(torch_device(spec))  # before any limit: it starts threads, whose stacks count
         ring = _Ring(spec, bout, ground, load_for(spec))
-        total = 3 + spec.n_repeats
+        total = 2 + (spec.n_repeats if bout.policy is None else 0)
         try:
             report(Progress(what="judging its gradients", done=0, total=total))
             fought = msgspec.structs.replace(bout, **ring.judged())
             report(Progress(what="recording its memory", done=1, total=total))
             trainee, peak = ring.recorded()
             fought = msgspec.structs.replace(fought, step_peak_bytes=peak)
+            if bout.policy is not None:
+                return fought  # timed in turns with all others
 
             def meter(i: int) -> None:
-                report(Progress(what=f"timing step {i + 1} of {spec.n_repeats}", done=3 + i, total=total))
+                report(Progress(what=f"timing step {i + 1} of {spec.n_repeats}", done=2 + i, total=total))
 
-            return msgspec.structs.replace(fought, **ring.timed(trainee, meter))
+            return fought.with_times(*ring.timed(trainee, meter))
         except BadInput as error:
             return msgspec.structs.replace(bout, why=error.sentence)
         except Exception as error:  # whatever a model raises under a stranger's hands
@@ -119,8 +121,8 @@ class _Ring:
         log = recorder.log
         return trainee, peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
 
-    def timed(self, trainee: Trainee, meter: Callable[[int], None]) -> dict[str, Any]:
-        """Steps of the contestant, in turns with the baseline where that fits."""
+    def timed(self, trainee: Trainee, meter: Callable[[int], None]) -> tuple[Samples, Samples]:
+        """Steps of the contestant, in turns with those of the baseline where that fits."""
         clock = self._device.clock()
         baseline = prepare(self._spec, self._loaded) if self._baseline_fits else None
         both = [one for one in (baseline, trainee) if one is not None]
@@ -132,13 +134,8 @@ class _Ring:
                 meter(i)
                 for one in both:
                     taken[id(one)].append(step_ms(one, clock)["step"])
-        step = Samples(ms=tuple(taken[id(trainee)]))
-        if baseline is None:
-            return {"step": step}
-        base_step = Samples(ms=tuple(taken[id(baseline)]))
-        ratio = ratio_with_spread(step, base_step)
-        fields: dict[str, Any] = {"step": step, "baseline_step": base_step}
-        return fields if ratio is None else {**fields, "time_ratio": ratio[0], "time_ratio_spread": ratio[1]}
+        step, baseline_step = (tuple(taken.get(id(one), ())) for one in (trainee, baseline))
+        return Samples(ms=step), Samples(ms=baseline_step)
 
     @property
     def _full(self) -> bool:

@@ -1,6 +1,6 @@
 """The arena: one measured step, everybody's policy under every budget, and a bout on real steps for each that differs.
 
-describe ─▶ first run (whatever fits) ─▶ policies, without running anything ─▶ one process a bout
+describe ─▶ first run (whatever fits) ─▶ policies, without running anything ─▶ one process a bout ─▶ all in turns
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from explorer.engine.arena.fight import fight
+from explorer.engine.arena.in_turns import timed_in_turns
 from explorer.engine.device.apart import apart
 from explorer.engine.measure.fits import measure_what_fits
 from explorer.engine.model.describe import describe
@@ -18,7 +19,7 @@ from explorer.plan.arena.rival import Rival, Situation
 from explorer.plan.arena.table import chosen
 from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.failure import failure_of
-from explorer.record.policy import KEEP_ALL
+from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -26,7 +27,8 @@ from explorer.record.run import RunSpec
 def run_arena(spec: RunSpec, shares: Sequence[float], only: Sequence[str] = (), *, report: Report = silent) -> Arena:
     """Every rival, or those of `only`, under every share of the peak with everything kept.
 
-    Equal policies run once. Raises BadInput for an unknown rival, and what describing and measuring the model raise.
+    Equal policies run once. Who chose one that a run finds over the budget is asked once more, for as much less.
+    Raises BadInput for an unknown rival, and what describing and measuring the model raise.
     """
     contestants = chosen(only)
     spec = msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None)
@@ -51,12 +53,15 @@ def run_arena(spec: RunSpec, shares: Sequence[float], only: Sequence[str] = (), 
             bouts.append(_same_as(known, bout))
         else:
             where = f"{contestants[bout.rival].title}{_at(bout.share)}"
-            bouts.append(_fought(spec, bout, ground, _within(report, where, i, len(planned))))
+            reporting = _within(report, where, i, len(planned))
+            fought = _fought(spec, bout, ground, reporting)
+            again = _asked_again(fought, contestants[bout.rival], situation)
+            bouts.append(fought if again is None else _fought(spec, again, ground, reporting))
     return Arena(
         spec=spec,
         environment=first.environment,
         ground=ground,
-        bouts=tuple(bouts),
+        bouts=_timed(spec, bouts, report),
     )
 
 
@@ -76,6 +81,27 @@ def _planned(name: str, rival: Rival, situation: Situation, share: float | None)
         policy = rival.choose(situation, budget or situation.keep_all_bytes)
     except BadInput as error:
         return msgspec.structs.replace(bout, why=error.sentence)
+    return _foreseen(bout, policy, situation)
+
+
+def _asked_again(fought: Bout, rival: Rival, situation: Situation) -> Bout | None:
+    """What a rival chooses for as much less as its run was over the budget, as whoever trains would ask it.
+
+    None where its run kept the budget, or where it then chooses the same or finds nothing.
+    """
+    budget, peak = fought.budget_bytes, fought.step_peak_bytes
+    if budget is None or peak is None or peak <= budget or rival.choose is None:
+        return None
+    try:
+        policy = rival.choose(situation, budget - (peak - budget))
+    except BadInput:
+        return None
+    if policy == fought.policy:
+        return None
+    return _foreseen(Bout(rival=fought.rival, share=fought.share, budget_bytes=budget), policy, situation)
+
+
+def _foreseen(bout: Bout, policy: Policy, situation: Situation) -> Bout:
     foreseen = situation.forecaster.forecast(policy)
     return msgspec.structs.replace(
         bout,
@@ -97,6 +123,28 @@ def _fought(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
         ended = OutOfMemory("The system ended the step for lack of memory.")
         return msgspec.structs.replace(bout, failure=failure_of(ended, in_step=True))
     return fought
+
+
+def _timed(spec: RunSpec, bouts: Sequence[Bout], report: Report) -> tuple[Bout, ...]:
+    """With times of those that ran under a policy. Where taking them ended badly, that is their failure."""
+    running = [bout for bout in bouts if bout.policy is not None and bout.ran]
+    if not running or not spec.n_repeats:
+        return tuple(bouts)
+    policies = (KEEP_ALL, *(bout.policy for bout in running if bout.policy is not None))
+    different = [policy for i, policy in enumerate(policies) if policy not in policies[:i]]
+    try:
+        times = apart(timed_in_turns, spec, different, report=report, what="timed them", limit_s=spec.time_limit_s)
+        if times is None:
+            raise OutOfMemory("The system ended the timed steps for lack of memory.")
+    except Cancelled:
+        raise
+    except ExplorerError as error:
+        failure = failure_of(error, in_step=True)
+        return tuple(msgspec.structs.replace(bout, failure=failure) if bout in running else bout for bout in bouts)
+    return tuple(
+        bout.with_times(times[different.index(bout.policy)], times[0]) if bout in running and bout.policy else bout
+        for bout in bouts
+    )
 
 
 def _same_as(known: Bout, bout: Bout) -> Bout:

@@ -14,6 +14,7 @@ from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import set_mode, torch_device, torch_dtype
+from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, nearest
@@ -80,14 +81,13 @@ def _picture(model: nn.Module, block: str, args: Any, kwargs: Any, *, show_saved
     own = {parameter.untyped_storage()._cdata for parameter in module.parameters()}
     saved: dict[int, int] = {}
 
-    def pack(tensor: Tensor) -> Tensor:
+    def note(tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         if storage._cdata not in own:
             saved[storage._cdata] = storage.nbytes()
-        return tensor
 
     seed_everything(0)
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.enable_grad(), looking_at_saved(note):
         output = module(*args, **kwargs)
     outputs = tuple(leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None)
     if not outputs:

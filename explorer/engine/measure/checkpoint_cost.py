@@ -4,8 +4,9 @@ Modules that do next to nothing, of few operators or many, are timed kept, recom
 over is Python, the generator's state, and memory that is asked for again.
 
 On a CPU that Python comes out of caches which a model's tensors sweep meanwhile: where modules follow each other at
-once a call took 0.1 to 0.3 ms and 0.01 ms a saved tensor, around blocks of the sample models 0.65 and 0.04 ms. So the
-caches are swept between calls here too, and the sweeps are taken off.
+once a call took 0.09 ms, around blocks of the sample models 0.6 ms, and 0.01 ms a saved tensor either way. So the
+caches are swept between calls here too, and the sweeps are taken off: behind 16 MiB a call takes 0.2 ms, behind 48 MiB
+and more 0.48 ms, on a CPU whose cores share 32 MiB.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from explorer.record.policy import KEEP_ALL, Policy
 N_MODULES = 3
 FEW, MANY = 2, 14
 """Operators of a module, each of which saves one tensor."""
-N_ROUNDS = 7
+N_ROUNDS = 9
 """Readings, of which the middle one counts: a call takes tenths of a millisecond."""
-SWEPT_BYTES = 2**24
-"""More than a core's own caches hold, and half of what the cores of an EPYC share."""
+SWEPT_BYTES = 2**26
+"""Twice what the cores of an EPYC share."""
 
 _RECOMPUTED = Policy.recompute([str(i) for i in range(N_MODULES)])
 
@@ -37,6 +38,9 @@ class CheckpointCost(NamedTuple):
     """What a checkpointed call takes beside its second forward."""
 
     call_ms: float
+    """Where a model has swept the caches since the last call."""
+    close_call_ms: float
+    """Where the last call was just before."""
     saved_tensor_ms: float
     """What it takes more for each tensor that is saved in it."""
 
@@ -50,15 +54,20 @@ def checkpoint_cost(device: torch.device) -> CheckpointCost:
 def read_cost(device: torch.device, clock: Clock) -> CheckpointCost:
     """Of medians of N_ROUNDS; nothing is less than 0. Draws nothing at random."""
     sweep = _Sweep(clock) if device.type == "cpu" else None
-    few, many = (_Chain(n_operators, device, clock, sweep) for n_operators in (FEW, MANY))
-    rounds = [(few.overhead_ms(), many.overhead_ms()) for _ in range(N_ROUNDS)]
-    few_ms, many_ms = (max(0.0, statistics.median(readings)) for readings in zip(*rounds))
+    few, many = (_Chain(n_operators, device, clock, None) for n_operators in (FEW, MANY))
+    cold = few if sweep is None else _Chain(FEW, device, clock, sweep)
+    cold_ms, few_ms, many_ms = map(_middle_ms, (cold, few, many))
     saved_tensor_ms = max(0.0, (many_ms - few_ms) / (MANY - FEW))
-    return CheckpointCost(max(0.0, few_ms - FEW * saved_tensor_ms), saved_tensor_ms)
+    call_ms, close_call_ms = (max(0.0, ms - FEW * saved_tensor_ms) for ms in (cold_ms, few_ms))
+    return CheckpointCost(call_ms, close_call_ms, saved_tensor_ms)
+
+
+def _middle_ms(chain: _Chain) -> float:
+    return statistics.median(chain.overhead_ms() for _ in range(N_ROUNDS))
 
 
 class _Chain:
-    """N_MODULES modules of so many operators each. Before each runs, and before it runs again, the caches are swept."""
+    """N_MODULES modules of so many operators each. Before each runs, and before it runs again, `sweep` is called."""
 
     def __init__(self, n_operators: int, device: torch.device, clock: Clock, sweep: _Sweep | None) -> None:
         self._modules = nn.ModuleList(_Sines(n_operators) for _ in range(N_MODULES))
@@ -109,13 +118,13 @@ class _Sweep:
     """Reads so much memory that little else is left in the caches; says how long that took. No operator of torch."""
 
     def __init__(self, clock: Clock) -> None:
-        self._memory = bytearray(SWEPT_BYTES)
+        self._memory = bytearray(b"\x01") * SWEPT_BYTES  # never written, all of it would be one page of zeros
         self._clock = clock
         self._spans: list[tuple[Any, Any]] = []
 
     def __call__(self, _: Tensor | None = None) -> None:
         begun = self._clock.mark()
-        self._memory.find(1)
+        self._memory.find(0)
         self._spans.append((begun, self._clock.mark()))
 
     def taken_ms(self) -> float:

@@ -14,12 +14,12 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.device.clocks import Clock
 from explorer.engine.step import OnPhase, Trainee, run_step
 from explorer.engine.watch.backward import around_backward
+from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes
 from explorer.record.allocations import Phase
 
@@ -53,7 +53,7 @@ def live_operator_times(model: nn.Module, step: Callable[[], object], clock: Clo
 def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: Clock) -> Mapping[str, OperatorTimes]:
     watch = _OperatorWatch(clock)
     clock.settle()
-    with BlockScopes(model, watch) as scopes, saved_tensors_hooks(watch.saved, lambda tensor: tensor), watch:
+    with BlockScopes(model, watch) as scopes, looking_at_saved(watch.saved), watch:
         step(watch.on_phase)
     clock.settle()
     times: dict[str, OperatorTimes] = defaultdict(OperatorTimes)
@@ -88,9 +88,8 @@ class _OperatorWatch(TorchDispatchMode):
         self.spans.append((self._running, str(func), first, self._clock.mark()))
         return out
 
-    def saved(self, tensor: Tensor) -> Tensor:
+    def saved(self, _: Tensor) -> None:
         self.n_saved.update(self._running)
-        return tensor
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         self._running = frozenset(frame.stack[1:])

@@ -64,6 +64,7 @@ class Timed:
         return Times(
             clock=clock,
             checkpoint_ms=cost.call_ms if cost else None,
+            close_checkpoint_ms=cost.close_call_ms if cost else None,
             saved_tensor_ms=cost.saved_tensor_ms if cost else None,
             kept_operator_ms=self.kept_operator_ms,
             **{name: Samples(ms=tuple(by_phase[name])) for name in ("step", "forward", "backward", "optimizer")},

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
+from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.world.rng import RngState
 
@@ -74,9 +75,8 @@ class _Third(TorchDispatchMode):
 
     def run(self, function: Any, inputs: Any) -> None:
         rng = RngState.capture()
-        hooks = torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor)
         try:
-            with self._scopes, hooks, torch.enable_grad(), self:
+            with self._scopes, looking_at_saved(self._note), torch.enable_grad(), self:
                 function(*inputs)
         except Exception:  # the region may end otherwise a third time: what was seen until then counts
             return
@@ -101,9 +101,8 @@ class _Third(TorchDispatchMode):
                 self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{_in(block)}")
         return result
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _note(self, tensor: torch.Tensor) -> None:
         self.saved.append(self._made.get(tensor.untyped_storage()._cdata, "what went into the block"))
-        return tensor
 
 
 def _region(error: BaseException) -> tuple[Any, Any] | None:

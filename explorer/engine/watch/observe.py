@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.handed import tensors_in
+from explorer.engine.watch.saved import let_go
 from explorer.engine.watch.turns import Turns
 from explorer.record.graph import Trait
 
@@ -223,7 +224,7 @@ class Observation(TorchDispatchMode):
             self._saved_in[identity].append(tuple((fqn, self.seen[fqn].n_calls - 1) for fqn in self._stack))
             for fqn in self._made_in.get(identity, ()):
                 self.seen[fqn].saved[identity] = storage.nbytes()
-        return None if self._lets_go else tensor
+        return None if self._lets_go else let_go(tensor)
 
     def _before(self, fqn: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:

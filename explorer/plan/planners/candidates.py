@@ -19,7 +19,7 @@ from explorer.plan.forecast.equal_times import kin_of, with_equal_times
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside, unit_flops
 from explorer.plan.forecast.rerun_ms import unit_ms
-from explorer.plan.forecast.rerun_time import overhead_ms, scale
+from explorer.plan.forecast.rerun_time import overhead_ms, rerun_scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
 from explorer.plan.planners.keeping import is_kept_apart, keeping_units
@@ -129,7 +129,7 @@ class _Costs:
         self._baseline, self._graph = with_equal_times(baseline, graph), graph
         step = baseline.times.step.median_ms if baseline.times else None
         timed = step is not None and all(cost.forward.ms for cost in baseline.blocks if cost.n_forward and cost.fqn)
-        self._scale = scale(baseline) or 1.0
+        self._scale = rerun_scale(baseline) or 1.0
         self.unit: CostUnit = "ms" if timed else "FLOPs"
         self.step = float(step if timed and step is not None else baseline.total_flops or 0)
 

@@ -30,21 +30,24 @@ class Told:
         return next(self.steps) if last - first > 1 else 1.0
 
 
-def steps(few: float, many: float) -> list[float]:
+def steps(*calls: float) -> list[float]:
     """Each reading is a kept step and another: less the forward of the modules, the difference is what was asked."""
-    return [10.0 + more for call in (few, many) for more in (0.0, N_MODULES * (call + 1.0))]
+    rounds = (call for call in calls for _ in range(N_ROUNDS))
+    return [10.0 + more for call in rounds for more in (0.0, N_MODULES * (call + 1.0))]
 
 
 @pytest.mark.parametrize(
-    ("few", "many", "expected"),
+    ("swept", "few", "many", "expected"),
     [
-        (1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (1.0, 0.1)),
-        (1.0, 0.5, (1.0, 0.0)),  # nothing is negative
-        (-1.0, -1.0, (0.0, 0.0)),
+        (3.0 + FEW * 0.1, 1.0 + FEW * 0.1, 1.0 + MANY * 0.1, (3.0, 1.0, 0.1)),
+        (2.0, 1.0, 0.5, (2.0, 1.0, 0.0)),  # nothing is negative
+        (-1.0, -1.0, -1.0, (0.0, 0.0, 0.0)),
     ],
 )
-def test_it_is_the_middle_of_what_is_left_over(few: float, many: float, expected: tuple[float, ...]) -> None:
-    rounds = steps(few, many) * N_ROUNDS
+def test_it_is_the_middle_of_what_is_left_over(
+    swept: float, few: float, many: float, expected: tuple[float, ...]
+) -> None:
+    rounds = steps(swept, few, many)
     rounds[1] = 1e6  # a slow minute counts once
     position = torch.get_rng_state()
     assert read_cost(torch.device("cpu"), Told(rounds)) == pytest.approx(expected)

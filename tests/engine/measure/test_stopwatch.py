@@ -93,11 +93,11 @@ def test_readings_become_samples_and_none_become_nothing() -> None:
     timed = Timed(
         steps=[{"step": 3.0, "forward": 1.0, "backward": 2.0}, {"step": 5.0, "forward": 2.0, "backward": 3.0}],
         blocks=[{("a", False): 1.0, ("a", True): 0.5}, {("a", False): 2.0}],
-        checkpoint=CheckpointCost(call_ms=0.25, saved_tensor_ms=0.5),
+        checkpoint=CheckpointCost(call_ms=0.25, close_call_ms=0.125, saved_tensor_ms=0.5),
     )
     times = timed.times("process CPU time")
     assert times is not None
-    assert (times.checkpoint_ms, times.saved_tensor_ms) == (0.25, 0.5)
+    assert (times.checkpoint_ms, times.close_checkpoint_ms, times.saved_tensor_ms) == (0.25, 0.125, 0.5)
     assert (times.step.ms, times.forward.ms, times.optimizer.ms) == ((3.0, 5.0), (1.0, 2.0), ())
     assert timed.block_samples() == {"a": BlockSamples(forward=Samples(ms=(1.0, 2.0)), recompute=Samples(ms=(0.5,)))}
 

@@ -7,10 +7,11 @@ import pytest
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.forecast.rerun_time import AMONG_KERNELS, N_SAVED
+from explorer.plan.forecast.rerun_time import AMONG_KERNELS, N_SAVED, SWEPT_IN_MS
 from explorer.record import Policy
 from explorer.record.forecast import Forecast
 from explorer.record.policy import Unit
+from explorer.record.times import Samples
 from tests.view.builders import measured
 
 
@@ -85,3 +86,24 @@ def test_a_baseline_without_times_foretells_none() -> None:
     whole = keep_all_from(measured(recompute=(0, 2)))
     assert whole is not None
     assert Forecaster(whole).forecast(Policy.recompute(["layers.0"])).time_ratio is None
+
+
+def test_calls_that_follow_each_other_closely_find_the_last_one_in_the_caches() -> None:
+    run, policy = measured(), Policy.recompute(["layers.0"])
+    assert run.times is not None and run.times.step.median_ms is not None
+
+    def foretold(n_calls: int) -> float:
+        times = msgspec.structs.replace(
+            run.times,
+            forward=Samples(ms=(4 * SWEPT_IN_MS,)), checkpoint_ms=3.0, close_checkpoint_ms=1.0, saved_tensor_ms=0.0,
+        )  # fmt: skip
+        blocks = tuple(msgspec.structs.replace(one, n_forward=n_calls) for one in run.blocks)
+        calls = (
+            Forecaster(msgspec.structs.replace(run, times=times, blocks=blocks)).forecast(policy).time_ratio_of_calls
+        )
+        assert calls is not None
+        return calls * run.times.step.median_ms / AMONG_KERNELS / n_calls
+
+    assert foretold(1) == foretold(4) == pytest.approx(3.0), "a forward of four sweeps lies between"
+    assert foretold(8) == pytest.approx(2.0), "half of what the caches hold is gone"
+    assert 1.0 < foretold(80) < 1.11
