@@ -135,7 +135,8 @@ def _refuses(error: BaseException) -> bool:
     words = str(error)
     if CPU_REFUSAL.search(words):
         return True
-    told = "std::bad_alloc" in words or ("DefaultCPUAllocator" in words and "memory" in words)
+    told = any(sign in words for sign in ("std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"))
+    told = told or ("DefaultCPUAllocator" in words and "memory" in words)
     return isinstance(error, RuntimeError) and told
 
 

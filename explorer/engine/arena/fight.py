@@ -16,7 +16,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.arena.contestant import Contestant
 from explorer.engine.compare.carried import carried
@@ -25,10 +24,11 @@ from explorer.engine.compare.outcome import Outcome, Yardsticks, take
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.allocator import peak_bytes
 from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.first_step import first_step
 from explorer.engine.device.heap import without_page_faults
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.tf32 import without_tf32
-from explorer.engine.measure.before_step import storage_bytes, tensors_before_step
+from explorer.engine.measure.limited import held_bytes, limited_step, run_limited
 from explorer.engine.measure.measure import warm_checkpoint
 from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.load import load_for
@@ -90,12 +90,12 @@ class _Ring:
         strict = runs_strictly(self._spec)
         with deterministic_kernels(strict=strict), without_tf32():
             base = self._baseline_outcome()
-            contestant = self._contestant()
+            contestant, outcome = first_step(
+                self._device, self._contestant, lambda one: self._taken(one.trainee, lead=base)
+            )
             fields: dict[str, Any] = {"why": contestant.note}
             if contestant.predicted_peak_bytes is not None:
                 fields["predicted_peak_bytes"] = contestant.predicted_peak_bytes
-            with self._limited():
-                outcome = take(contestant.trainee, full=self._full, lead=base)
             if base is None:
                 note = "Not judged and without a ratio: the step with everything kept does not fit."
                 return {**fields, "why": " ".join(filter(None, (contestant.note, note)))}
@@ -108,23 +108,20 @@ class _Ring:
         """A contestant that has warmed up, and the peak of its next step."""
         self._device.release()
         trainee = self._contestant().trainee
-        with self._limited():
-            for _ in range(2):
-                run_step(trainee)
+        for _ in range(2):
+            run_limited(self._device, trainee)
         self._device.release()
         trainee.model.zero_grad(set_to_none=True)
-        batch = tree_leaves((trainee.inputs, trainee.targets))
-        base_bytes = storage_bytes(tensors_before_step(trainee.model, trainee.optimizer, batch), trainee.device)
-        recorder = self._device.recorder()
-        with recorder, self._limited():
-            run_step(trainee)
+        base_bytes, recorder = held_bytes(trainee), self._device.recorder()
+        with recorder:
+            run_limited(self._device, trainee)
         log = recorder.log
         return trainee, peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
 
     def timed(self, trainee: Trainee, meter: Callable[[int], None]) -> tuple[Samples, Samples]:
         """Steps of the contestant, in turns with those of the baseline where that fits."""
         clock = self._device.clock()
-        baseline = prepare(self._spec, self._loaded) if self._baseline_fits else None
+        baseline = self._keeping_all() if self._baseline_fits else None
         both = [one for one in (baseline, trainee) if one is not None]
         taken: dict[int, list[float]] = {id(one): [] for one in both}
         with without_page_faults(), self._device.limited_again(self._spec.memory_limit_bytes):
@@ -141,8 +138,9 @@ class _Ring:
     def _full(self) -> bool:
         return self._bout.policy is not None
 
-    def _limited(self) -> Any:
-        return self._device.limited(self._spec.memory_limit_bytes)
+    def _taken(self, trainee: Trainee, lead: Outcome | None = None, like: Outcome | None = None) -> Outcome:
+        with limited_step(self._device, trainee):
+            return take(trainee, full=self._full, lead=lead, like=like)
 
     def _contestant(self) -> Contestant:
         """Raises BadInput where the rival cannot take part."""
@@ -156,20 +154,21 @@ class _Ring:
     def _baseline_outcome(self) -> Outcome | None:
         """None where the step with everything kept is out of memory."""
         try:
-            with self._limited():
-                return take(prepare(self._spec, self._loaded), full=self._full)
+            return first_step(self._device, self._keeping_all, self._taken)[1]
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
             self._baseline_fits = False
             return None
 
+    def _keeping_all(self) -> Trainee:
+        return prepare(self._spec, self._loaded)
+
     def _compared(self, base: Outcome, outcome: Outcome, *, exactly: bool) -> Comparison:
         rerun, exact = base, None
         if exactly:
-            with self._limited():
-                rerun = take(prepare(self._spec, self._loaded), full=self._full, like=base)
-                exact, _ = reference(self._spec, self._loaded, base)
+            rerun = self._taken(self._keeping_all(), like=base)
+            exact, _ = reference(self._spec, self._loaded, base)
         yardsticks = Yardsticks(coarsest_epsilon(self._spec, base.gradients), rerun, exact)
         environment = self._device.environment(self._spec.n_threads)
         run = Measurement(spec=self._spec, environment=environment)

@@ -10,14 +10,20 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import msgspec
 
 from explorer.engine.device.device import Device, device_of
+from explorer.engine.device.first_step import first_step
 from explorer.engine.device.heap import without_page_faults
+from explorer.engine.measure.limited import run_limited
 from explorer.engine.measure.measure import warm_checkpoint
 from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.load import load_for
+from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.step import Trainee, prepare, run_step, torch_device
+from explorer.engine.step import Trainee, prepare, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.record.failure import is_out_of_memory
 from explorer.record.policy import Policy
@@ -45,21 +51,20 @@ def timed_in_turns(spec: RunSpec, policies: Sequence[Policy], report: Report) ->
     with left_as_found(), warnings.catch_warnings(action="ignore"):
         device = device_of(torch_device(spec))
         warm_checkpoint(device.torch)
-        trainee = prepare(spec, load_for(spec))
-        fitting = [i for i in told(0, range(len(policies))) if _fits(device, trainee, policies[i])]
+        loaded = load_for(spec)
+        fitting = [i for i in told(0, range(len(policies))) if _fits(device, spec, loaded, policies[i])]
+        trainee = prepare(spec, loaded)
         taken = _rounds(device, trainee, policies, fitting, told)
     return tuple(Samples(ms=tuple(taken.get(i, ()))) for i in range(len(policies)))
 
 
-def _fits(device: Device, trainee: Trainee, policy: Policy) -> bool:
+def _fits(device: Device, spec: RunSpec, loaded: Loaded, policy: Policy) -> bool:
+    policed = msgspec.structs.replace(spec, policy=policy)
     try:
-        with apply_policy(trainee.model, policy), device.limited(trainee.spec.memory_limit_bytes):
-            run_step(trainee)
+        first_step(device, lambda: prepare(policed, loaded), partial(run_limited, device))
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        trainee.model.zero_grad(set_to_none=True)
-        device.release()
         return False
     return True
 

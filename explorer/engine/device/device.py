@@ -54,9 +54,9 @@ class Device(Protocol):
         """What could be taken beside what is held now; None where nobody says."""
         ...
 
-    def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
-        """No more than `limit_bytes` may be taken inside; None: what the machine has. Steps on a CPU take
-        almost twice as long inside, see heap.py."""
+    def limited(self, limit_bytes: int | None, there_bytes: int = 0) -> AbstractContextManager[None]:
+        """No more than `limit_bytes` may be held inside; None: what the machine has. `there_bytes` of them are held
+        already, which a GPU counts itself. Steps on a CPU take almost twice as long inside, see heap.py."""
         ...
 
     def limited_again(self, limit_bytes: int | None) -> AbstractContextManager[None]:
@@ -86,8 +86,8 @@ class CpuDevice:
     def free_bytes(self) -> int | None:
         return available_bytes()
 
-    def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
-        return limited_process(limit_bytes)
+    def limited(self, limit_bytes: int | None, there_bytes: int = 0) -> AbstractContextManager[None]:
+        return limited_process(limit_bytes, there_bytes)
 
     def limited_again(self, limit_bytes: int | None) -> AbstractContextManager[None]:
         return nullcontext()
@@ -130,7 +130,7 @@ class CudaDevice:
             return None
         return int(free_bytes + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch))
 
-    def limited(self, limit_bytes: int | None) -> AbstractContextManager[None]:
+    def limited(self, limit_bytes: int | None, there_bytes: int = 0) -> AbstractContextManager[None]:
         return limited_cuda(limit_bytes, self.torch)
 
     def limited_again(self, limit_bytes: int | None) -> AbstractContextManager[None]:

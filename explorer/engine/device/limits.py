@@ -29,20 +29,29 @@ except ImportError:  # Windows has no such limits
 _CUDA_REFUSAL = re.compile(
     r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*? of which ([\d.]+) (bytes|[KMGT]iB) is free", re.S
 )
+_NO_ROOM = re.compile(r"could not (create|execute) a |can't start new thread")
+"""What oneDNN and Python say where no address space is left; without a limit these words have other reasons."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @contextmanager
-def limited_process(limit_bytes: int | None) -> Iterator[None]:
-    """This process may take `limit_bytes` of address space more than it has now. Raises NotOnThisDevice off Linux.
+def limited_process(limit_bytes: int | None, there_bytes: int = 0) -> Iterator[None]:
+    """This process may take `limit_bytes` of address space, `there_bytes` of which it has already.
 
-    Under glibc that is what its tensors hold at once, within a MiB or two. A hole that the heap had before is not
-    counted when a tensor fits into it: a process that ran other steps first may take that much more.
+    Raises OutOfMemory where those are more, and NotOnThisDevice off Linux. Under glibc the limit is what its tensors
+    hold at once, within a MiB or two. A hole that the heap had before is not counted when a tensor fits into it: a
+    process that ran other steps first may take that much more.
     """
     if limit_bytes is None:
         yield
         return
-    with without_holes(), _limited_address_space(limit_bytes):
+    if there_bytes > limit_bytes:
+        raise OutOfMemory(
+            f"Parameters, optimizer state and batch hold {there_bytes:,} bytes; the limit is {limit_bytes:,}.",
+            hint="Raise the memory limit, or take a smaller size: recomputing activations cannot help.",
+            free_bytes=0,
+        )
+    with without_holes(), _limited_address_space(limit_bytes - there_bytes):
         yield
 
 
@@ -61,7 +70,7 @@ def _limited_address_space(limit_bytes: int) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
+        if not is_out_of_memory(error) and not _NO_ROOM.match(message_of(error)):
             raise
         raise _refused(error) from error  # while the limit is in force: afterwards nobody knows what was free under it
     finally:

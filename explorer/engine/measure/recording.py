@@ -13,18 +13,18 @@ from dataclasses import dataclass, field
 
 import msgspec
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
 from explorer.engine.device.device import Device
+from explorer.engine.device.first_step import first_step
 from explorer.engine.device.limits import failure_in_step, out_of_memory
 from explorer.engine.measure.attribution import Attribution, attribute
-from explorer.engine.measure.before_step import optimizer_tensors, storage_bytes, tensors_before_step
+from explorer.engine.measure.before_step import optimizer_tensors
+from explorer.engine.measure.limited import found_before_step, held_bytes, limited_step, run_limited
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.checkpoint_error import in_words
-from explorer.engine.watch.storages import KnownTensor
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
@@ -72,20 +72,24 @@ class Recorded:
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
     """Warm-up, the step under both instruments, the step under the allocator alone."""
     run = Recorded()
-    with _heard(run), _failures_kept(run):
+
+    def begun() -> tuple[Trainee, RngState]:
+        """Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's."""
         device.release()
         trainee = prepare(spec, loaded)
-        run.dtype = types_of(trainee.model)
-        # Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's doing.
-        drawn = RngState.capture(trainee.model)
+        return trainee, RngState.capture(trainee.model)
+
+    with _heard(run), _failures_kept(run):
+        warm = None
         with _failures_kept(run):
             meter("warming up")
-            with device.limited(spec.memory_limit_bytes):
-                run.loss = run_step(trainee)
+            warm, run.loss = first_step(device, begun, lambda ready: run_limited(device, ready[0]))
             meter("warming up under the tracker")
-            drawn.restore()
-            with tracker_of(trainee), device.limited(spec.memory_limit_bytes):
-                run_step(trainee)
+            warm[1].restore()
+            with tracker_of(warm[0]):
+                run_limited(device, warm[0])
+        trainee, drawn = warm or begun()
+        run.dtype = types_of(trainee.model)
         device.release()
         meter("recording the step")
         drawn.restore()
@@ -108,7 +112,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
         try:
             with tracker:
                 try:
-                    with device.limited(trainee.spec.memory_limit_bytes):
+                    with limited_step(device, trainee):
                         run_step(trainee, tracker.on_phase)
                 finally:
                     tracker.storages.tag(optimizer_tensors(trainee.model, trainee.optimizer))
@@ -149,19 +153,15 @@ def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
 def tracker_of(trainee: Trainee) -> Tracker:
     """A tracker that knows what lies in memory before the step."""
     segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
-    return Tracker(trainee.model, trainee.device, _before_step(trainee), segments=segments)
-
-
-def _before_step(trainee: Trainee) -> list[KnownTensor]:
-    return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
+    return Tracker(trainee.model, trainee.device, found_before_step(trainee), segments=segments)
 
 
 def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
     trainee.model.zero_grad(set_to_none=True)
-    base_bytes = storage_bytes(_before_step(trainee), trainee.device)
+    base_bytes = held_bytes(trainee)
     recorder = device.recorder()
-    with recorder, device.limited(trainee.spec.memory_limit_bytes):
-        run_step(trainee)
+    with recorder:
+        run_limited(device, trainee)
     log = recorder.log
     alone = peak_bytes(log, base_bytes if log.base_bytes is None else log.base_bytes)
     run.alone_peak_bytes = alone

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
+from explorer.engine.measure.limited import run_limited
 from explorer.engine.model.loaded import blaming
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
@@ -41,8 +42,8 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFi
                 run_step(trainee)
             trainee.model.zero_grad(set_to_none=True)
             report(Progress(what="recording the snapshot", done=N_WARM_UP, total=N_WARM_UP + 1))
-            with recorder, device_of(device).limited(spec.memory_limit_bytes):
-                run_step(trainee)
+            with recorder:
+                run_limited(device_of(device), trainee)
     try:
         n_bytes = path.write_bytes(pickle.dumps(recorder.snapshot))
     except OSError as error:

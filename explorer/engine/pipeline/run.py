@@ -12,6 +12,7 @@ from torch import Tensor
 
 from explorer.engine.device.device import device_of
 from explorer.engine.device.limits import failure_in_step
+from explorer.engine.measure.limited import limited_step
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.pipeline.cut.build import Pipeline, build, row_texts
@@ -65,7 +66,7 @@ def run_pipeline(
             if engine == "procs":
                 result.by_processes(report)
             else:
-                with device_of(pipeline.trainee.device).limited(spec.memory_limit_bytes):
+                with limited_step(device_of(pipeline.trainee.device), pipeline.trainee):
                     result.in_one_process(report)
             result.compare(loaded, report)
         except (Cancelled, InvalidPlan, NotOnThisDevice):

@@ -133,7 +133,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
     group = _busy_ranks(pipeline)
-    with device.limited(spec.memory_limit_bytes):
+    with device.limited(spec.memory_limit_bytes, _static_bytes(pipeline, rank)):
         clock = device.wall()
         _one_pass(pipeline, rank, Marks(rank, clock, announce, None, group))
         timed = Marks(rank, clock, announce, None, group)
@@ -275,5 +275,9 @@ def _save_tensors(pipeline: Pipeline, rank: int, out: Path) -> None:
 def _memory(pipeline: Pipeline, rank: int, marks: Marks, clock: tuple[ActionTime, ...]) -> RankMemory | None:
     if marks.watch is None:
         return None
-    static = sum(static_bytes(pipeline.modules[stage]) for stage in _own(pipeline, rank))
-    return marks.watch.ranks({rank: static}, {rank: receive_bytes(pipeline, rank)}, clock)[0]
+    static = {rank: _static_bytes(pipeline, rank)}
+    return marks.watch.ranks(static, {rank: receive_bytes(pipeline, rank)}, clock)[0]
+
+
+def _static_bytes(pipeline: Pipeline, rank: int) -> int:
+    return sum(static_bytes(pipeline.modules[stage]) for stage in _own(pipeline, rank))
