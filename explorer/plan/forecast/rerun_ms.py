@@ -38,9 +38,10 @@ def unit_ms(
         again += share * (cost.forward.median_ms or 0.0)
     for child in inside if policy.stops_early else ():
         if stops_inside(graph, unit, child):
+            entered = Unit(blocks=child.blocks)  # in this rerun what it keeps would have run all the same
             outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
             calls = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
-            again -= calls * (unit_ms(measurement, graph, child, (), policy) or 0.0)
+            again -= calls * (unit_ms(measurement, graph, entered, (), policy) or 0.0)
     return again
 
 

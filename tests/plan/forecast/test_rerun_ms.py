@@ -10,6 +10,7 @@ from explorer.record import Block, Policy
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Unit
 from explorer.record.times import Samples
+from tests.plan.forecast.test_rerun_flops import HALF
 from tests.view.builders import measured
 
 MM, GELU, ADD = "aten.mm.default", "aten.gelu.default", "aten.add.Tensor"
@@ -61,3 +62,14 @@ def test_a_unit_is_its_blocks_and_says_nothing_where_one_is_not_known() -> None:
     assert unit_ms(measured(), None, segment, (), Policy(units=(segment,))) is None
     unlooked = msgspec.structs.replace(run, times=measured().times)
     assert unit_ms(unlooked, None, segment, (), Policy(units=(segment,))) is None
+
+
+def test_a_rerun_that_ends_where_a_unit_inside_is_entered_is_spared_what_that_one_keeps_as_well() -> None:
+    """Counted: of three products in a row the last two, kept by a unit inside, run in no rerun, the first in one."""
+    run = with_operators(mm=3, gelu=1)
+    inner = msgspec.structs.replace(run.by_fqn["layers.1"], fqn="layers.1.inner", forward=Samples(ms=(0.1,)))
+    run = msgspec.structs.replace(run, blocks=(*run.blocks, inner))
+    outer, within = Unit(blocks=("layers.1",)), Unit(blocks=("layers.1.inner",))
+    keeping = msgspec.structs.replace(within, action="save_ops", save_ops=(MM,))
+    alone, plain, kept = (unit_ms(run, HALF, outer, inside, Policy()) for inside in ((), (within,), (keeping,)))
+    assert alone and plain == kept == pytest.approx(alone - 0.1)
