@@ -85,9 +85,9 @@ class MeasuredBlock(Record):
     recompute: Samples = Samples()
     operator_ms: dict[str, float] = {}
     """Forward by operator, such as `aten.mm.default`, at or below, read one by one: shares of `forward`, no times
-    to add to others. Empty: not timed."""
-    n_operators: int = 0
-    """Calls of operators in that forward, views included."""
+    to add to others. Empty: not timed, or it runs none."""
+    n_operators: int | None = None
+    """Calls of operators in that forward, views included; None: not counted."""
     n_saved: int | None = None
     """Tensors that autograd was handed to keep in that forward, parameters and repeated ones included; None: not
     counted."""

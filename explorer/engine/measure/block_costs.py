@@ -60,13 +60,14 @@ def block_costs(
 
 def with_times(cost: MeasuredBlock, samples: BlockSamples) -> MeasuredBlock:
     """The same, with what the clock said of the block."""
+    operators = samples.operators
     return msgspec.structs.replace(
         cost,
         forward=samples.forward,
         recompute=samples.recompute,
-        operator_ms=dict(samples.operators.ms),
-        n_operators=samples.operators.n_calls,
-        n_saved=samples.operators.n_saved if samples.operators.ms else None,
+        operator_ms={} if operators is None else dict(operators.ms),
+        n_operators=None if operators is None else operators.n_calls,
+        n_saved=None if operators is None else operators.n_saved,
     )
 
 

@@ -36,7 +36,7 @@ class OperatorTimes:
 
 
 def operator_times(trainee: Trainee, clock: Clock) -> Mapping[str, OperatorTimes]:
-    """By fqn, of one step that keeps everything."""
+    """By fqn of every block, of one step that keeps everything."""
     return _operator_times(trainee.model, partial(run_step, trainee), clock)
 
 
@@ -56,7 +56,7 @@ def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: 
     with BlockScopes(model, watch) as scopes, looking_at_saved(watch.saved), watch:
         step(watch.on_phase)
     clock.settle()
-    times: dict[str, OperatorTimes] = defaultdict(OperatorTimes)
+    times = {fqn: OperatorTimes() for fqn in scopes.fqns}
     for running, name, first, last in watch.spans:
         ms = clock.between_ms(first, last)
         for block in running:
@@ -81,7 +81,7 @@ class _OperatorWatch(TorchDispatchMode):
         self._running: frozenset[int] = frozenset()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self._phase != "forward" or not self._running:
+        if self._phase == "backward" or not self._running:
             return func(*args, **(kwargs or {}))
         first = self._clock.mark()
         out = func(*args, **(kwargs or {}))

@@ -32,7 +32,8 @@ class BlockSamples:
 
     forward: Samples = Samples()
     recompute: Samples = Samples()
-    operators: OperatorTimes = field(default_factory=OperatorTimes)
+    operators: OperatorTimes | None = None
+    """None: its operators were not timed one by one."""
 
 
 @dataclass
@@ -75,12 +76,11 @@ class Timed:
         for step in self.blocks:
             for key, ms in step.items():
                 readings[key].append(ms)
-        nothing = OperatorTimes()
         return {
             fqn: BlockSamples(
                 forward=Samples(ms=tuple(readings.get((fqn, False), ()))),
                 recompute=Samples(ms=tuple(readings.get((fqn, True), ()))),
-                operators=self.operators.get(fqn, nothing),
+                operators=self.operators.get(fqn),
             )
             for fqn in {fqn for fqn, _ in readings}
         }

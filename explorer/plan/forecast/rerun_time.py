@@ -102,7 +102,7 @@ def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
     if unit.action != "save_ops":
         return calls
-    return calls + sum(cost.n_operators for cost in costs) * (times.kept_operator_ms or 0.0)
+    return calls + sum(cost.n_operators or 0 for cost in costs) * (times.kept_operator_ms or 0.0)
 
 
 def _swept(times: Times, cost: MeasuredBlock) -> float:

@@ -61,3 +61,15 @@ def test_of_somebodys_own_step_neither_what_is_around_the_model_counts_nor_its_b
     assert times["1"].ms == {"aten.gelu.default": 1.0}
     assert times[""].ms == times["0"].ms | times["1"].ms and times[""].n_calls == 3
     assert (times["0"].n_saved, times["1"].n_saved, times[""].n_saved) == (1, 1, 2), "its input needs no gradient"
+
+
+def test_every_microbatch_of_somebodys_own_step_counts_and_so_does_a_block_that_does_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Identity())
+
+    def step() -> None:
+        for _ in range(3):
+            model(torch.ones(2, 4)).sum().backward()
+
+    times = live_operator_times(model, step, CountingClock())
+    assert times["0"].n_calls == 3 * 2 and times["0"].n_saved == 3
+    assert (times["1"].n_calls, times["1"].n_saved) == (0, 0), "looked at, and nothing was there"
