@@ -2,9 +2,9 @@
 
 from explorer.record.allocations import PHASES, ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import Origin, Record
-from explorer.record.comparison import (
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import (
     BufferDiff,
-    Comparison,
     GradientDiff,
     MaskDiff,
     ParameterDiff,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from explorer.record.base import Record
-from explorer.record.comparison import Verdict
+from explorer.record.diffs import Verdict
 from explorer.record.failure import Failure
 from explorer.record.measurement import Environment
 from explorer.record.policy import Policy

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from explorer.record.base import Column, Origin, Record, column
-from explorer.record.comparison import BufferDiff, GradientDiff
+from explorer.record.diffs import BufferDiff, GradientDiff
 from explorer.record.failure import Failure
 from explorer.record.measurement import Environment
 from explorer.record.pipeline_plan import PipelineEngine

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.record.base import Record
-from explorer.record.comparison import Verdict
+from explorer.record.diffs import Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy

@@ -6,14 +6,11 @@ import math
 
 import msgspec
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from explorer.record.base import from_msgpack, to_msgpack
-from explorer.record.comparison import (
-    ROUNDING_FACTOR,
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import (
     BufferDiff,
-    Comparison,
     GradientDiff,
     MaskDiff,
     ParameterDiff,
@@ -26,6 +23,7 @@ from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.run import RunSpec
+from tests.record.test_diffs import ROUNDED, gradient
 
 SPEC = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
 WHERE = Environment(
@@ -34,35 +32,13 @@ WHERE = Environment(
 STEP = Measurement(spec=SPEC, environment=WHERE)
 
 
-def gradient(name: str = "w", *, bitwise: bool = True, **said: object) -> GradientDiff:
-    return msgspec.structs.replace(
-        GradientDiff(name=name, shape=(2,), dtype="float32", presence="both", bitwise=bitwise), **said
-    )
-
-
-def compared(*gradients: GradientDiff, **said: object) -> Comparison:
-    return msgspec.structs.replace(Comparison(baseline=STEP, candidate=STEP, gradients=gradients), **said)
-
-
-ROUNDED = {"baseline_error": 1.0, "candidate_error": 2.0, "max_abs": 1e-7}
+def compared(*gradients: GradientDiff, **more: object) -> Comparison:
+    return msgspec.structs.replace(Comparison(baseline=STEP, candidate=STEP, gradients=gradients), **more)
 
 
 def test_all_bits_equal() -> None:
     assert compared(gradient(), gradient("b")).verdict == "bitwise equal"
     assert compared(gradient()).worst is None
-
-
-@given(error=st.floats(0, 1e3), noise=st.floats(0, 1e3), tiny=st.floats(0, 1e3), found=st.floats(0, 1e5))
-def test_rounding_is_a_multiple_of_what_the_baseline_shows(
-    error: float, noise: float, tiny: float, found: float
-) -> None:
-    diff = gradient(bitwise=False, baseline_error=error, noise=noise, tiny=tiny, candidate_error=found)
-    allowed = found <= ROUNDING_FACTOR * max(error, noise, tiny)
-    assert diff.verdict == ("rounding" if allowed else "different")
-
-
-def test_without_a_reference_only_bits_count() -> None:
-    assert gradient(bitwise=False, max_abs=1e-30).verdict == "different"
 
 
 @pytest.mark.parametrize("presence", ["baseline only", "candidate only"])
@@ -103,7 +79,7 @@ STEP_OF = StateDiff(
 OUTPUT = TensorDiff(name="output in eval mode", shape=(1,), dtype="float32", presence="both", bitwise=False)
 
 
-@pytest.mark.parametrize(("said", "moved"), [
+@pytest.mark.parametrize(("beside", "moved"), [
     ({"rng": (RngDiff(generator="python", equal=False),)}, ("generator python",)),
     ({"buffers": (BUFFER,)}, ("n of blocks.0",)),
     ({"carried": (STEP_OF,)}, ("step of blocks.0",)),
@@ -112,12 +88,12 @@ OUTPUT = TensorDiff(name="output in eval mode", shape=(1,), dtype="float32", pre
     ({"eval_output": OUTPUT, "buffers": (BUFFER,)}, ("n of blocks.0",)),
 ])  # fmt: skip
 def test_equal_gradients_beside_state_that_moved_are_a_verdict_of_their_own(
-    said: dict[str, object], moved: tuple[str, ...]
+    beside: dict[str, object], moved: tuple[str, ...]
 ) -> None:
-    assert compared(gradient(), **said).verdict == "state moved"
-    assert compared(gradient(), **said).moved_twice == moved
-    assert compared(gradient("r", bitwise=False, **ROUNDED), **said).verdict == "different", "never rounding"
-    assert compared(gradient("d", bitwise=False), **said).verdict == "different"
+    assert compared(gradient(), **beside).verdict == "state moved"
+    assert compared(gradient(), **beside).moved_twice == moved
+    assert compared(gradient("r", bitwise=False, **ROUNDED), **beside).verdict == "different", "never rounding"
+    assert compared(gradient("d", bitwise=False), **beside).verdict == "different"
 
 
 def test_a_mask_drawn_anew_is_never_rounding() -> None:
@@ -139,8 +115,8 @@ def test_what_is_trained_is_judged_with_the_gradients() -> None:
 
 
 def test_no_gradient_on_either_side_is_nothing_to_be_equal() -> None:
-    found = compared(gradient(), gradient("b", presence="neither"))
-    assert (found.n_bitwise_equal, found.n_gradients) == (1, 1)
+    comparison = compared(gradient(), gradient("b", presence="neither"))
+    assert (comparison.n_bitwise_equal, comparison.n_gradients) == (1, 1)
 
 
 def test_not_comparable() -> None:

@@ -39,7 +39,8 @@ from explorer.engine.world.determinism import deterministic_kernels
 from explorer.errors import BadInput, ExplorerError
 from explorer.plan.arena.table import rivals
 from explorer.record.arena import Bout, Ground
-from explorer.record.comparison import Comparison, TensorDiff
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import TensorDiff
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report

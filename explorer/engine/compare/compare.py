@@ -36,13 +36,8 @@ from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import (
-    BufferDiff,
-    Comparison,
-    GradientDiff,
-    MaskDiff,
-    StateChange,
-)
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import BufferDiff, GradientDiff, MaskDiff, StateChange
 from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report, silent

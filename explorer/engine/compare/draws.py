@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.record.comparison import MaskDiff
+from explorer.record.diffs import MaskDiff
 from explorer.record.policy import Policy
 
 _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)

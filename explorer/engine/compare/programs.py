@@ -32,7 +32,7 @@ from explorer.engine.model.plain_names import plain_modules
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import State, StateKey
-from explorer.record.comparison import ParameterDiff
+from explorer.record.diffs import ParameterDiff
 
 
 def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str, Any]:

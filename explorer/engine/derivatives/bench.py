@@ -13,7 +13,7 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.step import prepare
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.errors import Cancelled, said_by
-from explorer.record.comparison import GradientDiff
+from explorer.record.diffs import GradientDiff
 from explorer.record.matrix import CellOutcome, DerivativeCell, DerivativeKind, Variant
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterator
 
 from explorer.plan.names import listed
-from explorer.record.comparison import Comparison, StateChange
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import StateChange
 
 _STRAIGHT = 1e-4
 """How far a cosine or a ratio may be from one: more than float32 rounds."""

@@ -6,7 +6,8 @@ from typing import Literal
 
 import streamlit as st
 
-from explorer.record.comparison import Comparison, Verdict
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import Verdict
 from explorer.record.matrix import DerivativeMatrix
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold

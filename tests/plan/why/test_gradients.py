@@ -8,10 +8,12 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import Comparison, MaskDiff, RngDiff, StateChange
+from explorer.record.comparison import Comparison
+from explorer.record.diffs import MaskDiff, RngDiff, StateChange
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from tests.record.test_comparison import STEP, compared, gradient
+from tests.record.test_comparison import STEP, compared
+from tests.record.test_diffs import gradient
 
 WRONG = gradient("w", bitwise=False, relative_norm=0.5, norm_ratio=1.0, cosine=0.5)
 
