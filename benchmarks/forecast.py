@@ -57,8 +57,8 @@ def main() -> None:
     names, together = sys.argv[2:] or list(MODELS), Offs()
     for name in names:
         offs = errors(name, n_policies)
-        for key, found in offs.items():
-            together.setdefault(key, []).extend(found)
+        for key, own in offs.items():
+            together.setdefault(key, []).extend(own)
         say(name, offs, n_policies)
     say("all models", together, n_policies * len(names))
 
@@ -66,11 +66,11 @@ def main() -> None:
 def say(what: str, offs: Offs, n_drawn: int) -> None:
     for source in SOURCES:
         for kind in KINDS:
-            found = offs[source, kind]
-            line = f"{what}, {kind} from {source}: {len(found)} of {n_drawn} foretold and run"
-            if found:
-                exact = sum(off <= 1e-4 for off in found)
-                line += f", peak off by {statistics.median(found):.4%} (median), {max(found):.3%} (worst)"
+            misses = offs[source, kind]
+            line = f"{what}, {kind} from {source}: {len(misses)} of {n_drawn} foretold and run"
+            if misses:
+                exact = sum(off <= 1e-4 for off in misses)
+                line += f", peak off by {statistics.median(misses):.4%} (median), {max(misses):.3%} (worst)"
                 line += f", {exact} below 0.01 %"
             print(line, flush=True)
 
@@ -115,12 +115,12 @@ def compared(source: Measurement, runs: Mapping[str, Measurement], graph: ModelG
     if baseline is None:
         return []
     as_gpu = msgspec.structs.replace(baseline, environment=msgspec.structs.replace(baseline.environment, device="cuda"))
-    on_cpu, on_gpu, found = Forecaster(baseline, graph), Forecaster(as_gpu, graph), []
+    on_cpu, on_gpu, misses = Forecaster(baseline, graph), Forecaster(as_gpu, graph), []
     for kind, run in runs.items():
         foretold = (on_gpu if kind == "offload" else on_cpu).peak_bytes(run.spec.policy)
         if foretold is not None and run.step_peak_bytes:
-            found.append((kind, abs(foretold / run.step_peak_bytes - 1)))
-    return found
+            misses.append((kind, abs(foretold / run.step_peak_bytes - 1)))
+    return misses
 
 
 def stand_in(tensor: Tensor) -> offload.Back:

@@ -78,8 +78,8 @@ def tried(entry: Entry) -> Outcome:
 
 def _reason(document: dict[str, object]) -> str:
     failure = document.get("failure") or {}
-    said = [str(failure.get(part) or "") for part in ("sentence", "hint")] if isinstance(failure, dict) else []
-    return " ".join(said).strip() or str(document.get("not_reproducible_because") or "")
+    sentences = [str(failure.get(part) or "") for part in ("sentence", "hint")] if isinstance(failure, dict) else []
+    return " ".join(sentences).strip() or str(document.get("not_reproducible_because") or "")
 
 
 def _last(text: str) -> str:

@@ -48,8 +48,8 @@ def ran(graph: ModelGraph, spec: RunSpec, *, engine: PipelineEngine = "inproc", 
     """A run of `spec` that took exactly what was predicted; splitting moved `n_moved` gradients."""
     plan = spec.plan
     assert plan is not None, "a pipelined run needs a plan"
-    said = predict(priced(graph, spec), plan, spec.policy)
-    memory = tuple(msgspec.structs.replace(one, origin="measured") for one in said.memory)
+    predicted = predict(priced(graph, spec), plan, spec.policy)
+    memory = tuple(msgspec.structs.replace(one, origin="measured") for one in predicted.memory)
     on = set(spec.policy.blocks)
     named = [(fqn, stage) for stage, blocks in enumerate(plan.stages) for fqn in blocks]
     calls = tuple(
@@ -70,13 +70,13 @@ def ran(graph: ModelGraph, spec: RunSpec, *, engine: PipelineEngine = "inproc", 
         stages=tuple(
             Stage(stage=j, rank=j, blocks=blocks, parameter_bytes=MIB) for j, blocks in enumerate(plan.stages)
         ),
-        actions=said.actions,
+        actions=predicted.actions,
         memory=memory,
         blocks=calls,
         gradients=tuple(shares(f"{fqn}.weight", stage, moved=k < n_moved) for k, (fqn, stage) in enumerate(named)),
         buffers=(BufferShares(name="norm.mean", **dict.fromkeys(SHARES, buffer_diff())),),
-        composed=msgspec.structs.replace(said, origin="measured", memory=memory),
-        predicted=said,
+        composed=msgspec.structs.replace(predicted, origin="measured", memory=memory),
+        predicted=predicted,
         notes=("All ranks ran in one process, in turns.",),
     )
 

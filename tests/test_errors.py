@@ -45,8 +45,8 @@ def test_the_nearest_names_are_offered_and_none_that_is_far() -> None:
 @given(st.text(max_size=2000), st.text(min_size=1, max_size=400).filter(lambda name: "\0" not in name))
 def test_whatever_is_raised_fits_on_one_line(text: str, name: str) -> None:
     name = name.encode(errors="replace").decode()  # a class can have any name that is text
-    said = said_by(type(name, (Exception,), {})(text))
-    assert len(said.splitlines()) == 1 and said.isprintable() and "  " not in said
+    line = said_by(type(name, (Exception,), {})(text))
+    assert len(line.splitlines()) == 1 and line.isprintable() and "  " not in line
     assert len(message_of(Exception(text))) <= LONGEST_MESSAGE
     assert message_of(Exception(text)) not in ("", ".")
 

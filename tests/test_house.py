@@ -274,16 +274,16 @@ def strangers_repeated(root: ast.AST) -> Iterator[int]:
             continue
         for node in ast.walk(handler):
             is_text = isinstance(node, ast.Call) and ast.unparse(node.func) == "str" and bool(node.args)
-            said = node.value if isinstance(node, ast.FormattedValue) else node.args[0] if is_text else None
-            if isinstance(said, ast.Name) and said.id == handler.name:
+            repeated = node.value if isinstance(node, ast.FormattedValue) else node.args[0] if is_text else None
+            if isinstance(repeated, ast.Name) and repeated.id == handler.name:
                 yield node.lineno
 
 
 def test_what_others_raise_is_repeated_in_one_sentence() -> None:
     bare = [f"{name_of(path)}:{line}" for path in sources() for line in strangers_repeated(tree(path))]
     assert not bare, f"message_of or said_by of explorer.errors says it in one line: {bare}"
-    said = ast.parse("try: ...\nexcept ValueError as e: raise BadInput(f'{e}')\nexcept OSError as e: print(str(e))")
-    assert list(strangers_repeated(said)) == [2, 3]
+    example = ast.parse("try: ...\nexcept ValueError as e: raise BadInput(f'{e}')\nexcept OSError as e: print(str(e))")
+    assert list(strangers_repeated(example)) == [2, 3]
 
 
 def test_files_leave_the_app_by_one_button() -> None:

@@ -28,13 +28,13 @@ def report(browser: Browser, tmp_path: Path) -> Iterator[Page]:
     file.write_text(report_text(ReportOf(run=pair, name="a run")))
     context = browser.new_context(viewport={"width": 1100, "height": 900}, offline=True)
     page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
+    messages: list[str] = []
+    page.on("console", lambda message: messages.append(message.text))
+    page.on("pageerror", lambda error: messages.append(str(error)))
     page.goto(file.as_uri())
     yield page
     context.close()
-    assert not said
+    assert not messages
 
 
 def test_it_zooms_and_comes_back(report: Page) -> None:

@@ -89,5 +89,5 @@ def test_a_place_that_cannot_be_written_is_refused_before_a_run(tmp_path: Path) 
 def test_text_goes_to_stdout_or_into_a_file_that_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     print_or_write("text", None)
     print_or_write("text", tmp_path / "out")
-    said = capsys.readouterr()
-    assert said.out == "text" == (tmp_path / "out").read_text() and "Wrote" in said.err
+    printed = capsys.readouterr()
+    assert printed.out == "text" == (tmp_path / "out").read_text() and "Wrote" in printed.err

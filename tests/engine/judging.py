@@ -40,7 +40,7 @@ def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, *
 def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> Comparison:
     """The judging half on any two specs."""
     with left_as_found(), deterministic_kernels():
-        found = equivalence(baseline, candidate, full=full, meter=Meter(silent))
+        evidence = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
-    comparison = Comparison(baseline=empty[0], candidate=empty[1], **found)
+    comparison = Comparison(baseline=empty[0], candidate=empty[1], **evidence)
     return msgspec.structs.replace(comparison, causes=causes(comparison))

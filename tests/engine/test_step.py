@@ -105,8 +105,8 @@ def test_sgd_moves_by_the_learning_rate() -> None:
 
 
 def test_frozen_blocks_get_no_gradient() -> None:
-    found = gradients(RunSpec(model=ref("gpt"), frozen=("blocks.0", "head.weight")))
-    assert found and not any(name.startswith("blocks.0.") or name == "head.weight" for name in found)
+    by_name = gradients(RunSpec(model=ref("gpt"), frozen=("blocks.0", "head.weight")))
+    assert by_name and not any(name.startswith("blocks.0.") or name == "head.weight" for name in by_name)
 
 
 def test_every_unknown_frozen_name_is_told_with_the_nearest() -> None:
@@ -190,10 +190,10 @@ class TestTheModelGivenIsTheModelRun:
         loaded = load(spec.model)
         with left_as_found():
             ran = prepare(spec, loaded)
-        found = {**dict(ran.model.named_parameters()), **dict(ran.model.named_buffers())}
+        prepared = {**dict(ran.model.named_parameters()), **dict(ran.model.named_buffers())}
         given = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
-        assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
-        assert {str(tensor.dtype).removeprefix("torch.") for tensor in found.values()} == types
+        assert all(torch.equal(prepared[name], tensor) for name, tensor in given.items())
+        assert {str(tensor.dtype).removeprefix("torch.") for tensor in prepared.values()} == types
         assert ran.inputs.dtype == loaded.inputs.dtype
 
     def test_complex_numbers_stay_complex_at_the_precision_asked_for(self) -> None:

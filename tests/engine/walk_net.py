@@ -19,8 +19,8 @@ def graph(model: nn.Module, inputs: object = None) -> ModelGraph:
     return graph_of(model, torch.randn(B, W) if inputs is None else inputs)
 
 
-def having(found: ModelGraph, trait: str) -> list[str]:
-    return [block.fqn for block in found.blocks if trait in block.traits]
+def having(described: ModelGraph, trait: str) -> list[str]:
+    return [block.fqn for block in described.blocks if trait in block.traits]
 
 
 class Residual(nn.Module):

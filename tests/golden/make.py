@@ -38,8 +38,8 @@ def main(device: str) -> None:
     if comparison.failure is not None:
         sys.exit(f"{comparison.failure.sentence} {comparison.failure.hint}")
     path.write_bytes(to_msgpack(comparison))
-    said = dict.fromkeys([*comparison.baseline.warnings, *comparison.candidate.warnings])
-    print(f"{path}: {path.stat().st_size:,} bytes, gradients {comparison.verdict}", *said, sep="\n")
+    sentences = dict.fromkeys([*comparison.baseline.warnings, *comparison.candidate.warnings])
+    print(f"{path}: {path.stat().st_size:,} bytes, gradients {comparison.verdict}", *sentences, sep="\n")
 
 
 if __name__ == "__main__":

@@ -31,14 +31,14 @@ def opened(name: str) -> Any:
 
 
 def test_run_files_open_with_the_figures_they_were_written_with() -> None:
-    said = json.loads((EARLIER / "compare.json").read_text())
+    figures = json.loads((EARLIER / "compare.json").read_text())
     comparison = opened("compare")
     assert isinstance(comparison, Comparison)
-    assert comparison.verdict == said["verdict"] == "bitwise equal"
+    assert comparison.verdict == figures["verdict"] == "bitwise equal"
     for side in ("baseline", "candidate"):
         run = getattr(comparison, side)
-        assert run.step_peak_bytes == said[side]["step_peak_bytes"]
-        assert run.forward_flops == said[side]["forward_flops"]
+        assert run.step_peak_bytes == figures[side]["step_peak_bytes"]
+        assert run.forward_flops == figures[side]["forward_flops"]
     measured = opened("measure")
     assert isinstance(measured, Measurement)
     assert measured.step_peak_bytes == json.loads((EARLIER / "measure.json").read_text())["step_peak_bytes"]

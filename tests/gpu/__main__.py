@@ -36,9 +36,9 @@ def main() -> int:
     if asked.child:
         run_child(out, asked.child, asked.mark, asked.only, Bench(asked.device, out, asked.tiny))
         return 0
-    found = run_all(out, ["--device", asked.device, *(["--tiny"] if asked.tiny else [])], wanted=asked.only)
-    print(*(f"{result.outcome:8} {result.check}" for result in found), f"{out / 'report.md'}", sep="\n")
-    return int(any(result.outcome in ("failed", "crashed") for result in found))
+    results = run_all(out, ["--device", asked.device, *(["--tiny"] if asked.tiny else [])], wanted=asked.only)
+    print(*(f"{result.outcome:8} {result.check}" for result in results), f"{out / 'report.md'}", sep="\n")
+    return int(any(result.outcome in ("failed", "crashed") for result in results))
 
 
 if __name__ == "__main__":

@@ -102,16 +102,16 @@ def attempt(name: str, check: Check, bench: Bench) -> Result:
     """Whatever a check raises is its result."""
     began = time.monotonic()
     outcome: Outcome = "passed"
-    said = ""
+    words = ""
     try:
         check(bench)
     except Skipped as reason:
-        outcome, said = "skipped", str(reason)
+        outcome, words = "skipped", str(reason)
     except Exception:
-        outcome, said = "failed", traceback.format_exc()
+        outcome, words = "failed", traceback.format_exc()
     if bench.faults:
-        outcome, said = "failed", "\n".join([*bench.faults, said]).strip()
-    return Result(name, outcome, time.monotonic() - began, tuple(bench.figures), said)
+        outcome, words = "failed", "\n".join([*bench.faults, words]).strip()
+    return Result(name, outcome, time.monotonic() - began, tuple(bench.figures), words)
 
 
 @contextlib.contextmanager

@@ -25,8 +25,8 @@ def write_report(out: Path, results: Sequence[Result]) -> None:
 
 def report(results: Sequence[Result]) -> str:
     counts = Counter(result.outcome for result in results)
-    said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
-    lines = ["# CUDA suite", "", where(), "", f"{said}; {sum(r.seconds for r in results):.0f} s.", ""]
+    tally = ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
+    lines = ["# CUDA suite", "", where(), "", f"{tally}; {sum(r.seconds for r in results):.0f} s.", ""]
     lines += ["| check | outcome | seconds | figures |", "|---|---|---|---|"]
     for result in results:
         figures = "; ".join(map(_in_words, result.figures)) or "-"

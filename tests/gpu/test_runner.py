@@ -58,8 +58,8 @@ def unsound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_suite_goes_on_after_everything(unsound: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    found = run_all(out, ["--device", "cpu", "--tiny"], folder=unsound, package="unsound_checks")
-    outcomes = {result.check.removeprefix("unsound.check_"): result.outcome for result in found}
+    results = run_all(out, ["--device", "cpu", "--tiny"], folder=unsound, package="unsound_checks")
+    outcomes = {result.check.removeprefix("unsound.check_"): result.outcome for result in results}
     plain = {
         "passes": "passed",
         "raises": "failed",
@@ -68,7 +68,7 @@ def test_the_suite_goes_on_after_everything(unsound: Path, tmp_path: Path) -> No
         "is_skipped": "skipped",
     }
     assert outcomes == plain | {f"{name} [SUITE_VARIANT=on]": outcome for name, outcome in plain.items()}
-    by_name = {result.check: result for result in found}
+    by_name = {result.check: result for result in results}
     assert by_name["unsound.check_passes"].figures == (Figure("variant", "off"),)
     assert by_name["unsound.check_passes [SUITE_VARIANT=on]"].figures == (Figure("variant", "on"),)
     assert "ended with 7" in by_name["unsound.check_dies"].said and "last words" in by_name["unsound.check_dies"].said
@@ -83,8 +83,8 @@ def test_what_no_longer_fits_into_the_time_is_said(
     unsound: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runner, "LIMIT_S", 0.0)
-    found = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks")
-    assert {result.outcome for result in found} == {"skipped"} and "were over" in found[0].said
+    results = run_all(tmp_path / "out", [], folder=unsound, package="unsound_checks")
+    assert {result.outcome for result in results} == {"skipped"} and "were over" in results[0].said
 
 
 def test_without_cuda_it_is_skipped_with_the_reason(
@@ -116,10 +116,10 @@ CHECKS = [name for file in files() for name in checks_of(file) if name not in LO
 @pytest.mark.parametrize("name", CHECKS)
 def test_a_check_runs_on_a_cpu(name: str, tmp_path: Path) -> None:
     bench = Bench("cpu", tmp_path, tiny=True)
-    found = attempt(name, checks_of(name.partition(".")[0])[name], bench)
-    assert found.outcome in ("passed", "skipped"), found.said
-    if found.outcome == "skipped":
-        assert "CUDA" in found.said or "CPU" in found.said
+    result = attempt(name, checks_of(name.partition(".")[0])[name], bench)
+    assert result.outcome in ("passed", "skipped"), result.said
+    if result.outcome == "skipped":
+        assert "CUDA" in result.said or "CPU" in result.said
 
 
 def test_a_skip_is_no_failure(tmp_path: Path) -> None:

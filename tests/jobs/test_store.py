@@ -155,7 +155,7 @@ def run_python(source: str, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> None:
     run_id = store.save(measured())
-    said = run_python(
+    process = run_python(
         "import os, resource, sys; from explorer.errors import NotSaved; from explorer.jobs.store import Store;"
         "from tests.jobs.runs import measured, noisy; store = Store(sys.argv[1]);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))\n"
@@ -164,7 +164,7 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
         "print(len(store.list()))",
         str(store.path),
     )
-    assert "could not be saved" in said.stdout and said.stdout.endswith("1\n"), said
+    assert "could not be saved" in process.stdout and process.stdout.endswith("1\n"), process
     assert store.load(run_id) == measured()
 
 

@@ -34,8 +34,8 @@ class Helper(torch.autograd.Function):
         inputs = [one.detach().requires_grad_(True) for one in ctx.inputs]
         with torch.enable_grad():
             output = ctx.run(*[one.view_as(one) for one in inputs])
-        found = torch.autograd.grad(output, [*inputs, *ctx.parameters], gradients, allow_unused=True)
-        return (None, None, *found)
+        results = torch.autograd.grad(output, [*inputs, *ctx.parameters], gradients, allow_unused=True)
+        return (None, None, *results)
 
 
 class Block(nn.Module):
@@ -96,26 +96,26 @@ def test_a_plain_model_and_a_policy_are_not_meant() -> None:
 
 def test_torchs_own_is_the_same_gradient() -> None:
     model = net("torch")
-    found = explorer.audit(model, step_of(model))
-    assert found.judged is not None and found.judged.verdict == "bitwise equal" and found.is_same
-    assert not found.other_draws and "the very random numbers" in repr(found)
+    audit = explorer.audit(model, step_of(model))
+    assert audit.judged is not None and audit.judged.verdict == "bitwise equal" and audit.is_same
+    assert not audit.other_draws and "the very random numbers" in repr(audit)
 
 
 @pytest.mark.parametrize("how", ["torch without generators", "helper with a flag"])
 def test_a_helper_that_forgets_the_generators_is_called_different(how: str) -> None:
     model = net(how)
-    found = explorer.audit(model, step_of(model))
-    assert found.judged is not None and found.judged.verdict == "different" and found.is_same is False
-    assert set(found.other_draws) == {"1.inner.2", "2.inner.2"}
+    audit = explorer.audit(model, step_of(model))
+    assert audit.judged is not None and audit.judged.verdict == "different" and audit.is_same is False
+    assert set(audit.other_draws) == {"1.inner.2", "2.inner.2"}
     still = net(how, p=0.0)
     assert explorer.audit(still, step_of(still)).is_same
 
 
 def test_without_a_switch_the_draws_alone_are_compared_and_that_is_said() -> None:
     model = net("helper")
-    found = explorer.audit(model, step_of(model))
-    assert found.judged is None and found.is_same is False and found.other_draws
-    assert "no plain version could be built" in repr(found)
+    audit = explorer.audit(model, step_of(model))
+    assert audit.judged is None and audit.is_same is False and audit.other_draws
+    assert "no plain version could be built" in repr(audit)
     still = net("helper", p=0.0)
     assert explorer.audit(still, step_of(still)).is_same is None
 
@@ -157,6 +157,6 @@ def test_a_transformer_with_its_own_checkpointing() -> None:
     model.activation_checkpointing_enable()
     model.train()
     ids = torch.randint(64, (2, 16))
-    found = explorer.audit(model, lambda: model(input_ids=ids, labels=ids).loss.backward())
-    assert list(found.reruns) == [f"model.layers.{i}" for i in range(3)] and set(found.reruns.values()) == {1.0}
-    assert found.judged is not None and found.is_same and model.is_activation_checkpointing
+    audit = explorer.audit(model, lambda: model(input_ids=ids, labels=ids).loss.backward())
+    assert list(audit.reruns) == [f"model.layers.{i}" for i in range(3)] and set(audit.reruns.values()) == {1.0}
+    assert audit.judged is not None and audit.is_same and model.is_activation_checkpointing

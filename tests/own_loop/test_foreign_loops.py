@@ -130,7 +130,7 @@ def hugging_face(line: Callable[..., Any], refuse_in: int) -> nn.Module:
         try:
             trainer.train()
         finally:
-            line.found.append(callback.watch)  # type: ignore[attr-defined]
+            line.watches.append(callback.watch)  # type: ignore[attr-defined]
             callback.watch.close()
     else:
         trainer.train()
@@ -163,7 +163,7 @@ def lightning(line: Callable[..., Any], refuse_in: int) -> nn.Module:
     try:
         trainer.fit(Module(), batches())
     finally:
-        line.found.extend(callback.watch for callback in callbacks)  # type: ignore[attr-defined]
+        line.watches.extend(callback.watch for callback in callbacks)  # type: ignore[attr-defined]
     return net
 
 
@@ -172,7 +172,7 @@ class Line:
 
     def __init__(self, folder: Path, **wanted: Any) -> None:
         self.folder, self.wanted = folder, wanted
-        self.found: list[Watch] = []
+        self.watches: list[Watch] = []
 
     @contextmanager
     def __call__(self, model: nn.Module, optimizer: Any) -> Iterator[None]:
@@ -180,7 +180,7 @@ class Line:
             yield
             return
         with explorer.watch(model, optimizer, **self.wanted) as watch:
-            self.found.append(watch)
+            self.watches.append(watch)
             yield
 
 
@@ -204,7 +204,7 @@ def test_the_weights_are_bitwise_those_of_the_loop_alone(loop: Loop, tmp_path: P
     watched = trained(loop, line)
     assert bare.state.keys() == watched.state.keys() and torch.equal(bare.rng, watched.rng)
     assert all(torch.equal(bare.state[name], watched.state[name]) for name in bare.state)
-    (watch,) = line.found
+    (watch,) = line.watches
     (run,) = watch.runs.values()
     phases = [span.phase for span in run.measurement.phases if span.phase != "between"]
     n = run.measurement.by_fqn[""].n_forward or run.measurement.by_fqn["net"].n_forward
@@ -225,7 +225,7 @@ def test_the_peak_is_that_of_a_measured_step(loop: Loop, n_rows: int, tmp_path: 
     """
     line = Line(tmp_path, at=(2,))
     trained(loop, line)
-    (run,) = line.found[0].runs.values()
+    (run,) = line.watches[0].runs.values()
     model = ModelRef(target=f"{__file__}:alike")
     measured = measure(RunSpec(model=model, n_accumulation=2, n_repeats=0))
     batch_bytes = n_rows * (32 * 4 + 8)

@@ -54,7 +54,7 @@ def test_everything_is_put_back() -> None:
     backward(model, batch)
     optimizer.step()
     moments = {parameter: held["exp_avg"] for parameter, held in optimizer.state.items()}
-    found = {name: value.clone() for name, value in {**model.state_dict(), "moment": moments[model.norm.bias]}.items()}
+    values = {name: value.clone() for name, value in {**model.state_dict(), "moment": moments[model.norm.bias]}.items()}
     gradients = [(parameter.grad, parameter.grad.clone()) for parameter in model.parameters()]
     position, modes = torch.get_rng_state(), [module.training for module in model.modules()]
 
@@ -69,7 +69,7 @@ def test_everything_is_put_back() -> None:
 
     assert explorer.judge(step, step, model, batch).verdict == "bitwise equal"
     now = {**model.state_dict(), "moment": optimizer.state[model.norm.bias]["exp_avg"]}
-    assert all(torch.equal(now[name], value) for name, value in found.items())
+    assert all(torch.equal(now[name], value) for name, value in values.items())
     assert all(optimizer.state[parameter]["exp_avg"] is moment for parameter, moment in moments.items())
     now_gradients = [parameter.grad for parameter in model.parameters()]
     assert all(now is grad and torch.equal(now, was) for now, (grad, was) in zip(now_gradients, gradients))

@@ -58,10 +58,10 @@ def test_own_models_have_names_of_their_own_and_their_sizes(tmp_path: Path) -> N
         f"{nets}:a", f"{nets}:b", f"{nets}:a", "hf:/llama/config.json", "hf:/bert/config.json", "hf:GPT2Config",
         "package.module:build", f"{other}:a",
     ]  # fmt: skip
-    found = own_samples(targets)
-    titles = [sample.title for sample in found]
-    assert len(set(titles)) == len(found) == 7
+    samples = own_samples(targets)
+    titles = [sample.title for sample in samples]
+    assert len(set(titles)) == len(samples) == 7
     assert titles[1] == "nets.py, b" and "llama/config.json" in titles and "GPT2Config" in titles
     assert not any(":" in title for title in titles), "the page shows what stands before a colon"
-    assert list(found[0].sizes) == ["small", "large"] and found[-1].sizes == {}
+    assert list(samples[0].sizes) == ["small", "large"] and samples[-1].sizes == {}
     assert default_size({"large": 1, "small": 2}) == "small" and default_size({}) is None

@@ -63,5 +63,5 @@ def test_what_cannot_be_read_offers_nothing(tmp_path: Path, text: str) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize(("kind", "names"), [("GPT2Config", {"n_layer", "n_embd"}), ("LlamaConfig", {"hidden_size"})])
 def test_a_configuration_of_the_library_has_its_numbers(kind: str, names: set[str]) -> None:
-    found = factory_arguments(f"hf:{kind}").usual
-    assert names <= set(found) and not any(name.endswith("token_id") for name in found)
+    usual = factory_arguments(f"hf:{kind}").usual
+    assert names <= set(usual) and not any(name.endswith("token_id") for name in usual)

@@ -34,19 +34,23 @@ RUN = Measurement(
 
 
 def test_headlines_of_a_whole_run() -> None:
-    said = RUN.headlines()
-    assert (said["step_peak_bytes"], said["saved_after_forward_bytes"], said["peak_phase"]) == (12, 5, "recompute")
-    assert (said["forward_flops"], said["recompute_flops"], RUN.total_flops) == (10, 0, 30)
-    assert said["complete"] is True and said["failed_in"] == "" and said["step_ms"] is None
+    headlines = RUN.headlines()
+    assert (headlines["step_peak_bytes"], headlines["saved_after_forward_bytes"], headlines["peak_phase"]) == (
+        12,
+        5,
+        "recompute",
+    )
+    assert (headlines["forward_flops"], headlines["recompute_flops"], RUN.total_flops) == (10, 0, 30)
+    assert headlines["complete"] is True and headlines["failed_in"] == "" and headlines["step_ms"] is None
     assert RUN.forward_end_tick == 3
 
 
 def test_a_run_that_was_cut_short_says_only_what_it_held_and_where_it_ended() -> None:
     short = replace(RUN, failure=FAILED)
-    said = short.headlines()
-    assert said["held_peak_bytes"] == 12 and said["failed_in"] == "the recompute of b"
-    others = set(said) - {"held_peak_bytes", "failed_in", "complete"}
-    assert {said[name] for name in others} == {None}
+    headlines = short.headlines()
+    assert headlines["held_peak_bytes"] == 12 and headlines["failed_in"] == "the recompute of b"
+    others = set(headlines) - {"held_peak_bytes", "failed_in", "complete"}
+    assert {headlines[name] for name in others} == {None}
 
 
 @pytest.mark.parametrize(("n_spans", "where"), [(1, "forward"), (0, "")])

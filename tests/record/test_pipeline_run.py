@@ -64,10 +64,14 @@ def test_gradients_are_counted_by_what_splitting_did() -> None:
         spec=RunSpec(model=ModelRef(target="a.py")), engine="inproc", environment=HOST, rows=(), memory=(MEMORY,),
         gradients=tuple(shares(*one) for one in (("a", "bitwise equal"), ("b", "rounding"), ("c", "different"))),
     )  # fmt: skip
-    said = run.headlines()
-    assert [said[f"n_splitting_{word}"] for word in ("equal", "rounding", "different")] == [1, 1, 1]
-    assert [one.name for one in run.moved] == ["c"] and said["n_gradients"] == 3
-    assert said["rank_peak_bytes"] == [40] and said["makespan_ms"] is None and said["highest_multiplier"] is None
+    headlines = run.headlines()
+    assert [headlines[f"n_splitting_{word}"] for word in ("equal", "rounding", "different")] == [1, 1, 1]
+    assert [one.name for one in run.moved] == ["c"] and headlines["n_gradients"] == 3
+    assert (
+        headlines["rank_peak_bytes"] == [40]
+        and headlines["makespan_ms"] is None
+        and headlines["highest_multiplier"] is None
+    )
 
 
 def test_where_ranks_ran_at_once_their_own_clock_is_shown() -> None:

@@ -33,10 +33,10 @@ def test_a_scaled_clock_gives_that_ratio_without_spread(ms: list[float], scale: 
 
 @pytest.mark.parametrize("n", [6, 8, 9, 12, 15, 50])
 def test_an_interval_of_ratios_ends_where_the_sign_test_would_begin_to_doubt(n: int) -> None:
-    found = ratio_interval(Samples(ms=tuple(float(i) for i in range(n, 0, -1))), Samples(ms=(1.0,) * n))
-    assert found is not None
-    k = round(found[0])
-    assert found == (k, n + 1 - k)
+    interval = ratio_interval(Samples(ms=tuple(float(i) for i in range(n, 0, -1))), Samples(ms=(1.0,) * n))
+    assert interval is not None
+    k = round(interval[0])
+    assert interval == (k, n + 1 - k)
     assert binomtest(k - 1, n).pvalue <= 0.05 < binomtest(k, n).pvalue
 
 

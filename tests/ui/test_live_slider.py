@@ -12,7 +12,7 @@ def page() -> None:
 
     moved = st.session_state.setdefault("moved", [])
     st.session_state.setdefault("slider, drawn", live_slider._Drawn(moved.append, 3))
-    st.session_state["slider"] = {"at": st.session_state.get("said")}
+    st.session_state["slider"] = {"at": st.session_state.get("sent")}
     live_slider.catch_up("slider")
     live_slider.catch_up("nowhere")
 
@@ -21,6 +21,6 @@ def test_a_move_is_taken_over_once() -> None:
     at = AppTest.from_function(page).run()
     assert not at.exception and at.session_state["moved"] == []
     for place, n, moves in ((2, 10, [2]), (2, 10, [2]), (0, 11, [2, 0]), (1, 10, [2, 0]), (3, 12, [2, 0])):
-        at.session_state["said"] = {"place": place, "n": n}
+        at.session_state["sent"] = {"place": place, "n": n}
         at.run()
         assert at.session_state["moved"] == moves

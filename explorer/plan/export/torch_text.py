@@ -47,12 +47,12 @@ def apply_checkpointing(model):
         if len(blocks) > 1:
             parent = blocks[0].rpartition(".")[0]
             segments.setdefault(parent, []).append((blocks, (action, save_ops, generators)))
-    for parent, found in segments.items():
+    for parent, in_parent in segments.items():
         if type(modules[parent]).forward is nn.Sequential.forward:
-            starts = {blocks[0].rpartition(".")[2]: (len(blocks), how) for blocks, how in found}
+            starts = {blocks[0].rpartition(".")[2]: (len(blocks), how) for blocks, how in in_parent}
             modules[parent].forward = functools.partial(_in_segments, modules[parent].forward, starts)
         else:
-            for blocks, how in found:
+            for blocks, how in in_parent:
                 segment = InTurn(blocks, tuple(modules[fqn] for fqn in blocks), _run, how)
                 for place, block in enumerate(segment.members):
                     block._call_impl = functools.partial(called_in_turn, segment, place)
@@ -172,8 +172,8 @@ class _Again:
     def __exit__(self, *exc):
         if self.inner is not None:
             self.inner.__exit__(*exc)
-        hidden, found = self.open.pop()
-        self.go_to(found)
+        hidden, positions = self.open.pop()
+        self.go_to(positions)
         for norm, name, real in hidden:
             norm._buffers[name] = real
 

@@ -24,9 +24,9 @@ def spec(factory: str = "gpt", **arguments: Any) -> RunSpec:
 
 
 def fought(spec: RunSpec, policy: Policy) -> Bout:
-    said: list[Progress] = []
-    bout = fight(spec, Bout(rival="greedy", policy=policy), GROUND, said.append)
-    assert said
+    progresses: list[Progress] = []
+    bout = fight(spec, Bout(rival="greedy", policy=policy), GROUND, progresses.append)
+    assert progresses
     return bout
 
 
@@ -59,9 +59,9 @@ def test_where_keep_all_does_not_fit_the_rest_still_runs() -> None:
 
     def apart_fought(policy: Policy) -> Bout:
         bout = Bout(rival="greedy", policy=policy)
-        found = apart(fight, case, bout, GROUND, report=lambda progress: None, what="fought")
-        assert found is not None
-        return found
+        result = apart(fight, case, bout, GROUND, report=lambda progress: None, what="fought")
+        assert result is not None
+        return result
 
     refused = apart_fought(Policy())
     assert refused.failure is not None and refused.failure.kind == "out of memory" and refused.step_peak_bytes is None

@@ -20,12 +20,12 @@ SPEC = RunSpec(model=ref("gpt", depth=4, batch=16, length=64), n_repeats=2)
 
 @pytest.mark.slow
 def test_everybody_is_foreseen_measured_and_judged() -> None:
-    said: list[Progress] = []
+    progresses: list[Progress] = []
     arena = run_arena(
         SPEC,
         (0.01, 0.8),
         ("keep-all", "recompute-all", "every-k", "greedy", "explorer", "ckptplan"),
-        report=said.append,
+        report=progresses.append,
     )
     assert from_msgpack(to_msgpack(arena), Arena) == arena
     rows = {(bout.rival, bout.share): bout for bout in arena.bouts}
@@ -41,7 +41,7 @@ def test_everybody_is_foreseen_measured_and_judged() -> None:
         assert not impossible.ran and impossible.why and impossible.policy is None
     assert "CUDA" in rows["ckptplan", 0.8].why
     assert rows["keep-all", None].policy == KEEP_ALL
-    assert any(" at 80 %" in progress.what for progress in said)
+    assert any(" at 80 %" in progress.what for progress in progresses)
 
 
 def test_a_cancel_ends_it() -> None:

@@ -52,18 +52,23 @@ def test_every_kind_of_memory_has_its_expectation() -> None:
 
 @pytest.mark.parametrize("kind", MOVED)
 def test_memory_that_moves_twice_is_never_green(kind: str) -> None:
-    found = judged("memory", kind=kind, right=False)
+    comparison = judged("memory", kind=kind, right=False)
     verdict, name = MOVED[kind]
-    assert (found.verdict, found.reproducible) == (verdict, True)
-    assert all(diff.bitwise for diff in found.gradients)
-    assert not name or name in found.moved_twice
+    assert (comparison.verdict, comparison.reproducible) == (verdict, True)
+    assert all(diff.bitwise for diff in comparison.gradients)
+    assert not name or name in comparison.moved_twice
 
 
 @pytest.mark.parametrize("kind", MOVED)
 def test_memory_that_moves_once_is_equal_in_every_bit(kind: str) -> None:
-    found = judged("memory", kind=kind, right=True)
-    assert (found.verdict, found.moved_twice, found.carried, found.unjudged) == ("bitwise equal", (), (), ())
-    assert found.n_carried > 0
+    comparison = judged("memory", kind=kind, right=True)
+    assert (comparison.verdict, comparison.moved_twice, comparison.carried, comparison.unjudged) == (
+        "bitwise equal",
+        (),
+        (),
+        (),
+    )
+    assert comparison.n_carried > 0
 
 
 def test_without_an_optimizer_memory_is_judged_all_the_same() -> None:
@@ -81,8 +86,10 @@ def test_gradients_of_inputs_are_compared() -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_a_batch_that_is_written_into_is_compared(*, right: bool) -> None:
-    found = judged("writes_into_batch", "noisy", right=right)
-    assert (found.verdict, found.moved_twice) == (("bitwise equal", ()) if right else ("state moved", ("batch",)))
+    comparison = judged("writes_into_batch", "noisy", right=right)
+    assert (comparison.verdict, comparison.moved_twice) == (
+        ("bitwise equal", ()) if right else ("state moved", ("batch",))
+    )
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -92,13 +99,16 @@ def test_what_a_hook_counts_is_compared(*, right: bool) -> None:
 
 @pytest.mark.parametrize("right", [True, False])
 def test_an_optimizer_inside_backward_is_judged_by_its_parameters(*, right: bool) -> None:
-    found = judged("optimizer_in_backward", right=right)
-    assert (found.n_gradients, found.trains_in_backward) == (0, True)
-    assert found.verdict == ("bitwise equal" if right else "different")
+    comparison = judged("optimizer_in_backward", right=right)
+    assert (comparison.n_gradients, comparison.trains_in_backward) == (0, True)
+    assert comparison.verdict == ("bitwise equal" if right else "different")
 
 
 def test_a_copy_without_its_hooks_is_not_judged_as_the_model() -> None:
-    found = judged("clipped_another_each_time")
-    assert found.verdict == "not comparable"
-    assert "hooks on tensors" in found.not_reproducible_because and "weight itself" in found.not_reproducible_because
+    comparison = judged("clipped_another_each_time")
+    assert comparison.verdict == "not comparable"
+    assert (
+        "hooks on tensors" in comparison.not_reproducible_because
+        and "weight itself" in comparison.not_reproducible_because
+    )
     assert judged("another_each_time").verdict == "bitwise equal", "a copy that lacks nothing is judged"

@@ -126,14 +126,14 @@ def test_mismatched_masks_are_those_of_two_independent_draws(share: float) -> No
     assert n_mismatched / n_elements == pytest.approx(expected, abs=5 * (expected / n_elements) ** 0.5)
 
 
-@pytest.mark.parametrize(("net", "block", "said"), [
+@pytest.mark.parametrize(("net", "block", "words"), [
     ("cache", "attention", "CheckpointError"),
     ("in_place", "1", "modified by an inplace operation"),
 ])  # fmt: skip
-def test_a_candidate_that_raises_is_a_result(net: str, block: str, said: str) -> None:
+def test_a_candidate_that_raises_is_a_result(net: str, block: str, words: str) -> None:
     comparison = judged(net, (block,))
     assert comparison.verdict == "not comparable"
-    assert comparison.failure is not None and said in comparison.failure.sentence
+    assert comparison.failure is not None and words in comparison.failure.sentence
 
 
 def test_causes_say_what_was_looked_at() -> None:

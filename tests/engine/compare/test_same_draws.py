@@ -14,8 +14,8 @@ from tests.engine.judging import judged
 
 def test_a_model_that_samples_in_its_own_type_has_a_reference() -> None:
     """torch.rand_like draws other numbers in float64; the reference draws the baseline's."""
-    found = judged("noise_in_own_type", ("1", "2"))
-    assert (found.verdict, found.reference) == ("bitwise equal", "float64")
+    comparison = judged("noise_in_own_type", ("1", "2"))
+    assert (comparison.verdict, comparison.reference) == ("bitwise equal", "float64")
     sampled = judged("sampled_lstm", ("lstm",), use_reentrant=True)
     assert (sampled.verdict, sampled.reference) == ("rounding", "float64")
     assert any(not diff.bitwise for diff in sampled.gradients)

@@ -34,8 +34,8 @@ def program_of(step: Any, **options: Any) -> StepProgram:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     names = tuple(name for name, _ in model.named_parameters())
-    found = FoundModel(model, list(model.modules()))
-    return StepProgram(step, model, BATCH, names, found=[found], **options)
+    found_model = FoundModel(model, list(model.modules()))
+    return StepProgram(step, model, BATCH, names, found=[found_model], **options)
 
 
 def test_each_run_begins_at_what_was_found() -> None:

@@ -27,16 +27,16 @@ def ran(_: Report) -> tuple[str, list[tuple[int, bool]]]:
     """What a person reads of the step below its peak; then by limit, one after the other, whether it ran."""
     spec = RunSpec(model=ref("wide", mib=1, depth=4), n_repeats=0)
     words = peak_and_end(measure(msgspec.structs.replace(spec, memory_limit_bytes=BELOW * MIB)))
-    trainee, found = prepare(spec), []
+    trainee, outcomes = prepare(spec), []
     for limit_mib in (BELOW, ABOVE) * 4:
         try:
             with limited_process(limit_mib * MIB):
                 run_step(trainee)
         except OutOfMemory:
-            found.append((limit_mib, False))
+            outcomes.append((limit_mib, False))
         else:
-            found.append((limit_mib, True))
-    return words, found
+            outcomes.append((limit_mib, True))
+    return words, outcomes
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc lets holes be left out")
@@ -44,6 +44,6 @@ def test_a_step_fits_just_above_what_it_holds_and_is_refused_just_below() -> Non
     """In a process of its own: a hole that steps without a limit have left may be filled."""
     answer = apart(ran, report=silent, what="took steps under a limit")
     assert answer is not None
-    words, found = answer
+    words, outcomes = answer
     assert re.fullmatch(r"at least \d+\.\d MiB, then refused", words)
-    assert found == [(BELOW, False), (ABOVE, True)] * 4
+    assert outcomes == [(BELOW, False), (ABOVE, True)] * 4

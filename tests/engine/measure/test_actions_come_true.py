@@ -85,8 +85,8 @@ def test_units_inside_one_that_keeps_results_have_no_peak_foretold() -> None:
     graph, base = known("gpt")
     around = acting(graph.repeats, action="save_ops", save_ops=("aten.addmm.default",)).units
     inside = Policy.recompute([f"{fqn}.mlp" for fqn in graph.repeats]).units
-    found = Forecaster(base, graph).forecast(Policy(units=(*around, *inside)))
-    assert found.step_peak_bytes is None and found.flop_ratio is None
+    foretold = Forecaster(base, graph).forecast(Policy(units=(*around, *inside)))
+    assert foretold.step_peak_bytes is None and foretold.flop_ratio is None
 
 
 @pytest.mark.parametrize("parts", [(), ("conv1", "norm1")])
@@ -112,11 +112,11 @@ def test_reentrant_checkpointing_of_what_does_not_lie_row_after_row(blocks: tupl
     """The patches of a picture are transposed: torch lays the gradient that a unit hands on like its input."""
     graph, base = known("vit")
     policy = Policy.recompute(blocks, use_reentrant=True)
-    said, _ = holds(graph, base, policy)
+    foretold, _ = holds(graph, base, policy)
     known_no_layout = tuple(msgspec.structs.replace(block, traits=()) for block in graph.blocks)
     without = Forecaster(base, msgspec.structs.replace(graph, blocks=known_no_layout)).forecast(policy)
-    assert said.step_peak_bytes is not None and without.step_peak_bytes is not None
-    assert said.step_peak_bytes - without.step_peak_bytes == 2 * 64 * 32 * 4, "one gradient of the stream"
+    assert foretold.step_peak_bytes is not None and without.step_peak_bytes is not None
+    assert foretold.step_peak_bytes - without.step_peak_bytes == 2 * 64 * 32 * 4, "one gradient of the stream"
 
 
 @pytest.mark.parametrize("inside", [("attention_dropout", "dropout"), ("dropout",), ("attention_dropout",)])
@@ -156,10 +156,10 @@ def test_what_others_save_as_well_stays_and_comes_back_beside_it(
     monkeypatch.setattr(offload, "to_host", on_this_machine)
     as_gpu = msgspec.structs.replace(base, environment=msgspec.structs.replace(base.environment, device="cuda"))
     policy = acting(tuple(f"{fqn}.{part}" for fqn in graph.repeats for part in parts), action="offload")
-    said = Forecaster(as_gpu, graph).forecast(policy)
+    foretold = Forecaster(as_gpu, graph).forecast(policy)
     run = measure(msgspec.structs.replace(base.spec, policy=policy))
-    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=FEW_BYTES)
-    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
+    assert foretold.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=0, abs=FEW_BYTES)
+    assert foretold.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-3, abs=64)
 
 
 @pytest.mark.parametrize(

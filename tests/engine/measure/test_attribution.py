@@ -235,15 +235,15 @@ def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
             run_step(trainee, tracker.on_phase)
     for i in range(tracker.storages.n_before_step, len(tracker.storages.pointer)):
         tracker.storages.pointer[i] = 0
-    found = attribute(recorder.log, tracker, 0)
-    new = [i for i, born in enumerate(found.allocations.born) if born]
-    log, end = found.allocations, next(span.end_tick for span in found.phases if span.phase == "forward")
+    attribution = attribute(recorder.log, tracker, 0)
+    new = [i for i, born in enumerate(attribution.allocations.born) if born]
+    log, end = attribution.allocations, next(span.end_tick for span in attribution.phases if span.phase == "forward")
     kept = {i for i in new if log.born[i] < end <= log.died[i] <= log.n_ticks}
     assert kept
     for i in new:  # what forward leaves for backward is saved, whoever made it
         assert ROLES[log.role[i]] == ("saved activation" if i in kept else "unattributed")
-    assert {found.allocations.blocks[found.allocations.block[i]] for i in new} >= {"0.0", "3.1"}
-    assert {span.phase for span in found.phases} <= set(PHASES)
+    assert {attribution.allocations.blocks[attribution.allocations.block[i]] for i in new} >= {"0.0", "3.1"}
+    assert {span.phase for span in attribution.phases} <= set(PHASES)
 
 
 def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> AllocatorLog:
@@ -301,22 +301,22 @@ def test_a_long_history_is_attributed() -> None:
         time_ns=times, pointer=np.tile(np.repeat([1, 2], 2), n // 2), n_bytes=np.tile([64, -64], n).astype(np.int64)
     )
     tracker.end_ns = int(times[-1]) + 1
-    found = attribute(log, tracker, 0)
-    assert found.allocations.n_ticks == 2 * n
-    assert max(found.allocations.held_bytes) == 64 + found.allocations.held_bytes[0]
+    attribution = attribute(log, tracker, 0)
+    assert attribution.allocations.n_ticks == 2 * n
+    assert max(attribution.allocations.held_bytes) == 64 + attribution.allocations.held_bytes[0]
 
 
 def test_an_event_of_a_coarse_clock_belongs_to_the_operator_it_fell_into() -> None:
     """Whole microseconds may put what an operator takes before its beginning or behind its end, and no further."""
 
-    def found(time_ns: int, grain_ns: int) -> int:
+    def operator_at(time_ns: int, grain_ns: int) -> int:
         tracker = SimpleNamespace(
             n_ops=2, op_first_ns=np.array([1000, 9000]), op_last_ns=np.array([5000, 9900]), made_by=np.array([0])
         )
         entries = SimpleNamespace(storage=np.array([NONE]), time_ns=np.array([time_ns]))
         return int(_operators(entries, tracker, grain_ns)[0])  # type: ignore[arg-type]
 
-    assert [found(t, 0) for t in (999, 1000, 5000, 5001, 8999, 9000)] == [NONE, 0, 0, NONE, NONE, 1]
-    assert [found(t, 1000) for t in (500, 5500, 8500, 10_500)] == [0, 0, 1, 1]
-    assert [found(t, 1000) for t in (7000, -500, 11_000)] == [NONE, NONE, NONE]
-    assert found(20_000, 0) == NONE
+    assert [operator_at(t, 0) for t in (999, 1000, 5000, 5001, 8999, 9000)] == [NONE, 0, 0, NONE, NONE, 1]
+    assert [operator_at(t, 1000) for t in (500, 5500, 8500, 10_500)] == [0, 0, 1, 1]
+    assert [operator_at(t, 1000) for t in (7000, -500, 11_000)] == [NONE, NONE, NONE]
+    assert operator_at(20_000, 0) == NONE

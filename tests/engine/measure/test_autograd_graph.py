@@ -53,7 +53,7 @@ def test_drawing_runs_no_backward() -> None:
     assert seen == []
 
 
-@pytest.mark.parametrize(("block", "said"), [("block.0", "no block 'block.0'"), ("blocks", "never called")])
-def test_what_cannot_be_drawn(block: str, said: str) -> None:
-    with pytest.raises(BadInput, match=said):
+@pytest.mark.parametrize(("block", "words"), [("block.0", "no block 'block.0'"), ("blocks", "never called")])
+def test_what_cannot_be_drawn(block: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
         draw_autograd(spec(), block)

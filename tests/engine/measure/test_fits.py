@@ -23,10 +23,10 @@ MIB = 1024**2
 def test_the_run_that_fits_tells_what_the_one_that_did_not_would_have_needed() -> None:
     spec = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"), n_repeats=0)
     graph = describe(spec.model)
-    said: list[Progress] = []
-    run = measure_what_fits(msgspec.structs.replace(spec, memory_limit_bytes=150 * MIB), said.append)
+    progresses: list[Progress] = []
+    run = measure_what_fits(msgspec.structs.replace(spec, memory_limit_bytes=150 * MIB), progresses.append)
     assert run.failure is None and run.spec.policy == preset("all", graph)
-    assert any("everything kept does not fit, now every block recomputed: " in one.what for one in said)
+    assert any("everything kept does not fit, now every block recomputed: " in one.what for one in progresses)
     real = measure(spec)
     assert real.step_peak_bytes is not None and real.step_peak_bytes > 200 * MIB
     (refused,) = run.refused
@@ -55,11 +55,11 @@ def test_where_nothing_fits_the_last_attempt_says_so_and_no_figure_looks_whole()
 
 
 def test_what_fits_is_measured_once() -> None:
-    said: list[Progress] = []
-    run = measure_what_fits(RunSpec(model=ref("wide", mib=1, depth=2), n_repeats=0), said.append)
+    progresses: list[Progress] = []
+    run = measure_what_fits(RunSpec(model=ref("wide", mib=1, depth=2), n_repeats=0), progresses.append)
     assert run.failure is None and run.refused == () and not run.spec.policy.units
     assert did_not_fit(run, None) == ""
-    assert not any("does not fit" in one.what for one in said)
+    assert not any("does not fit" in one.what for one in progresses)
 
 
 def test_another_failure_is_no_reason_to_go_down() -> None:

@@ -43,16 +43,16 @@ def known(sample: str) -> tuple[ModelGraph, Measurement]:
 def test_a_preset_of_a_sample_model(sample: str, name: str) -> None:
     graph, base = known(sample)
     policy: Policy = preset(name, graph)
-    said = Forecaster(base, graph).forecast(policy)
+    foretold = Forecaster(base, graph).forecast(policy)
     run = measure(RunSpec(model=base.spec.model, policy=policy, n_repeats=0))
     assert run.step_peak_bytes is not None and base.step_peak_bytes is not None
-    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=1e-4)
-    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-4)
+    assert foretold.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=1e-4)
+    assert foretold.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=1e-4)
     for fqn in policy.blocks:
-        left = base.by_fqn[fqn].saved_after_forward_bytes - said.freed_bytes[fqn]
+        left = base.by_fqn[fqn].saved_after_forward_bytes - foretold.freed_bytes[fqn]
         assert left == pytest.approx(run.by_fqn[fqn].saved_after_forward_bytes, abs=16), fqn  # scalars made in C++
-    assert said.flop_ratio is not None and base.total_flops is not None
-    assert round(said.flop_ratio * base.total_flops) == run.total_flops
+    assert foretold.flop_ratio is not None and base.total_flops is not None
+    assert round(foretold.flop_ratio * base.total_flops) == run.total_flops
     assert run.step_peak_bytes < 0.8 * base.step_peak_bytes, "a policy that changes nothing proves nothing"
 
 
@@ -64,12 +64,12 @@ def small(sample: str, batch: int, autocast: str = "none", optimizer: str = "ada
 
 
 def holds(graph: ModelGraph, base: Measurement, policy: Policy, *, within: float) -> Measurement:
-    said = Forecaster(base, graph).forecast(policy)
+    foretold = Forecaster(base, graph).forecast(policy)
     run = measure(msgspec.structs.replace(base.spec, policy=policy))
-    assert run.failure is None and said.flop_ratio is not None and base.total_flops is not None
-    assert said.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=within)
-    assert said.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=2e-3)
-    assert round(said.flop_ratio * base.total_flops) == run.total_flops
+    assert run.failure is None and foretold.flop_ratio is not None and base.total_flops is not None
+    assert foretold.step_peak_bytes == pytest.approx(run.step_peak_bytes, rel=within)
+    assert foretold.saved_after_forward_bytes == pytest.approx(run.saved_after_forward_bytes, rel=2e-3)
+    assert round(foretold.flop_ratio * base.total_flops) == run.total_flops
     return run
 
 

@@ -40,14 +40,14 @@ def graph_of(run: Measurement) -> ModelGraph:
 
 @pytest.mark.parametrize("ref", REFS, ids=["gpt", "unet"])
 def test_blocks_spine_and_repeats_are_those_of_a_described_model(ref: ModelRef) -> None:
-    found, described = graph_of(recorded(ref)), describe(ref)
-    assert found.fingerprint == described.fingerprint
-    assert (found.chain, found.repeats, found.n_parameters) == (
+    live, described = graph_of(recorded(ref)), describe(ref)
+    assert live.fingerprint == described.fingerprint
+    assert (live.chain, live.repeats, live.n_parameters) == (
         described.chain,
         described.repeats,
         described.n_parameters,
     )
-    for block in found.blocks:
+    for block in live.blocks:
         same = described.by_fqn[block.fqn]
         for name in ("kind", "n_calls", "forward_flops", "output_bytes", "repeat_of", "own_parameters"):
             assert getattr(block, name) == getattr(same, name), (block.fqn, name)

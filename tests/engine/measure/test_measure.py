@@ -194,16 +194,16 @@ def test_the_limit_of_a_gpu_is_put_back_and_says_what_it_left_free(monkeypatch: 
     }
     for name, fake in fakes.items():
         monkeypatch.setattr(torch.cuda, name, fake)
-    said = (
+    message = (
         "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.80 GiB of which 100.00 GiB "
         "is free."
     )
     with pytest.raises(OutOfMemory) as caught, limited_cuda(100, torch.device("cuda", 0)):
         assert share == [0.1]
-        raise torch.OutOfMemoryError(said)
+        raise torch.OutOfMemoryError(message)
     assert share == [0.7]
     assert (caught.value.asked_bytes, caught.value.free_bytes) == (2 * 2**30, 20)
-    assert refusal_of(torch.OutOfMemoryError(said)).free_bytes == 100 * 2**30
+    assert refusal_of(torch.OutOfMemoryError(message)).free_bytes == 100 * 2**30
 
 
 class Spoilt(CpuDevice):

@@ -28,10 +28,10 @@ def test_a_layer_that_steps_aside_when_watched_is_told_or_agrees() -> None:
     run = measure(RunSpec(model=ref("attention"), n_repeats=1))
     assert run.step_peak_bytes is not None and run.peaks.alone_peak_bytes is not None
     apart = abs(run.step_peak_bytes - run.peaks.alone_peak_bytes) / run.peaks.alone_peak_bytes
-    said = [sentence for sentence in run.warnings if "Being watched" in sentence]
-    assert bool(said) == (apart > 0.005)
-    if said:
-        assert f"{run.peaks.alone_peak_bytes:,}" in said[0] and f"{run.step_peak_bytes:,}" in said[0]
+    sentences = [sentence for sentence in run.warnings if "Being watched" in sentence]
+    assert bool(sentences) == (apart > 0.005)
+    if sentences:
+        assert f"{run.peaks.alone_peak_bytes:,}" in sentences[0] and f"{run.step_peak_bytes:,}" in sentences[0]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -53,7 +53,7 @@ def test_what_a_recording_leaves_behind_does_not_hold_the_model(monkeypatch: pyt
 
     monkeypatch.setattr("explorer.engine.measure.recording.prepare", prepared)
     spec = RunSpec(model=GPT, policy=Policy.recompute(BLOCKS))
-    run = record(spec, load(spec.model), CpuDevice(), lambda said: None)
+    run = record(spec, load(spec.model), CpuDevice(), lambda progress: None)
     gc.collect()
     assert run.tracker is not None and run.attribution is not None
     assert kept and kept[0]() is None

@@ -42,7 +42,7 @@ def drawn(graph: ModelGraph, seed: int) -> Policy:
 
 def errors(base: Measurement, graph: ModelGraph, seeds: range) -> list[float]:
     """As shares of the baseline's peak, put together from runs of drawn policies."""
-    found = []
+    shares = []
     for seed in seeds:
         run = measure(msgspec.structs.replace(base.spec, policy=drawn(graph, seed)))
         told = keep_all_from(run, graph)
@@ -50,15 +50,15 @@ def errors(base: Measurement, graph: ModelGraph, seeds: range) -> list[float]:
         assert told.total_flops == base.total_flops
         assert told.saved_after_forward_bytes == pytest.approx(base.saved_after_forward_bytes, rel=5e-3)
         assert told.step_peak_bytes is not None and base.step_peak_bytes is not None
-        found.append(abs(told.step_peak_bytes / base.step_peak_bytes - 1))
-    return found
+        shares.append(abs(told.step_peak_bytes / base.step_peak_bytes - 1))
+    return shares
 
 
 def test_the_baseline_of_a_step_that_fits_only_with_recompute() -> None:
     ref = model("resnet", batch=4)
     graph, base = describe(ref), measure(RunSpec(model=ref, n_repeats=0))
-    found = errors(base, graph, range(2))
-    assert max(found) <= 5e-3
+    shares = errors(base, graph, range(2))
+    assert max(shares) <= 5e-3
 
 
 @pytest.mark.slow
@@ -67,8 +67,8 @@ def test_the_baseline_from_flat_nested_and_segmented_policies(sample: str) -> No
     few = {"n_layers": FEW_LAYERS} if sample in ("tied_lm", "moe", "vit") else {}
     ref = model(sample, batch=2, **few)
     graph, base = describe(ref), measure(RunSpec(model=ref, n_repeats=0))
-    found = errors(base, graph, range(3))
-    assert max(found) <= 5e-3 and statistics.median(found) <= 1e-4, found
+    shares = errors(base, graph, range(3))
+    assert max(shares) <= 5e-3 and statistics.median(shares) <= 1e-4, shares
 
 
 @pytest.mark.parametrize(
@@ -126,5 +126,5 @@ def test_a_larger_step_to_the_byte_and_every_policy_of_it(
     assert told.measurement.total_flops == real.total_flops
     graph = describe(real.spec.model)
     policy = preset("all", graph)
-    said = Forecaster(told.measurement, graph).forecast(policy)
-    assert said.step_peak_bytes == pytest.approx(run(large, policy).step_peak_bytes, rel=1e-3)
+    foretold = Forecaster(told.measurement, graph).forecast(policy)
+    assert foretold.step_peak_bytes == pytest.approx(run(large, policy).step_peak_bytes, rel=1e-3)

@@ -11,10 +11,10 @@ from tests.engine.walk_net import ROW, W, Walk, graph
 
 
 def test_the_spine_and_its_cuts() -> None:
-    found = graph(Walk())
-    assert found.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
-    assert [(cut.after, cut.before) for cut in found.cuts] == list(zip(found.chain, found.chain[1:]))
-    assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in found.cuts} == {(ROW, 1, None)}
+    described = graph(Walk())
+    assert described.chain == ("stem", "blocks.0", "blocks.1", "blocks.2", "head")
+    assert [(cut.after, cut.before) for cut in described.cuts] == list(zip(described.chain, described.chain[1:]))
+    assert {(cut.n_bytes, cut.n_tensors, cut.refusal) for cut in described.cuts} == {(ROW, 1, None)}
 
 
 class Twice(nn.Module):
@@ -28,20 +28,20 @@ class Twice(nn.Module):
 
 
 def test_a_block_on_both_sides_refuses_the_cut() -> None:
-    found = graph(Twice())
-    assert found.by_fqn["same"].n_calls == 2
-    assert [(cut.after, cut.before, bool(cut.refusal)) for cut in found.cuts] == [("same", "other", True)]
+    described = graph(Twice())
+    assert described.by_fqn["same"].n_calls == 2
+    assert [(cut.after, cut.before, bool(cut.refusal)) for cut in described.cuts] == [("same", "other", True)]
 
 
 def test_skips_cross_a_cut_as_further_tensors() -> None:
-    found = describe(
+    described = describe(
         ModelRef(target="sample_models/unet.py", arguments={"width": 4, "side": 8, "batch": 1, "depth": 2})
     )
-    assert [cut.n_tensors for cut in found.cuts] == [2, 3, 3, 2, 1]
-    assert all(cut.refusal is None for cut in found.cuts)
+    assert [cut.n_tensors for cut in described.cuts] == [2, 3, 3, 2, 1]
+    assert all(cut.refusal is None for cut in described.cuts)
 
 
 def test_experts_beside_each_other_are_no_spine() -> None:
     small = {"n_layers": 2, "width": 8, "length": 4, "batch": 2, "vocabulary": 8}
-    found = describe(ModelRef(target="sample_models/moe.py", arguments=small))
-    assert found.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")
+    described = describe(ModelRef(target="sample_models/moe.py", arguments=small))
+    assert described.chain == ("embedding", "blocks.0", "blocks.1", "norm", "head")

@@ -129,13 +129,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("target", "more", "said"), BAD, ids=[target for target, _, _ in BAD])
-def test_what_cannot_be_loaded_says_why(good: Path, target: str, more: dict[str, object], said: str) -> None:
+@pytest.mark.parametrize(("target", "more", "words"), BAD, ids=[target for target, _, _ in BAD])
+def test_what_cannot_be_loaded_says_why(good: Path, target: str, more: dict[str, object], words: str) -> None:
     (good.parent / "broken.py").write_text("def build(:\n")
     (good.parent / "stops.py").write_text("raise SystemExit('usage: train')\n")
     if target.startswith("hf:"):
         pytest.importorskip("transformers")
-    with pytest.raises(ModelNotLoaded, match=said):
+    with pytest.raises(ModelNotLoaded, match=words):
         load(ModelRef(target=target.format(good=good, folder=good.parent), **more))  # type: ignore[arg-type]
 
 

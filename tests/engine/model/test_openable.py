@@ -45,12 +45,12 @@ def closed(tmp_path: Path) -> Path:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("factory", "said", "hint"), [
+@pytest.mark.parametrize(("factory", "words", "hint"), [
     ("lazy", r"without a shape: 0\.weight, 0\.bias, 1\.weight and 1 more", "once before the factory returns"),
     ("scripted", r"torch\.jit compiled: 1\.", r"before torch\.jit\.script"),
 ])  # fmt: skip
-def test_models_that_cannot_be_watched_say_why_and_what_next(closed: Path, factory: str, said: str, hint: str) -> None:
-    with pytest.raises(ModelNotLoaded, match=f"{said}.*{hint}"):
+def test_models_that_cannot_be_watched_say_why_and_what_next(closed: Path, factory: str, words: str, hint: str) -> None:
+    with pytest.raises(ModelNotLoaded, match=f"{words}.*{hint}"):
         load(ModelRef(target=f"{closed}:{factory}"))
 
 

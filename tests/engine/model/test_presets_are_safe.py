@@ -45,9 +45,9 @@ def left_out(graph: ModelGraph, policy: Policy) -> set[str]:
 def test_no_error_nothing_left_out(ref: ModelRef) -> None:
     graph = describe(ref)
     for name in PRESETS:
-        found = hazards(graph, preset(name, graph))
+        foreseen = hazards(graph, preset(name, graph))
         assert not [
-            hazard for hazard in found if hazard.severity in ("error", "warning") and "attributes" not in hazard.rule
+            hazard for hazard in foreseen if hazard.severity in ("error", "warning") and "attributes" not in hazard.rule
         ]
     every = preset("all", graph)
     assert left_out(graph, every) == set()
@@ -77,9 +77,9 @@ def test_what_is_proposed_runs_saves_memory_and_changes_no_gradient(ref: ModelRe
     bare, kept_bytes = gradients(ref, KEEP_ALL)
     for name in ("all", "sqrt"):
         policy = preset(name, graph)
-        found, n_bytes = gradients(ref, policy)
-        assert found.keys() == bare.keys()
-        wrong = [fqn for fqn, gradient in bare.items() if not _same(gradient, found[fqn])]
+        recomputed, n_bytes = gradients(ref, policy)
+        assert recomputed.keys() == bare.keys()
+        wrong = [fqn for fqn, gradient in bare.items() if not _same(gradient, recomputed[fqn])]
         assert not wrong and (n_bytes < kept_bytes or not policy.units)
 
 

@@ -16,7 +16,7 @@ from explorer.record import ModelRef, Policy, RunSpec
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "words"),
     [
         ("Strict", "needs width, layers, which have no default.*--set width=... --set layers=..."),
         ("tiny_nit", "no factory 'tiny_nit'. Did you mean tiny_net"),
@@ -26,10 +26,10 @@ from explorer.record import ModelRef, Policy, RunSpec
         ("Picky", "without an example batch, and none was found"),
     ],
 )
-def test_what_cannot_be_loaded_is_one_sentence(package: str, name: str, said: str) -> None:
+def test_what_cannot_be_loaded_is_one_sentence(package: str, name: str, words: str) -> None:
     with pytest.raises(ModelNotLoaded) as error:
         load(ModelRef(target=f"{package}:{name}"))
-    error.match(said)
+    error.match(words)
 
 
 def test_a_configuration_file_builds_a_configured_class(package: str, tmp_path: Path) -> None:

@@ -83,9 +83,9 @@ def test_models_of_transformers_unmodified(config: str) -> None:
     transformers = pytest.importorskip("transformers")
     assert hasattr(transformers, config)
     arguments, unit = HF[config]
-    found = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
-    assert unit in found.chain
-    assert len(found.cuts) == len(found.chain) - 1
-    ends = {edge.source for edge in found.edges} | {edge.target for edge in found.edges}
-    assert ends <= set(found.by_fqn) | {INPUT} | {join.id for join in found.joins}
-    assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in found.blocks)
+    described = describe(ModelRef(target=f"hf:{config}", arguments=arguments))  # type: ignore[arg-type]
+    assert unit in described.chain
+    assert len(described.cuts) == len(described.chain) - 1
+    ends = {edge.source for edge in described.edges} | {edge.target for edge in described.edges}
+    assert ends <= set(described.by_fqn) | {INPUT} | {join.id for join in described.joins}
+    assert not any({"moves_buffers", "keeps_cache"} & set(b.traits) for b in described.blocks)

@@ -36,13 +36,13 @@ def test_peaks_by_rank_are_those_of_the_run(
     assert max(map(abs, shares_off)) < TOLERANCE, shares_off
 
 
-def off(said: PipelineProfile, plan: RunSpec) -> list[float]:
+def off(profiled: PipelineProfile, plan: RunSpec) -> list[float]:
     """By rank, how far the predicted peak is from the measured one."""
     assert plan.plan is not None
     pipeline = build(plan)
     trace = run_pass(pipeline, memory=True)
     measured = trace.memory(pipeline, tuple(trace.actions), range(len(pipeline.rows)))
-    predicted = predict(said, plan.plan, plan.policy).memory
+    predicted = predict(profiled, plan.plan, plan.policy).memory
     return [(p.peak_bytes or 0) / (m.peak_bytes or 1) - 1 for p, m in zip(predicted, measured, strict=True)]
 
 

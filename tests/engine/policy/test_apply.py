@@ -42,9 +42,9 @@ def gradients(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
     model.zero_grad()
     seed_everything(seed)
     model(torch.randn(6, 8)).square().mean().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    return found | {"next": torch.rand(3)}
+    tensors = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    tensors |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    return tensors | {"next": torch.rand(3)}
 
 
 def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
@@ -120,18 +120,18 @@ def test_nothing_is_recomputed_without_gradients_and_everything_in_eval_mode() -
 def test_names_keys_types_and_printed_form_stay() -> None:
     model = net()
 
-    def said() -> tuple[object, ...]:
+    def appearance() -> tuple[object, ...]:
         names = [
             [name for name, _ in walk()] for walk in (model.named_modules, model.named_parameters, model.named_buffers)
         ]
         return names, list(model.state_dict()), [type(m) for m in model.modules()], repr(model)
 
-    before = said()
+    before = appearance()
     handle = apply_policy(model, Policy.recompute(["blocks.0", ("chain.1", "chain.2")]))
-    assert said() == before
+    assert appearance() == before
     assert isinstance(model.blocks[0], Residual)
     handle.undo()
-    assert said() == before
+    assert appearance() == before
 
 
 def test_undo_leaves_no_trace() -> None:

@@ -35,13 +35,13 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("policy", "said"), BAD, ids=[said for _, said in BAD])
-def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, said: str) -> None:
+@pytest.mark.parametrize(("policy", "words"), BAD, ids=[words for _, words in BAD])
+def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, words: str) -> None:
     model = net()
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
     with pytest.raises(InvalidPolicy) as caught:
         apply_policy(model, policy)
-    assert said in caught.value.sentence
+    assert words in caught.value.sentence
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
 
 

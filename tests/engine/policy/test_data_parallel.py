@@ -79,8 +79,8 @@ def step(how: str, policy: Policy) -> Tensors:
         model.zero_grad()
         torch.manual_seed(3 + dist.get_rank())
         called(torch.randn(4, 16)).square().mean().backward()
-    found = {name: _whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
-    return found | {name: b.clone() for name, b in model.named_buffers() if "num_batches" not in name}
+    tensors = {name: _whole(p.grad).clone() for name, p in model.named_parameters() if p.grad is not None}
+    return tensors | {name: b.clone() for name, b in model.named_buffers() if "num_batches" not in name}
 
 
 def _whole(gradient: Tensor) -> Tensor:
@@ -91,10 +91,10 @@ def main() -> None:
     dist.init_process_group("gloo")
     for how in HOW:
         expected = step(how, Policy())
-        for found in (step(how, ALL), step(how, SEGMENT)):
-            wrong = [name for name in expected if not torch.equal(expected[name], found[name])]
-            assert expected.keys() == found.keys() and not wrong, wrong
-        print(f"{how}: the same {len(found)} tensors", flush=True)
+        for tensors in (step(how, ALL), step(how, SEGMENT)):
+            wrong = [name for name in expected if not torch.equal(expected[name], tensors[name])]
+            assert expected.keys() == tensors.keys() and not wrong, wrong
+        print(f"{how}: the same {len(tensors)} tensors", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

@@ -136,9 +136,9 @@ def bits(model: nn.Module, seed: int = 1) -> dict[str, Tensor]:
     x = torch.randn(16, 8, requires_grad=True)
     output = model(x)
     output.square().mean().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    found |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
-    return found | {"output": output.detach(), "input": x.grad.clone(), "next": torch.rand(3)}  # type: ignore[union-attr]
+    tensors = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    tensors |= {f"buffer {name}": b.clone() for name, b in model.named_buffers()}
+    return tensors | {"output": output.detach(), "input": x.grad.clone(), "next": torch.rand(3)}  # type: ignore[union-attr]
 
 
 def assert_same(expected: dict[str, Tensor], actual: dict[str, Tensor]) -> None:
@@ -250,7 +250,7 @@ def test_blocks_that_are_attributes_and_run_twice() -> None:
 
 
 def test_two_passes_may_be_under_way_and_one_given_up() -> None:
-    found = []
+    results = []
     for policy in (Policy(), Policy.recompute(TWO)):
         model: Any = made(Net).eval()
         apply_policy(model, policy)
@@ -262,16 +262,16 @@ def test_two_passes_may_be_under_way_and_one_given_up() -> None:
         for block in model.blocks:
             x, y = block(x, *args, **keywords), block(y, *args, **keywords)
         (x * 2 + y.square()).mean().backward()
-        found.append([x.detach(), y.detach(), one.grad, other.grad, *(p.grad for p in model.blocks.parameters())])
-    assert all(map(torch.equal, *found))
+        results.append([x.detach(), y.detach(), one.grad, other.grad, *(p.grad for p in model.blocks.parameters())])
+    assert all(map(torch.equal, *results))
 
 
 def test_nothing_changes_for_the_eye_and_undo_leaves_no_trace() -> None:
     model = made(Net)
     before = {name: dict(vars(m)) for name, m in model.named_modules()}
-    said = list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)
+    appearance = list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)
     handle = apply_policy(model, Policy.recompute([*TWO, "blocks.0.up"]))
-    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)) == said
+    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], repr(model)) == appearance
     assert [name for name, m in model.named_modules() if is_wrapped(m)] == [
         *(name for i in range(1) for name in (f"blocks.{i}", f"blocks.{i}.up")),
         *(f"blocks.{i}" for i in range(1, N_BLOCKS)),
@@ -297,15 +297,15 @@ def test_copies_and_pickles_run_their_own_weights() -> None:
 
 def test_hooks_see_what_blocks_are_really_given() -> None:
     def seen(policy: Policy) -> list[tuple[str, Tensor, Tensor]]:
-        model, found = made(Net), list[tuple[str, Tensor, Tensor]]()
+        model, calls = made(Net), list[tuple[str, Tensor, Tensor]]()
         for name, block in model.blocks.named_children():  # type: ignore[union-attr, operator]
             block.register_forward_hook(
-                lambda _, args, out, name=name: found.append((name, args[0].detach(), out.detach()))
+                lambda _, args, out, name=name: calls.append((name, args[0].detach(), out.detach()))
             )
         apply_policy(model, policy)
         seed_everything(1)
         model(torch.randn(16, 8))
-        return found
+        return calls
 
     pairs = list(zip(seen(Policy()), seen(Policy.recompute(TWO)), strict=True))
     assert len(pairs) == N_BLOCKS
@@ -378,14 +378,14 @@ READING = [
 ]
 
 
-@pytest.mark.parametrize(("case", "said"), READING, ids=[case for case, _ in READING])
-def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, said: str) -> None:
+@pytest.mark.parametrize(("case", "words"), READING, ids=[case for case, _ in READING])
+def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, words: str) -> None:
     model = made(Sums)
     model.case = case  # type: ignore[assignment]
     apply_policy(model, Policy.recompute(TWO))
     with pytest.raises(InvalidPolicy) as caught:
         bits(model)
-    assert said in caught.value.sentence, caught.value.sentence
+    assert words in caught.value.sentence, caught.value.sentence
     assert "recomputed as one segment" in caught.value.sentence and "one by one" in caught.value.hint
     with torch.no_grad():
         model(torch.randn(16, 8))

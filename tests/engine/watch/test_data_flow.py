@@ -32,10 +32,10 @@ def test_in_place_operators_become_the_writer() -> None:
 
 @pytest.mark.parametrize("quiet", [nn.Identity(), nn.Flatten(), nn.Dropout(0.5).eval()], ids=lambda m: type(m).__name__)
 def test_a_leaf_without_operators_of_its_own_still_stands_in_the_flow(quiet: nn.Module) -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), quiet, nn.Linear(W, W)))
-    flow = {(edge.source, edge.target): edge.n_bytes for edge in found.edges}
+    described = graph(nn.Sequential(nn.Linear(W, W), quiet, nn.Linear(W, W)))
+    flow = {(edge.source, edge.target): edge.n_bytes for edge in described.edges}
     assert flow == {(INPUT, "0"): ROW, ("0", "1"): ROW, ("1", "2"): ROW}
-    assert [(cut.n_tensors, cut.n_bytes) for cut in found.cuts] == [(1, ROW), (1, ROW)]
+    assert [(cut.n_tensors, cut.n_bytes) for cut in described.cuts] == [(1, ROW), (1, ROW)]
     first = graph(nn.Sequential(quiet, nn.Linear(W, W)))
     assert {(edge.source, edge.target): edge.n_bytes for edge in first.edges} == {(INPUT, "0"): ROW, ("0", "1"): ROW}
     assert [(cut.n_tensors, cut.n_bytes) for cut in first.cuts] == [(1, ROW)]

@@ -36,9 +36,9 @@ class Asks(nn.Module):
 
 
 def test_ways_of_calling_that_checkpointing_cares_for() -> None:
-    found = graph(Asks())
-    assert having(found, "keyword_inputs") == having(found, "nested_outputs") == ["speaks"]
-    assert having(found, "keeps_cache") == []  # handed one, and leaves it alone
+    described = graph(Asks())
+    assert having(described, "keyword_inputs") == having(described, "nested_outputs") == ["speaks"]
+    assert having(described, "keeps_cache") == []  # handed one, and leaves it alone
     assert having(graph(Walk(1)), "inputs_need_no_grad") == ["", "stem"]
 
 

@@ -176,8 +176,8 @@ def test_attention_whose_children_are_never_called_is_one_box() -> None:
             x = self.norm(x)
             return x + self.attention(x, x, x)[0]
 
-    found = arrows(graph_of(Attends(), torch.randn(B, 3, W)))
-    assert found == {":input > norm", "norm > attention", "norm > :add", "attention > :add"}
+    drawn = arrows(graph_of(Attends(), torch.randn(B, 3, W)))
+    assert drawn == {":input > norm", "norm > attention", "norm > :add", "attention > :add"}
 
 
 class Residual(nn.Module):
@@ -260,12 +260,12 @@ class Box(nn.Module):
 
 def items(random: Random, depth: int = 2) -> tuple[Item, ...]:
     """Up to five steps; each reads one to three earlier values, the latest more often than others."""
-    found: list[Item] = []
+    steps: list[Item] = []
     for i in range(random.randint(1, 5)):
         what = random.choice(["leaf", "glue", "box"] if depth else ["leaf", "glue"])
         reads = tuple({random.choice([i, random.randint(0, i)]) for _ in range(random.randint(1, 3))})
-        found.append((what, items(random, depth - 1) if what == "box" else None, reads))
-    return tuple(found)
+        steps.append((what, items(random, depth - 1) if what == "box" else None, reads))
+    return tuple(steps)
 
 
 class Truth:
@@ -298,17 +298,17 @@ class Truth:
     def boxes(self, opened: set[str]) -> list[str | None]:
         """What each operation lies in, when `opened` are unfolded; None: it is an open block's own."""
         operating = set(self.block)
-        found: list[str | None] = []
+        boxes: list[str | None] = []
         for block, leaf in zip(self.block, self.leaf):
             if block == INPUT:
-                found.append(INPUT)
+                boxes.append(INPUT)
                 continue
             parts = block.split(".") if block else []
             path = ["", *(".".join(parts[: n + 1]) for n in range(len(parts)))]
             closed = next((step for step in path if step not in opened), None)
             alone = not any(other.startswith(f"{block}.".lstrip(".")) for other in operating - {block})
-            found.append(closed if closed is not None else block if leaf or alone else None)
-        return found
+            boxes.append(closed if closed is not None else block if leaf or alone else None)
+        return boxes
 
     def pairs(self, opened: set[str]) -> set[tuple[str, str]]:
         boxes = self.boxes(opened)
@@ -324,7 +324,7 @@ class Truth:
 def drawn_pairs(graph: ModelGraph, opened: set[str]) -> set[tuple[str, str]]:
     """Boxes that feed each other, directly or through joins alone."""
     flow = folded(graph, nest(graph), opened)
-    joins = {join.id for found in flow.joins.values() for join in found} - {INPUT}
+    joins = {join.id for drawn in flow.joins.values() for join in drawn} - {INPUT}
     after: dict[str, set[str]] = {}
     for arrow in flow.arrows:
         assert arrow.n_bytes == TENSOR * arrow.n_tensors

@@ -23,8 +23,8 @@ class Counts(nn.Module):
 
 
 def test_state_that_forward_moves() -> None:
-    found = graph(
+    described = graph(
         nn.Sequential(nn.BatchNorm1d(W), nn.Sequential(Counts()), nn.BatchNorm1d(W, track_running_stats=False))
     )
-    assert having(found, "running_statistics") == ["", "0"]
-    assert having(found, "moves_buffers") == having(found, "moves_attributes") == ["", "1", "1.0"]
+    assert having(described, "running_statistics") == ["", "0"]
+    assert having(described, "moves_buffers") == having(described, "moves_attributes") == ["", "1", "1.0"]

@@ -9,10 +9,10 @@ from tests.engine.walk_net import ROW, B, W, Walk, graph
 
 
 def test_flops_are_those_of_the_matrix_products() -> None:
-    found = graph(Walk())
-    assert found.by_fqn["stem"].forward_flops == 2 * B * W * W
-    assert found.by_fqn["blocks.1"].forward_flops == 2 * (2 * B * W * 2 * W)
-    assert found.by_fqn[""].forward_flops == 2 * B * W * W + 3 * 8 * B * W * W + 2 * B * W * 2
+    described = graph(Walk())
+    assert described.by_fqn["stem"].forward_flops == 2 * B * W * W
+    assert described.by_fqn["blocks.1"].forward_flops == 2 * (2 * B * W * 2 * W)
+    assert described.by_fqn[""].forward_flops == 2 * B * W * W + 3 * 8 * B * W * W + 2 * B * W * 2
 
 
 def test_recompute_runs_until_the_last_tensor_is_saved() -> None:
@@ -71,13 +71,13 @@ def test_who_saves_what_a_block_is_given_and_returns() -> None:
 
 
 def test_saved_bytes_are_those_made_in_a_block_whoever_saves_them() -> None:
-    found = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(nn.Tanh(), nn.Sigmoid())))
-    assert found.by_fqn["0"].saved_bytes == 0  # tanh keeps its result, not what it was given
-    assert found.by_fqn["1.0"].saved_bytes == ROW
-    assert found.by_fqn["1"].saved_bytes == 2 * ROW
+    described = graph(nn.Sequential(nn.Linear(W, W), nn.Sequential(nn.Tanh(), nn.Sigmoid())))
+    assert described.by_fqn["0"].saved_bytes == 0  # tanh keeps its result, not what it was given
+    assert described.by_fqn["1.0"].saved_bytes == ROW
+    assert described.by_fqn["1"].saved_bytes == 2 * ROW
     model = nn.Sequential(nn.ReLU(), nn.Linear(W, W), nn.Linear(W, W))
-    found = graph(model, torch.randn(B, W, requires_grad=True))
-    assert [found.by_fqn[fqn].saved_bytes for fqn in ("0", "1", "2", "")] == [
+    described = graph(model, torch.randn(B, W, requires_grad=True))
+    assert [described.by_fqn[fqn].saved_bytes for fqn in ("0", "1", "2", "")] == [
         ROW,
         ROW,
         ROW,

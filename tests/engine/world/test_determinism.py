@@ -38,10 +38,10 @@ def test_settings_come_back(raising: bool) -> None:
 
 
 def test_an_operator_without_a_deterministic_kernel_runs_without_a_word() -> None:
-    with warnings.catch_warnings(record=True) as said, deterministic_kernels():
+    with warnings.catch_warnings(record=True) as warned, deterministic_kernels():
         torch.use_deterministic_algorithms(True, warn_only=True)
         warnings.warn("x.y does not have a deterministic implementation, but you set ...", stacklevel=1)
-    assert said == []
+    assert warned == []
 
 
 def test_strict_refuses_what_has_no_deterministic_kernel() -> None:

@@ -32,9 +32,9 @@ def test_each_run_starts_where_it_was_found_and_all_is_left_as_it_was() -> None:
     gradients = [(p.grad, p.grad.clone()) for p in model.parameters()]
     position = torch.get_rng_state()
     after = []
-    with FoundModel(model, list(model.modules())) as found:
+    with FoundModel(model, list(model.modules())) as found_model:
         for _ in range(2):
-            found.put_back()
+            found_model.put_back()
             assert all(p.grad is None for p in model.parameters()) and model.seen == [1] and model.seen is not seen
             step(model, batch)
             after.append({name: value.clone() for name, value in model.state_dict().items()})
@@ -49,8 +49,8 @@ def test_each_run_starts_where_it_was_found_and_all_is_left_as_it_was() -> None:
 
 def test_a_run_in_float64_leaves_the_types_that_were_found() -> None:
     model, batch = model_and_batch()
-    with FoundModel(model, list(model.modules())) as found:
-        found.put_back(torch.float64)
+    with FoundModel(model, list(model.modules())) as found_model:
+        found_model.put_back(torch.float64)
         step(model, batch)
         assert {p.dtype for p in model.parameters()} == {torch.float64}
         assert model[1].num_batches_tracked.dtype is torch.int64
@@ -60,8 +60,8 @@ def test_a_run_in_float64_leaves_the_types_that_were_found() -> None:
 def test_a_step_that_raises_leaves_all_as_it_was() -> None:
     model, _ = model_and_batch()
     before = model[0].weight.clone()
-    with pytest.raises(ValueError), FoundModel(model, list(model.modules())) as found:
-        found.put_back()
+    with pytest.raises(ValueError), FoundModel(model, list(model.modules())) as found_model:
+        found_model.put_back()
         model[0].weight.data.zero_()
         raise ValueError
     assert torch.equal(model[0].weight, before)
@@ -73,13 +73,13 @@ def test_an_optimizer_steps_with_a_copy_of_what_it_remembers() -> None:
     optimizer.step()
     held = optimizer.state[model[0].weight]
     moment = held["exp_avg"].clone()
-    found = FoundOptimizer(optimizer)
+    found_optimizer = FoundOptimizer(optimizer)
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
-    found.put_back()
+    found_optimizer.put_back()
     now = optimizer.state[model[0].weight]
     assert now is not held and torch.equal(now["exp_avg"], moment) and optimizer.param_groups[0]["lr"] == 0.1
-    found.leave()
+    found_optimizer.leave()
     assert optimizer.state[model[0].weight] is held and torch.equal(held["exp_avg"], moment)
 
 

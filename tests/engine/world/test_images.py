@@ -19,11 +19,11 @@ def test_a_structure_that_holds_itself_ends() -> None:
     assert same_state(frozen(ring), frozen(ring))
 
 
-@pytest.mark.parametrize(("value", "said"), [
+@pytest.mark.parametrize(("value", "short_form"), [
     (3, "3"), (0.5, "0.5"), (None, "absent"), ([1, 2], "2 items"), ({"a": 1}, "1 items"),
     ("x" * 99, "'" + "x" * 38 + "…"), (torch.tensor(7), "7"), (torch.tensor(0.25), "0.25"), (math.nan, "nan"),
     (torch.zeros(2, 3), "0, 0, 0, … (2 x 3)"),
 ])  # fmt: skip
-def test_short_form(value: Any, said: str) -> None:
+def test_short_form(value: Any, short_form: str) -> None:
     kept: Tensor | Any = frozen(value)
-    assert short(kept) == said
+    assert short(kept) == short_form

@@ -90,10 +90,10 @@ def test_outside_generators_go_back_and_return() -> None:
         return random.random(), numpy.random.rand(), torch.rand(1, generator=own), torch.rand(1, generator=shared)
 
     first = drawn()
-    found = outside.read()
+    later = outside.read()
     outside.write(at_forward)
     assert drawn() == first
-    outside.write(found)
+    outside.write(later)
     assert drawn() != first
 
 

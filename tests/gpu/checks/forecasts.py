@@ -25,10 +25,10 @@ def check_random_policies(bench: Bench) -> None:
         own = []
         for _ in range(2 if bench.tiny else 20):
             policy = Policy.recompute([fqn for fqn in graph.repeats if chance.random() < 0.5])
-            said = forecaster.forecast(policy).step_peak_bytes
+            foretold = forecaster.forecast(policy).step_peak_bytes
             peak = bench.measured(spec, policy).step_peak_bytes
-            if said is not None and peak:
-                own.append(abs(said - peak) / peak)
+            if foretold is not None and peak:
+                own.append(abs(foretold - peak) / peak)
         errors += own
         bench.figure(f"{sample} median", 100 * statistics.median(own) if own else None, "%")
         bench.figure(f"{sample} most", 100 * max(own) if own else None, "%")
@@ -45,17 +45,17 @@ def check_time_ratios(bench: Bench) -> None:
         spec = bench.spec(sample, "gpu", n_repeats=3 if bench.tiny else 10)
         graph = describe(spec.model, device=bench.device)
         policy = preset(name, graph)
-        said, seen = [], []
+        foretold, seen = [], []
         for _ in range(1 if bench.tiny else 3):
             kept, again = bench.measured(spec), bench.measured(spec, policy)
             assert kept.times is not None and again.times is not None
             if (ratio := Forecaster(kept, graph).forecast(policy).time_ratio) is not None:
-                said.append(ratio)
+                foretold.append(ratio)
             seen.append((again.times.step.median_ms or 0) / (kept.times.step.median_ms or 1))
-        bench.expect(bool(said), f"{sample}, {name}: no time was foretold")
-        if said:
-            errors.append(abs(statistics.median(said) / statistics.median(seen) - 1))
-            bench.figure(f"{sample}, {name}: foretold", statistics.median(said), "of the step")
+        bench.expect(bool(foretold), f"{sample}, {name}: no time was foretold")
+        if foretold:
+            errors.append(abs(statistics.median(foretold) / statistics.median(seen) - 1))
+            bench.figure(f"{sample}, {name}: foretold", statistics.median(foretold), "of the step")
             bench.figure(f"{sample}, {name}: measured", statistics.median(seen), "of the step")
     bench.figure("most it was off", 100 * max(errors, default=0.0), "%")
 

@@ -21,9 +21,9 @@ def check_autocast(bench: Bench) -> None:
             continue
         spec = bench.spec("gpt", autocast=autocast)
         policy = preset("all", describe(spec.model, device=bench.device))
-        found = compare(spec, msgspec.structs.replace(spec, policy=policy))
-        bench.figure(autocast, found.verdict)
-        bench.expect(found.verdict == "bitwise equal", f"{autocast}: {found.verdict}")
+        comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
+        bench.figure(autocast, comparison.verdict)
+        bench.expect(comparison.verdict == "bitwise equal", f"{autocast}: {comparison.verdict}")
 
 
 def check_loss_scaling(bench: Bench) -> None:

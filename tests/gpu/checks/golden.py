@@ -16,12 +16,12 @@ def check_golden_run(bench: Bench) -> None:
     spec = msgspec.structs.replace(
         bench.spec("gpt", optimizer="sgd", n_repeats=3), model=ModelRef(target="sample_models/gpt.py", arguments=TINY)
     )
-    found = compare(spec, msgspec.structs.replace(spec, policy=Policy.recompute(["blocks.0", "blocks.2"])))
-    document = to_msgpack(found)
+    comparison = compare(spec, msgspec.structs.replace(spec, policy=Policy.recompute(["blocks.0", "blocks.2"])))
+    document = to_msgpack(comparison)
     (bench.folder / f"{bench.device}.msgpack").write_bytes(document)
     bench.figure("bytes", len(document))
-    bench.figure("verdict", found.verdict)
-    bench.expect(found.failure is None, found.failure.sentence if found.failure else "")
+    bench.figure("verdict", comparison.verdict)
+    bench.expect(comparison.failure is None, comparison.failure.sentence if comparison.failure else "")
 
 
 def check_snapshot(bench: Bench) -> None:

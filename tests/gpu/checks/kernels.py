@@ -19,7 +19,7 @@ from tests.gpu.kit import Bench, Skipped
 def check_compiled_blocks(bench: Bench) -> None:
     if bench.device == "cpu":
         raise Skipped("compiled blocks on a CPU are tested elsewhere")
-    found = []
+    gradients = []
     for policed in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(3))).to(bench.torch)
@@ -31,8 +31,8 @@ def check_compiled_blocks(bench: Bench) -> None:
         for _ in range(2):
             model.zero_grad()
             model(x).square().mean().backward()
-        found.append([p.grad for p in model.parameters() if p.grad is not None])
-    bench.expect(all(map(torch.equal, *found)), "gradients of compiled blocks differ under a policy")
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    bench.expect(all(map(torch.equal, *gradients)), "gradients of compiled blocks differ under a policy")
 
 
 class Attention(nn.Module):
@@ -53,7 +53,7 @@ def check_attentions(bench: Bench) -> None:
     if bench.device == "cuda":
         kinds |= {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION}
     for name, kind in kinds.items():
-        found, peaks = [], []
+        gradients, peaks = [], []
         for policed in (False, True):
             torch.manual_seed(0)
             dtype = torch.bfloat16 if bench.device == "cuda" else torch.float32
@@ -64,13 +64,13 @@ def check_attentions(bench: Bench) -> None:
             with device_of(bench.torch).recorder() as recorder:
                 model(x).square().mean().backward()
             peaks.append(recorder.log.requested_peak_bytes or 0)
-            found.append([p.grad for p in model.parameters() if p.grad is not None])
-        equal = all(map(torch.equal, *found))
+            gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+        equal = all(map(torch.equal, *gradients))
         bench.figure(f"{name} bitwise", "yes" if equal else "no")
         if bench.device == "cuda":
             bench.figure(f"{name} peak, recomputed over kept", peaks[1] / peaks[0])
         if not equal:  # fused backward adds up with atomics unless it is told not to: rounding, never another mask
-            far = max(float((a - b).float().norm() / a.float().norm()) for a, b in zip(*found))
+            far = max(float((a - b).float().norm() / a.float().norm()) for a, b in zip(*gradients))
             bench.expect(far < 2e-2, f"{name}: gradients lie {far:.1e} apart")
 
 
@@ -81,10 +81,12 @@ def check_cudnn_benchmark(bench: Bench) -> None:
         try:
             spec = bench.spec("resnet")
             policy = preset("all", describe(spec.model, device=bench.device))
-            found = compare(spec, msgspec.structs.replace(spec, policy=policy))
+            comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
         finally:
             torch.backends.cudnn.benchmark = before
-        bench.figure("benchmark on" if on else "benchmark off", found.verdict)
-        peak = found.candidate.step_peak_bytes
-        bench.figure("peak, watched minus alone", (peak or 0) - (found.candidate.peaks.alone_peak_bytes or 0), "bytes")
-        bench.expect(found.verdict in ("bitwise equal", "rounding"), f"benchmark {on}: {found.verdict}")
+        bench.figure("benchmark on" if on else "benchmark off", comparison.verdict)
+        peak = comparison.candidate.step_peak_bytes
+        bench.figure(
+            "peak, watched minus alone", (peak or 0) - (comparison.candidate.peaks.alone_peak_bytes or 0), "bytes"
+        )
+        bench.expect(comparison.verdict in ("bitwise equal", "rounding"), f"benchmark {on}: {comparison.verdict}")

@@ -94,11 +94,13 @@ def check_a_full_history_is_said(bench: Bench) -> None:
         run = bench.measured(bench.spec("gpt"))
     finally:
         cuda_allocator.MAX_ENTRIES = whole
-    bench.expect(any("history was full" in said for said in run.warnings), "nothing was said of a history of 300")
+    bench.expect(
+        any("history was full" in sentence for sentence in run.warnings), "nothing was said of a history of 300"
+    )
 
 
 def check_a_long_history_loses_nothing(bench: Bench) -> None:
     spec = bench.spec("recurrent", n_accumulation=1 if bench.tiny else 8)
     run = bench.measured(msgspec.structs.replace(spec))
     bench.figure("events", run.allocations.n_ticks if run.allocations else 0)
-    bench.expect(not [said for said in run.warnings if "history" in said or "drawn peak" in said], str(run.warnings))
+    bench.expect(not [one for one in run.warnings if "history" in one or "drawn peak" in one], str(run.warnings))

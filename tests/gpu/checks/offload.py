@@ -32,7 +32,7 @@ def check_peak_time_and_host_bytes(bench: Bench) -> None:
 
 
 def check_gradients(bench: Bench) -> None:
-    found = []
+    gradients = []
     for policed in (False, True):
         torch.manual_seed(0)
         layers = (torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU()) for _ in range(8))
@@ -40,8 +40,8 @@ def check_gradients(bench: Bench) -> None:
         if policed:
             apply_policy(model, Policy(units=tuple(Unit(blocks=(str(i),), action="offload") for i in range(8))))
         model(torch.randn(512, 256, device=bench.torch)).square().mean().backward()
-        found.append([p.grad for p in model.parameters() if p.grad is not None])
-    bench.expect(all(map(torch.equal, *found)), "gradients of offloaded blocks differ")
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    bench.expect(all(map(torch.equal, *gradients)), "gradients of offloaded blocks differ")
 
 
 def check_bandwidth(bench: Bench) -> None:

@@ -29,7 +29,7 @@ class OnItsOwnStream(nn.Module):
 
 def check_blocks_on_streams_of_their_own(bench: Bench) -> None:
     bench.needs_cuda()
-    found = []
+    gradients = []
     for policed in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(*(OnItsOwnStream(256) for _ in range(4))).to(bench.torch)
@@ -37,8 +37,8 @@ def check_blocks_on_streams_of_their_own(bench: Bench) -> None:
             apply_policy(model, Policy.recompute(["0", "1", "2", "3"]))
         x = torch.randn(64, 256, device=bench.torch)
         model(x).square().mean().backward()
-        found.append([p.grad for p in model.parameters() if p.grad is not None])
-    bench.expect(all(map(torch.equal, *found)), "gradients of blocks on their own streams differ")
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    bench.expect(all(map(torch.equal, *gradients)), "gradients of blocks on their own streams differ")
 
 
 def check_frees_that_another_stream_delays(bench: Bench) -> None:

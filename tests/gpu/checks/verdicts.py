@@ -62,12 +62,17 @@ def check_verdicts_of_the_sample_models(bench: Bench) -> None:
     for sample in SAMPLES:
         spec = bench.spec(sample)
         policy = preset("all", describe(spec.model, device=bench.device))
-        found = compare(spec, msgspec.structs.replace(spec, policy=policy))
-        bench.figure(sample, found.verdict)
-        bench.expect(found.failure is None, f"{sample}: {found.failure.sentence if found.failure else ''}")
-        bench.expect(found.verdict in ("bitwise equal", "rounding"), f"{sample}: {found.verdict}, {found.moved_twice}")
-        if found.no_reference_because:
-            bench.figure(f"{sample} without a reference", found.no_reference_because)
+        comparison = compare(spec, msgspec.structs.replace(spec, policy=policy))
+        bench.figure(sample, comparison.verdict)
+        bench.expect(
+            comparison.failure is None, f"{sample}: {comparison.failure.sentence if comparison.failure else ''}"
+        )
+        bench.expect(
+            comparison.verdict in ("bitwise equal", "rounding"),
+            f"{sample}: {comparison.verdict}, {comparison.moved_twice}",
+        )
+        if comparison.no_reference_because:
+            bench.figure(f"{sample} without a reference", comparison.no_reference_because)
 
 
 def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
@@ -75,10 +80,10 @@ def check_noise_floor_without_deterministic_kernels(bench: Bench) -> None:
     table = nn.Embedding(64, 32).to(bench.torch)
     ids = torch.randint(0, 64, (4096,), device=bench.torch)
     weight = torch.randn(4096, 32, device=bench.torch)
-    found = []
+    twice = []
     for _ in range(2):
         table.zero_grad()
         (table(ids) * weight).sum().backward()
         assert table.weight.grad is not None
-        found.append(table.weight.grad.clone())
-    bench.figure("largest difference of two equal runs", float((found[0] - found[1]).abs().max()))
+        twice.append(table.weight.grad.clone())
+    bench.figure("largest difference of two equal runs", float((twice[0] - twice[1]).abs().max()))

@@ -33,16 +33,16 @@ KEPT = 1 + 2 * (8 + 2 + 1)
 def test_results_that_backward_needs_stay_and_the_rest_comes_back() -> None:
     """Of each block 2 MiB (s) leave instead of 10."""
     assert told(ALL).saved_after_forward_bytes == (KEPT - 20) * MIB
-    found = told(keeping("aten.mm.default"))
-    assert found.saved_after_forward_bytes == (KEPT - 4) * MIB
-    assert found.freed_bytes == {"a": 2 * MIB, "b": 2 * MIB}
+    foretold = told(keeping("aten.mm.default"))
+    assert foretold.saved_after_forward_bytes == (KEPT - 4) * MIB
+    assert foretold.freed_bytes == {"a": 2 * MIB, "b": 2 * MIB}
 
 
 def test_results_that_nobody_needs_stay_as_well() -> None:
     """t was gone when its block returned; now it waits for the rerun, which it was kept for."""
-    found = told(keeping("aten.sin.default"))
-    assert found.saved_after_forward_bytes == (KEPT - 20 + 8) * MIB
-    assert found.freed_bytes == {"a": 6 * MIB, "b": 6 * MIB}
+    foretold = told(keeping("aten.sin.default"))
+    assert foretold.saved_after_forward_bytes == (KEPT - 20 + 8) * MIB
+    assert foretold.freed_bytes == {"a": 6 * MIB, "b": 6 * MIB}
 
 
 def test_a_rerun_makes_nothing_of_what_was_kept() -> None:
@@ -64,10 +64,10 @@ def test_an_operator_that_never_ran_changes_nothing_and_a_view_is_not_foretold()
 
 def test_reentrant_holds_outputs_and_the_gradient_beside_what_came_back() -> None:
     """Backward of b: x, y of a, and all of b again with its output and t gone, with the gradient until b is through."""
-    found = told(ALL, use_reentrant=True)
-    assert found.saved_after_forward_bytes == told(ALL).saved_after_forward_bytes
-    assert found.step_peak_bytes is not None
-    assert found.step_peak_bytes == (1 + 1 + 1 + 8 + 4 + 2 + 1) * MIB
+    foretold = told(ALL, use_reentrant=True)
+    assert foretold.saved_after_forward_bytes == told(ALL).saved_after_forward_bytes
+    assert foretold.step_peak_bytes is not None
+    assert foretold.step_peak_bytes == (1 + 1 + 1 + 8 + 4 + 2 + 1) * MIB
 
 
 def test_offload_moves_nothing_on_a_cpu_and_all_that_is_saved_on_a_gpu() -> None:

@@ -24,9 +24,9 @@ def at_batch(batch: int, chosen: frozenset[int] = frozenset(), *, squared: int =
 @given(st.sets(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 500), st.frozensets(st.integers(0, 5)))
 def test_any_batch_of_the_textbook_chain_under_any_policy(sizes: set[int], batch: int, chosen: frozenset[int]) -> None:
     real = at_batch(batch, chosen)
-    found = at_size({size: at_batch(size, chosen) for size in sizes}, batch, real.spec)
-    assert found.event_by_event and found.step_peak_bytes == real.step_peak_bytes
-    told = found.measurement
+    foretold = at_size({size: at_batch(size, chosen) for size in sizes}, batch, real.spec)
+    assert foretold.event_by_event and foretold.step_peak_bytes == real.step_peak_bytes
+    told = foretold.measurement
     assert told is not None and (told.origin, told.times) == ("predicted", None)
     assert told.saved_after_forward_bytes == real.saved_after_forward_bytes
     assert told.total_flops == real.total_flops
@@ -42,11 +42,11 @@ def test_what_grows_with_the_square_takes_three_runs() -> None:
 
 def test_runs_that_differ_in_their_events_give_a_rougher_figure_and_no_timeline() -> None:
     runs = {2: at_batch(2), 4: at_batch(4, frozenset({0}))}
-    found = at_size(runs, 6, runs[2].spec)
+    foretold = at_size(runs, 6, runs[2].spec)
     peaks = [run.step_peak_bytes for run in runs.values()]
     assert peaks[0] is not None and peaks[1] is not None
-    assert (found.event_by_event, found.measurement) == (False, None)
-    assert found.step_peak_bytes == 2 * peaks[1] - peaks[0]
+    assert (foretold.event_by_event, foretold.measurement) == (False, None)
+    assert foretold.step_peak_bytes == 2 * peaks[1] - peaks[0]
 
 
 def test_one_run_tells_no_size_nor_does_one_that_was_cut_short() -> None:

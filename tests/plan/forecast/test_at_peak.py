@@ -35,7 +35,7 @@ def kept() -> Measurement:
 def test_a_run_holds_its_peak_where_it_was_foreseen(kept: Measurement, blocks: list[str]) -> None:
     policy = Policy.recompute(blocks)
     at = Forecaster(kept).at_peak(policy)
-    found = ledger(measure(msgspec.structs.replace(kept.spec, policy=policy)))
-    assert at is not None and in_place(at) == in_place(found)
+    real = ledger(measure(msgspec.structs.replace(kept.spec, policy=policy)))
+    assert at is not None and in_place(at) == in_place(real)
     fixed = ("parameter", "optimizer state", "gradient", "input")
-    assert {role: at.by_role[role] for role in fixed} == {role: found.by_role[role] for role in fixed}
+    assert {role: at.by_role[role] for role in fixed} == {role: real.by_role[role] for role in fixed}

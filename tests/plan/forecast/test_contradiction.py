@@ -20,9 +20,9 @@ def graph(**of_first: object) -> ModelGraph:
 
 
 def run(**options: object) -> Measurement:
-    found = measured(Chain(), [0])
+    measurement = measured(Chain(), [0])
     policy = Policy.recompute(["layers.0"], **options)
-    return msgspec.structs.replace(found, spec=msgspec.structs.replace(found.spec, policy=policy))
+    return msgspec.structs.replace(measurement, spec=msgspec.structs.replace(measurement.spec, policy=policy))
 
 
 def off(share: float, told: Measurement, of: ModelGraph, baseline: Measurement | None = None) -> str:

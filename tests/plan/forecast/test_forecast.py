@@ -29,12 +29,12 @@ def without_stash(run: Measurement, *units: str | tuple[str, ...]) -> Forecast:
 def test_any_policy_on_the_textbook_chain_comes_true(chain: Chain, data: st.DataObject) -> None:
     """Up to one block output and one gradient: those live across the moment at which a block's backward begins."""
     chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1)))
-    found = without_stash(measured(chain), *(f"layers.{i}" for i in sorted(chosen)))
+    foretold = without_stash(measured(chain), *(f"layers.{i}" for i in sorted(chosen)))
     real = measured(chain, chosen)
-    assert found.step_peak_bytes is not None and real.step_peak_bytes is not None
-    assert abs(found.step_peak_bytes - real.step_peak_bytes) <= 2 * chain.output + chain.parameters
-    assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
-    assert found.flop_ratio == pytest.approx(1 + len(chosen) / (3 * chain.n_blocks))
+    assert foretold.step_peak_bytes is not None and real.step_peak_bytes is not None
+    assert abs(foretold.step_peak_bytes - real.step_peak_bytes) <= 2 * chain.output + chain.parameters
+    assert foretold.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert foretold.flop_ratio == pytest.approx(1 + len(chosen) / (3 * chain.n_blocks))
 
 
 def test_each_checkpoint_keeps_the_generators_state_on_the_cpu() -> None:
@@ -54,9 +54,9 @@ def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -
     run = measured()
     assert run.allocations is not None
     old = msgspec.structs.replace(run, allocations=msgspec.structs.replace(run.allocations, calls=Calls()))
-    found = without_stash(old, "layers.0")
-    assert (found.step_peak_bytes, found.saved_after_forward_bytes) == (None, None)
-    assert found.flop_ratio == pytest.approx(1 + 1 / 18)
+    foretold = without_stash(old, "layers.0")
+    assert (foretold.step_peak_bytes, foretold.saved_after_forward_bytes) == (None, None)
+    assert foretold.flop_ratio == pytest.approx(1 + 1 / 18)
 
 
 def test_reentrant_checkpointing_that_trains_nothing_is_not_foretold() -> None:
@@ -73,8 +73,8 @@ def test_a_block_that_is_handed_a_cache_has_no_peak_foretold() -> None:
     policy = Policy.recompute(["layers.1"])
     handed = graph_block("layers.1", "B", traits=("keeps_cache",))
     known = ModelGraph(model=graph().model, blocks=(handed,), edges=())
-    found = Forecaster(measured(), known).forecast(policy)
-    assert found.step_peak_bytes is None and found.flop_ratio is not None
+    foretold = Forecaster(measured(), known).forecast(policy)
+    assert foretold.step_peak_bytes is None and foretold.flop_ratio is not None
     assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.0"])).step_peak_bytes is not None
 
 
@@ -159,10 +159,10 @@ def test_an_output_that_nobody_else_saves_leaves_with_the_rest() -> None:
     run = straight(skip=True)
 
     def saved(*units: str) -> int:
-        found = Forecaster(run, known).forecast(Policy.recompute(units, preserve_rng_state=False))
-        assert sum(found.freed_bytes.values()) == run.saved_after_forward_bytes - found.saved_after_forward_bytes
-        assert found.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
-        return run.saved_after_forward_bytes - found.saved_after_forward_bytes
+        foretold = Forecaster(run, known).forecast(Policy.recompute(units, preserve_rng_state=False))
+        assert sum(foretold.freed_bytes.values()) == run.saved_after_forward_bytes - foretold.saved_after_forward_bytes
+        assert foretold.saved_after_forward_bytes is not None and run.saved_after_forward_bytes is not None
+        return run.saved_after_forward_bytes - foretold.saved_after_forward_bytes
 
     assert saved("a") == UNITS["a"] + 2 * MIB
     assert saved("a", "c") == UNITS["a"] + UNITS["c"]  # c's checkpoint keeps what it was given
@@ -183,8 +183,8 @@ def test_a_unit_that_ends_in_another_runs_again_up_to_that_one() -> None:
     for last, expected in (("layers.0.mlp", 0.5), ("layers.0", 0.5 + 0.25)):
         blocks = (msgspec.structs.replace(outer, last_saved_in=last), inner)
         known = ModelGraph(model=graph().model, blocks=blocks, edges=())
-        found = Forecaster(run, known).forecast(Policy.recompute(["layers.0", "layers.0.mlp"]))
-        assert found.flop_ratio == pytest.approx(1 + share * expected, rel=1e-3)
+        foretold = Forecaster(run, known).forecast(Policy.recompute(["layers.0", "layers.0.mlp"]))
+        assert foretold.flop_ratio == pytest.approx(1 + share * expected, rel=1e-3)
 
 
 def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:

@@ -25,28 +25,28 @@ def under(run: Measurement, policy: Policy) -> Measurement:
 @given(chains, st.data())
 def test_any_policy_of_the_textbook_chain_gives_its_baseline_back(chain: Chain, data: st.DataObject) -> None:
     chosen = data.draw(st.sets(st.integers(0, chain.n_blocks - 1), min_size=1))
-    real, found = measured(chain), keep_all_from(measured(chain, chosen))
-    assert found is not None and found.allocations is not None and real.allocations is not None
-    assert found.spec == real.spec and found.phases == real.phases
-    assert held(found.allocations).tolist() == held(real.allocations).tolist()
-    assert found.saved_after_forward_bytes == real.saved_after_forward_bytes
-    assert found.total_flops == real.total_flops
-    assert [cost.n_recompute for cost in found.blocks] == [0] * len(found.blocks)
-    assert unsound(found) == ""
+    real, told = measured(chain), keep_all_from(measured(chain, chosen))
+    assert told is not None and told.allocations is not None and real.allocations is not None
+    assert told.spec == real.spec and told.phases == real.phases
+    assert held(told.allocations).tolist() == held(real.allocations).tolist()
+    assert told.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert told.total_flops == real.total_flops
+    assert [cost.n_recompute for cost in told.blocks] == [0] * len(told.blocks)
+    assert unsound(told) == ""
 
 
 def test_what_nobody_measured_is_predicted_and_has_no_times() -> None:
-    found = keep_all_from(measured(recompute=(0, 2)))
-    assert found is not None and (found.origin, found.times, found.spec.policy) == ("predicted", None, KEEP_ALL)
+    told = keep_all_from(measured(recompute=(0, 2)))
+    assert told is not None and (told.origin, told.times, told.spec.policy) == ("predicted", None, KEEP_ALL)
     kept = measured()
     assert keep_all_from(kept) is kept and kept.origin == "measured"
 
 
 def test_any_run_is_a_baseline_to_forecast_from() -> None:
     policy = Policy.recompute(["layers.1", "layers.3"])
-    said = Forecaster(measured()).forecast(policy)
-    assert said.step_peak_bytes is not None
-    timeless = msgspec.structs.replace(said, time_ratio=None, time_ratio_spread=None, time_ratio_of_calls=None)
+    foretold = Forecaster(measured()).forecast(policy)
+    assert foretold.step_peak_bytes is not None
+    timeless = msgspec.structs.replace(foretold, time_ratio=None, time_ratio_spread=None, time_ratio_of_calls=None)
     assert Forecaster(measured(recompute=range(6))).forecast(policy) == timeless
 
 

@@ -53,9 +53,9 @@ def test_keeping_a_recomputed_block_gives_the_bytes_back() -> None:
 
 def test_blocks_inside_a_unit_have_no_price_of_their_own() -> None:
     run = measured(recompute=[2])
-    found = {price.blocks[0] for price in prices(run)}
-    assert "layers.2" in found and "layers.2.inner" not in found and "layers" not in found
-    assert {"layers.1", "layers.1.inner"} <= found
+    priced = {price.blocks[0] for price in prices(run)}
+    assert "layers.2" in priced and "layers.2.inner" not in priced and "layers" not in priced
+    assert {"layers.1", "layers.1.inner"} <= priced
 
 
 def test_a_peak_in_the_optimizer_cannot_be_bought() -> None:

@@ -36,7 +36,7 @@ def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
     known = ModelGraph(model=graph().model, blocks=tuple(blocks), edges=())
     forecaster = Forecaster(two_blocks(), known)
 
-    def said(*ops: str, block: str = "a") -> str:
+    def why(*ops: str, block: str = "a") -> str:
         policy = Policy(units=(Unit(blocks=(block,), action="save_ops", save_ops=ops),))
         foretold = forecaster.forecast(policy).step_peak_bytes
         assert foretold == forecaster.peak_bytes(policy)
@@ -44,18 +44,18 @@ def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
         assert (foretold is None) == bool(sentence)
         return sentence
 
-    assert "torch refuses to keep what aten.exp.default returns" in said("aten.mm.default", "aten.exp.default")
-    assert "torch refuses to keep what aten.add_.Tensor returns" in said("aten.add_.Tensor")
-    assert not said("aten.mm.default") and not said("aten.exp.default", block="b")
+    assert "torch refuses to keep what aten.exp.default returns" in why("aten.mm.default", "aten.exp.default")
+    assert "torch refuses to keep what aten.add_.Tensor returns" in why("aten.add_.Tensor")
+    assert not why("aten.mm.default") and not why("aten.exp.default", block="b")
 
 
 def test_offload_beside_other_units_is_foretold_where_nothing_moves() -> None:
     """Unless one that runs again lies inside it and another around it."""
 
-    def said(*actions: str, moves: bool = False) -> str:
+    def why(*actions: str, moves: bool = False) -> str:
         names = ("layers", "layers.1", "layers.1.mlp")
         units = tuple(Unit(blocks=(fqn,), action=action) for fqn, action in zip(names, actions))  # type: ignore[arg-type]
         return unforeseen(Policy(units=units), None, moves=moves)
 
-    assert not said("recompute", "offload") and not said("offload", "recompute", "recompute")
-    assert said("recompute", "offload", moves=True) and said("recompute", "offload", "recompute")
+    assert not why("recompute", "offload") and not why("offload", "recompute", "recompute")
+    assert why("recompute", "offload", moves=True) and why("recompute", "offload", "recompute")

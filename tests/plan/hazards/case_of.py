@@ -9,23 +9,23 @@ from explorer.record.run import RunSpec
 MODEL = ModelRef(target="net.py")
 
 
-def block(fqn: str, *traits: str, **said: object) -> Block:
+def block(fqn: str, *traits: str, **fields: object) -> Block:
     about = {"kind": "Block", "n_calls": 1, "parameter_bytes": 4, "buffer_bytes": 0, "output_bytes": 4,
-             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **said}  # fmt: skip
+             "saved_bytes": 4, "forward_flops": 1, "rerun_flops": 1, **fields}  # fmt: skip
     return Block(fqn=fqn, traits=traits, **about)  # type: ignore[arg-type]
 
 
-def graph(*blocks: Block, **said: object) -> ModelGraph:
+def graph(*blocks: Block, **fields: object) -> ModelGraph:
     root = block("", *{trait for each in blocks for trait in each.traits})
-    return ModelGraph(model=MODEL, blocks=(root, *blocks), edges=(), **said)  # type: ignore[arg-type]
+    return ModelGraph(model=MODEL, blocks=(root, *blocks), edges=(), **fields)  # type: ignore[arg-type]
 
 
-def rules(found: object) -> list[str]:
-    return [hazard.rule for hazard in found]  # type: ignore[attr-defined]
+def rules(hazards: object) -> list[str]:
+    return [hazard.rule for hazard in hazards]  # type: ignore[attr-defined]
 
 
-def spec(**said: object) -> RunSpec:
-    return RunSpec(model=MODEL, **said)  # type: ignore[arg-type]
+def spec(**fields: object) -> RunSpec:
+    return RunSpec(model=MODEL, **fields)  # type: ignore[arg-type]
 
 
 A = Policy.recompute(["a"])

@@ -9,8 +9,8 @@ from tests.plan.hazards.case_of import A, block, graph, rules, spec
 
 def test_a_trap_below_a_named_block_counts_and_one_beside_it_does_not() -> None:
     net = graph(block("a", "python_rng"), block("a.drop", "python_rng"), block("ab", "python_rng"))
-    found = hazards(net, A)
-    assert [(hazard.rule, hazard.blocks) for hazard in found] == [("python-rng", ("a.drop",))]
+    foreseen = hazards(net, A)
+    assert [(hazard.rule, hazard.blocks) for hazard in foreseen] == [("python-rng", ("a.drop",))]
 
 
 def test_eval_mode_draws_no_dropout_and_moves_no_statistics() -> None:

@@ -17,8 +17,8 @@ from explorer.record.policy import KEEP_ALL, Policy, Unit
 from tests.plan.hazards.case_of import OPTIONS, A, block, graph, rules, spec
 
 
-def plan(n_microbatches: int = 4, **said: object) -> PipelinePlan:
-    return PipelinePlan(stages=(("a",), ("b",)), n_microbatches=n_microbatches, **said)  # type: ignore[arg-type]
+def plan(n_microbatches: int = 4, **fields: object) -> PipelinePlan:
+    return PipelinePlan(stages=(("a",), ("b",)), n_microbatches=n_microbatches, **fields)  # type: ignore[arg-type]
 
 
 CASES = [  # rule, block with its trap, policy that falls in, policy that does not
@@ -69,8 +69,8 @@ CASES = [  # rule, block with its trap, policy that falls in, policy that does n
 @pytest.mark.parametrize(("rule", "trap", "into", "out"), CASES, ids=[case[0] for case in CASES])
 class TestPolicyRules:
     def test_fires_in_its_trap_and_names_the_block(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
-        found = [hazard for hazard in hazards(graph(trap, block("b")), into) if hazard.rule == rule]
-        assert [hazard.blocks for hazard in found] == [("a",)]
+        foreseen = [hazard for hazard in hazards(graph(trap, block("b")), into) if hazard.rule == rule]
+        assert [hazard.blocks for hazard in foreseen] == [("a",)]
 
     def test_is_silent_once_cured(self, rule: str, trap: Block, into: Policy, out: Policy) -> None:
         assert rule not in rules(hazards(graph(trap, block("b")), out))
@@ -163,9 +163,9 @@ class TestPipelineRules:
         assert "multiplied-recompute" not in rules(hazards(self.NET, KEEP_ALL, plan(schedule="ZBVZeroBubble")))
 
     def test_reentrant_stage(self) -> None:
-        found = {hazard.rule: hazard.severity for hazard in hazards(self.NET, OPTIONS["reentrant"], plan())}
+        whole = {hazard.rule: hazard.severity for hazard in hazards(self.NET, OPTIONS["reentrant"], plan())}
         split = {h.rule: h.severity for h in hazards(self.NET, OPTIONS["reentrant"], plan(schedule="ZBVZeroBubble"))}
-        assert (found["reentrant-stage"], split["reentrant-stage"]) == ("warning", "error")
+        assert (whole["reentrant-stage"], split["reentrant-stage"]) == ("warning", "error")
         assert "reentrant-stage" not in rules(hazards(self.NET, A, plan()))
 
     def test_cache_between_microbatches(self) -> None:

@@ -33,13 +33,13 @@ def flagged(model: Any, **options: Any) -> set[str]:
 def test_the_layers_are_those_that_transformers_flags(opened: tuple[Any, ModelGraph], every: int) -> None:
     model, graph = opened
     text = f"activation_checkpointing: true\nactivation_checkpointing_kwargs: {{every_n_layers: {every}}}"
-    found = read(text, graph)
-    assert found.fit == "exact" and set(found.policy.blocks) == flagged(model, every_n_layers=every)
+    reading = read(text, graph)
+    assert reading.fit == "exact" and set(reading.policy.blocks) == flagged(model, every_n_layers=every)
 
 
 def test_the_options_are_taken_over(opened: tuple[Any, ModelGraph]) -> None:
     text = "TrainingArguments(gradient_checkpointing=True, gradient_checkpointing_kwargs={'use_reentrant': True})"
-    found = read(text, opened[1])
-    assert found.policy.use_reentrant and found.fit == "exact"
+    reading = read(text, opened[1])
+    assert reading.policy.use_reentrant and reading.fit == "exact"
     call = read("model.gradient_checkpointing_enable({'use_reentrant': True})", opened[1])
-    assert call.policy == found.policy
+    assert call.policy == reading.policy

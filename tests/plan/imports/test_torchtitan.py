@@ -83,8 +83,8 @@ def stepped(apply: Callable[[nn.Module], object]) -> tuple[Counter[str], Counter
 
 
 def names_without_wrappers(model: nn.Module) -> dict[str, Any]:
-    found = {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in model.named_parameters()}
-    return {name: found[name] for name in sorted(found)}
+    plain = {name.replace("_checkpoint_wrapped_module.", ""): one for name, one in model.named_parameters()}
+    return {name: plain[name] for name in sorted(plain)}
 
 
 def ours(text: str) -> Callable[[nn.Module], object]:

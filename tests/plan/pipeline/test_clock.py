@@ -73,8 +73,10 @@ def test_a_deadlock_is_refused() -> None:
 
 
 def test_which_microbatches_are_checkpointed() -> None:
-    said = {mode: [is_checkpointed(mode, i, 3) for i in range(3)] for mode in ("always", "except_last", "never")}  # type: ignore[arg-type]
-    assert said == {
+    checkpointed = {
+        mode: [is_checkpointed(mode, i, 3) for i in range(3)] for mode in ("always", "except_last", "never")
+    }  # type: ignore[arg-type]
+    assert checkpointed == {
         "always": [True, True, True],
         "except_last": [True, True, False],
         "never": [False, False, False],

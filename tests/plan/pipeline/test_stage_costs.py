@@ -79,10 +79,10 @@ def test_a_stage_pays_its_overhead_once() -> None:
 
 def test_the_first_stage_does_its_whole_backward_in_w() -> None:
     first, last = stage_costs(split_profile(), plan(("b0", "b1"), ("b2", "b3")), Policy.recompute(["b1"]))
-    said = first.recomputed.split
-    assert said is not None
-    assert (said.input_ms, said.weight_ms, said.weight_recompute_ms) == (0.0, 5.0, 1.0)
-    assert said.weight_extra_bytes == first.recomputed.backward_extra_bytes
+    split = first.recomputed.split
+    assert split is not None
+    assert (split.input_ms, split.weight_ms, split.weight_recompute_ms) == (0.0, 5.0, 1.0)
+    assert split.weight_extra_bytes == first.recomputed.backward_extra_bytes
     assert last.kept.split is not None
     assert last.kept.split.input_ms == 2 * 1.5
 

@@ -26,8 +26,8 @@ def test_the_step_is_as_long_as_the_ranks_were_at_it() -> None:
 
 
 def test_a_link_costs_what_a_free_rank_waited_for_a_neighbour_that_was_done() -> None:
-    found = transfers(as_read(ROWS, READ))
-    assert [(one.source, one.target, one.start_ms, one.end_ms) for one in found] == [(0, 1, 10, 40), (1, 0, 70, 100)]
+    sent = transfers(as_read(ROWS, READ))
+    assert [(one.source, one.target, one.start_ms, one.end_ms) for one in sent] == [(0, 1, 10, 40), (1, 0, 70, 100)]
     assert sum(link.wait_ms for link in links(as_read(ROWS, READ))) == 60
 
 

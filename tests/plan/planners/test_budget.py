@@ -63,21 +63,21 @@ def is_at_most_nested_once(policy: Policy) -> bool:
 
 def every_policy(chosen: Planner, run: Measurement, graph: ModelGraph) -> list[tuple[int, float]]:
     """Peak and cost of every policy made of the planner's candidates."""
-    forecaster, found = Forecaster(run, graph), []
+    forecaster, costs = Forecaster(run, graph), []
     for taken in subsets(len(chosen.candidates.units)):
         policy = chosen.policy(taken)
         peak = forecaster.forecast(policy).step_peak_bytes
         if is_at_most_nested_once(policy) and peak is not None:
-            found.append((peak, chosen.cost_of(taken)))
-    return found
+            costs.append((peak, chosen.cost_of(taken)))
+    return costs
 
 
-def holds_against(found: Plan, every: list[tuple[int, float]], budget: int) -> None:
+def holds_against(plan: Plan, every: list[tuple[int, float]], budget: int) -> None:
     best = min(cost for peak, cost in every if peak <= budget)
-    assert found.step_peak_bytes <= budget
-    assert found.certificate.bound <= best * (1 + 1e-9) + 1e-9, "what is called proven is beaten"
-    assert found.extra_cost <= best * 1.005 + 1e-9, "a cheaper policy fits"
-    assert (found.step_peak_bytes, pytest.approx(found.extra_cost)) in every
+    assert plan.step_peak_bytes <= budget
+    assert plan.certificate.bound <= best * (1 + 1e-9) + 1e-9, "what is called proven is beaten"
+    assert plan.extra_cost <= best * 1.005 + 1e-9, "a cheaper policy fits"
+    assert (plan.step_peak_bytes, pytest.approx(plan.extra_cost)) in every
 
 
 @pytest.mark.slow
@@ -162,11 +162,11 @@ def test_a_run_keeps_the_budget_of_its_plan(sample: str) -> None:
     _, run = known(sample)
     highest, lowest = planner(sample).keep_all_bytes, planner(sample).floor().step_peak_bytes
     for share in (0.7, 0.3):
-        found = planner(sample).within(round(lowest + share * (highest - lowest)))
-        real = measure(msgspec.structs.replace(run.spec, policy=found.policy))
-        assert real.step_peak_bytes is not None and found.budget_bytes is not None
-        assert real.step_peak_bytes == pytest.approx(found.step_peak_bytes, rel=2e-3)
-        assert real.step_peak_bytes <= found.budget_bytes
+        plan = planner(sample).within(round(lowest + share * (highest - lowest)))
+        real = measure(msgspec.structs.replace(run.spec, policy=plan.policy))
+        assert real.step_peak_bytes is not None and plan.budget_bytes is not None
+        assert real.step_peak_bytes == pytest.approx(plan.step_peak_bytes, rel=2e-3)
+        assert real.step_peak_bytes <= plan.budget_bytes
 
 
 @pytest.mark.slow
@@ -202,9 +202,9 @@ def test_the_front_goes_down_in_peak_and_up_in_cost() -> None:
 def test_a_plan_says_of_its_policy_what_a_forecast_does(sample: str) -> None:
     forecaster = Forecaster(known(sample)[1], known(sample)[0])
     for plan in (planner(sample).floor(), planner(sample).least_memory(0.2)):
-        said = forecaster.forecast(plan.policy)
-        assert plan.cost_ratio == pytest.approx(said.time_ratio, rel=1e-9) and plan.cost_unit == "ms"
-        assert (plan.step_peak_bytes, plan.flop_ratio) == (said.step_peak_bytes, said.flop_ratio)
+        foretold = forecaster.forecast(plan.policy)
+        assert plan.cost_ratio == pytest.approx(foretold.time_ratio, rel=1e-9) and plan.cost_unit == "ms"
+        assert (plan.step_peak_bytes, plan.flop_ratio) == (foretold.step_peak_bytes, foretold.flop_ratio)
 
 
 def test_no_plan_is_worse_than_the_first_so_many_of_equal_blocks_however_short_the_time() -> None:
@@ -225,9 +225,9 @@ def test_what_is_tried_first_names_no_block_twice_where_equal_segments_overlap()
 
 
 def test_the_least_memory_that_a_time_allows() -> None:
-    found = planner("unet").least_memory(0.10)
-    assert found.cost_ratio is not None and found.cost_ratio <= 1.10 + 1e-9
-    assert found.step_peak_bytes < 0.9 * planner("unet").keep_all_bytes
+    plan = planner("unet").least_memory(0.10)
+    assert plan.cost_ratio is not None and plan.cost_ratio <= 1.10 + 1e-9
+    assert plan.step_peak_bytes < 0.9 * planner("unet").keep_all_bytes
     assert planner("unet").least_memory(0.0).extra_cost == 0
     with pytest.raises(BadInput, match="cannot take"):
         planner("unet").least_memory(-0.1)

@@ -52,12 +52,12 @@ def test_no_preset_lies_below_the_front(sample: str) -> None:
     for name in preset_titles():
         policy = preset(name, graph)
         if all(unit.action == "recompute" for unit in policy.units):
-            said = forecaster.forecast(policy)
-            assert said.step_peak_bytes is not None and said.time_ratio is not None
+            foretold = forecaster.forecast(policy)
+            assert foretold.step_peak_bytes is not None and foretold.time_ratio is not None
             n_presets += 1
             assert any(
-                plan.step_peak_bytes <= said.step_peak_bytes
-                and (plan.cost_ratio or math.inf) <= said.time_ratio * (1 + 1e-9)
+                plan.step_peak_bytes <= foretold.step_peak_bytes
+                and (plan.cost_ratio or math.inf) <= foretold.time_ratio * (1 + 1e-9)
                 for plan in front
             ), name
     assert n_presets > 5

@@ -88,14 +88,14 @@ def fullest(played: PlayedSchedule) -> int:
 
 def every_plan(profile: PipelineProfile, plan: PipelinePlan) -> list[tuple[int, float]]:
     """Bytes of the fullest rank, and time, of all plans there are."""
-    found = []
+    plans = []
     for n_microbatches in microbatch_counts(profile, plan):
         for stages in every_cut(profile, len(plan.stages)):
             whole = msgspec.structs.replace(plan, stages=stages, n_microbatches=n_microbatches)
             for policy in every_policy(profile):
                 played = predict(profile, whole, policy)
-                found.append((fullest(played), played.makespan_ms))
-    return found
+                plans.append((fullest(played), played.makespan_ms))
+    return plans
 
 
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
@@ -106,14 +106,14 @@ def test_no_plan_at_all_is_quicker_under_the_cap(seed: int, schedule: str) -> No
     least, most = min(plans)[0], max(plans)[0]
     for share in (0.0, 0.1, 0.3, 0.6):
         cap = int(least + share * (most - least))
-        found = planned(profile, GRAPH, plan, cap)
-        said = predict(profile, found.plan, found.policy)
-        assert found.makespan_ms == said.makespan_ms
-        assert found.rank_bytes == tuple(memory.device_bytes for memory in said.memory)
-        assert max(found.rank_bytes) <= cap
+        chosen = planned(profile, GRAPH, plan, cap)
+        played = predict(profile, chosen.plan, chosen.policy)
+        assert chosen.makespan_ms == played.makespan_ms
+        assert chosen.rank_bytes == tuple(memory.device_bytes for memory in played.memory)
+        assert max(chosen.rank_bytes) <= cap
         best = min(ms for held, ms in plans if held <= cap)
-        assert found.makespan_ms == pytest.approx(best)
-        assert 0.5 * best < found.bound_ms <= best * (1 + 1e-9)
+        assert chosen.makespan_ms == pytest.approx(best)
+        assert 0.5 * best < chosen.bound_ms <= best * (1 + 1e-9)
     with pytest.raises(InvalidPlan, match=r"the least was .* on rank"):
         planned(profile, GRAPH, plan, least - 1)
 
@@ -145,10 +145,10 @@ def test_never_worse_than_any_policy_on_an_even_cut(seed: int, schedule: str) ->
         played += [predict(profile, cut, policy) for policy in every_policy(profile)]
     plans = [(fullest(one), one.makespan_ms) for one in played]
     cap = int(dice.uniform(min(plans)[0], max(plans)[0]))
-    found = planned(profile, GRAPH, plan, cap, 4)
-    assert max(found.rank_bytes) <= cap
-    assert found.makespan_ms <= min(ms for held, ms in plans if held <= cap) * (1 + 1e-9)
-    assert found.bound_ms <= found.makespan_ms
+    chosen = planned(profile, GRAPH, plan, cap, 4)
+    assert max(chosen.rank_bytes) <= cap
+    assert chosen.makespan_ms <= min(ms for held, ms in plans if held <= cap) * (1 + 1e-9)
+    assert chosen.bound_ms <= chosen.makespan_ms
 
 
 def test_cuts_first_and_policy_second_is_slower() -> None:
@@ -157,10 +157,10 @@ def test_cuts_first_and_policy_second_is_slower() -> None:
     for seed in range(3):
         profile = heavy_in_front(drawn(seed, graph))
         free = planned(profile, graph, plan, 2**40, 8)
-        found = planned(profile, graph, plan, int(0.55 * max(free.rank_bytes)), 8)
-        assert found.cuts_first_ms is not None
-        assert found.makespan_ms <= found.cuts_first_ms
-        gains.append(found.makespan_ms / found.cuts_first_ms)
+        chosen = planned(profile, graph, plan, int(0.55 * max(free.rank_bytes)), 8)
+        assert chosen.cuts_first_ms is not None
+        assert chosen.makespan_ms <= chosen.cuts_first_ms
+        gains.append(chosen.makespan_ms / chosen.cuts_first_ms)
     assert min(gains) < 0.97
 
 
@@ -170,9 +170,9 @@ def test_ranks_of_two_stages_keep_the_cap_together(schedule: str) -> None:
     free = planned(profile, GRAPH, plan, 2**40)
     assert not free.policy.units
     tight = planned(profile, GRAPH, plan, int(0.8 * max(free.rank_bytes)))
-    said = predict(profile, tight.plan, tight.policy)
-    assert fullest(said) == max(tight.rank_bytes) <= 0.8 * max(free.rank_bytes)
-    assert said.makespan_ms == tight.makespan_ms > free.makespan_ms
+    played = predict(profile, tight.plan, tight.policy)
+    assert fullest(played) == max(tight.rank_bytes) <= 0.8 * max(free.rank_bytes)
+    assert played.makespan_ms == tight.makespan_ms > free.makespan_ms
 
 
 def test_many_blocks_are_cut_without_trying_every_cut() -> None:
@@ -180,10 +180,10 @@ def test_many_blocks_are_cut_without_trying_every_cut() -> None:
     profile, plan = msgspec.structs.replace(drawn(1, graph), batch_rows=8), asked(6, "1F1B")
     free = planned(profile, graph, plan, 2**40, 8)
     cap = int(0.7 * max(free.rank_bytes))
-    found = planned(profile, graph, plan, cap, 8)
-    assert max(found.rank_bytes) <= cap
-    assert found.cuts_first_ms is None or found.makespan_ms <= found.cuts_first_ms
-    assert free.makespan_ms < found.makespan_ms < 2 * free.makespan_ms
+    chosen = planned(profile, graph, plan, cap, 8)
+    assert max(chosen.rank_bytes) <= cap
+    assert chosen.cuts_first_ms is None or chosen.makespan_ms <= chosen.cuts_first_ms
+    assert free.makespan_ms < chosen.makespan_ms < 2 * free.makespan_ms
 
 
 def test_a_batch_that_nothing_divides_is_a_sentence() -> None:

@@ -32,8 +32,8 @@ def _changed(graph: ModelGraph, fqn: str, **fields: object) -> ModelGraph:
 
 
 def test_single_blocks_come_first_and_then_stretches_by_length() -> None:
-    found = offered(_chain(3))
-    assert found == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
+    units = offered(_chain(3))
+    assert units == [("h.0",), ("h.1",), ("h.2",), ("h.0", "h.1"), ("h.1", "h.2"), ("h.0", "h.1", "h.2")]
 
 
 @pytest.mark.parametrize("fields", [{"saved_bytes": 0}, {"n_calls": 0}], ids=["saves nothing", "never called"])
@@ -44,8 +44,8 @@ def test_a_module_that_could_free_nothing_is_not_offered(fields: dict[str, int])
 
 
 def test_no_stretch_reaches_over_a_place_where_more_happens_than_handing_on() -> None:
-    found = offered(_changed(_chain(4), "h.2", follows=""))
-    assert [unit for unit in found if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
+    units = offered(_changed(_chain(4), "h.2", follows=""))
+    assert [unit for unit in units if len(unit) > 1] == [("h.0", "h.1"), ("h.2", "h.3")]
 
 
 @pytest.mark.parametrize("n", [2, 7, 12, MOST_SEGMENTS + 1, MOST_SEGMENTS + 2])

@@ -72,11 +72,11 @@ def test_no_schedule_is_cheaper_and_none_fits_where_it_finds_none(
     n = len(chain.forward_ms)
     every = [(extra_ms(chain, tree), tree) for tree in schedules(0, n, nested=nested)]
     least = min((cost for cost, tree in every if needs(chain, tree, 0, n) <= memory), default=math.inf)
-    found = cheapest_schedule(chain, memory, nested=nested, n_slots=memory)
-    assert (math.inf if found is None else extra_ms(chain, found.pieces)) == pytest.approx(least)
-    if found is not None:
-        assert needs(chain, found.pieces, 0, n) <= memory
-        assert nested or not found.is_nested
+    schedule = cheapest_schedule(chain, memory, nested=nested, n_slots=memory)
+    assert (math.inf if schedule is None else extra_ms(chain, schedule.pieces)) == pytest.approx(least)
+    if schedule is not None:
+        assert needs(chain, schedule.pieces, 0, n) <= memory
+        assert nested or not schedule.is_nested
 
 
 @given(chain=chains())
@@ -91,5 +91,5 @@ def test_where_all_fits_nothing_runs_again_and_where_nothing_fits_there_is_no_sc
 def test_coarse_slots_round_up_so_no_plan_breaks_the_limit() -> None:
     chain = HeterogeneousChain(forward_ms=(1.0,) * 8, saved_bytes=(101,) * 8, output_bytes=(10,) * 8)
     for memory in range(150, 900, 50):
-        found = cheapest_schedule(chain, memory, n_slots=50)
-        assert found is None or needs(chain, found.pieces, 0, 8) <= memory
+        schedule = cheapest_schedule(chain, memory, n_slots=50)
+        assert schedule is None or needs(chain, schedule.pieces, 0, 8) <= memory

@@ -36,7 +36,7 @@ def test_a_budget_is_read_as_it_is_meant(text: str, wish: Wish) -> None:
              "nan %", "inf", "0 %", "0 MiB", "10 time", "60 MiB please", "+99999999 % time"],
 )  # fmt: skip
 def test_what_is_no_budget_gets_one_sentence(text: str) -> None:
-    with pytest.raises(BadInput) as said:
+    with pytest.raises(BadInput) as caught:
         parse_wish(text, 200 * MIB)
-    assert said.value.sentence.endswith(".") and "\n" not in said.value.sentence
-    assert said.value.hint
+    assert caught.value.sentence.endswith(".") and "\n" not in caught.value.sentence
+    assert caught.value.hint

@@ -190,8 +190,8 @@ def test_loading_a_policy_needs_neither_torch_nor_numpy(tmp_path: Path, root: Pa
     path = tmp_path / "policy.yaml"
     path.write_text(GOOD)
     check = f"import sys, explorer; explorer.load_policy({str(path)!r}); print({{'torch', 'numpy'}} & set(sys.modules))"
-    said = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "set()"
+    process = subprocess.run([sys.executable, "-c", check], cwd=root, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"
 
 
 def test_the_text_reads_well() -> None:

@@ -29,9 +29,9 @@ def test_what_matches_nothing_says_what_is_near() -> None:
 
 def test_each_match_is_a_unit_of_its_own_and_named_once() -> None:
     policy = Policy.recompute(["layers.1.mlp", "layers.*.mlp"], early_stop=False)
-    found = expanded(policy, NAMES)
-    assert found.blocks == ("layers.1.mlp", "layers.0.mlp", *(f"layers.{i}.mlp" for i in range(2, 11)))
-    assert not found.early_stop
+    by_name = expanded(policy, NAMES)
+    assert by_name.blocks == ("layers.1.mlp", "layers.0.mlp", *(f"layers.{i}.mlp" for i in range(2, 11)))
+    assert not by_name.early_stop
     plain = Policy(units=(Unit(blocks=("layers.0", "layers.1")),))
     assert expanded(plain, NAMES) is plain
 

@@ -22,9 +22,9 @@ def logged(**changes: object) -> Measurement:
 
 
 def log() -> Allocations:
-    found = measured().allocations
-    assert found is not None
-    return found
+    allocations = measured().allocations
+    assert allocations is not None
+    return allocations
 
 
 def test_a_plain_chain_needs_no_word() -> None:
@@ -34,17 +34,17 @@ def test_a_plain_chain_needs_no_word() -> None:
 
 def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
     roles = [ROLES.index("unattributed") if ROLES[role] == "optimizer state" else role for role in log().role]
-    (said,) = beside_peak(logged(role=column(roles)))
+    (sentence,) = beside_peak(logged(role=column(roles)))
     lost = sum(
         size for size, role, born, died in zip(log().n_bytes, roles, log().born, log().died)
         if ROLES[role] == "unattributed" and born <= log().peak_tick < died
     )  # fmt: skip
-    assert said.startswith(f"{100 * lost / max(log().held_bytes):.0f} % of the peak is unattributed")
+    assert sentence.startswith(f"{100 * lost / max(log().held_bytes):.0f} % of the peak is unattributed")
 
 
 def test_recurrent_layers_of_onednn_are_named() -> None:
-    (said,) = beside_peak(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
-    assert "oneDNN" in said and "7 %" in said
+    (sentence,) = beside_peak(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
+    assert "oneDNN" in sentence and "7 %" in sentence
 
 
 def test_a_peak_of_drawn_layers_is_one_draw() -> None:
@@ -53,8 +53,8 @@ def test_a_peak_of_drawn_layers_is_one_draw() -> None:
         msgspec.structs.replace(block, n_forward=0) if block.fqn in ("layers.1", "layers.2") else block
         for block in run.blocks
     )
-    (said,) = beside_peak(msgspec.structs.replace(run, blocks=idle))
-    assert said.startswith("One draw: layers.1, layers.2 did not run in this step.")
+    (sentence,) = beside_peak(msgspec.structs.replace(run, blocks=idle))
+    assert sentence.startswith("One draw: layers.1, layers.2 did not run in this step.")
     none = tuple(msgspec.structs.replace(block, n_forward=0) for block in run.blocks)
     assert beside_peak(msgspec.structs.replace(run, blocks=none)) == (), "a list that nobody runs is no draw"
 

@@ -26,7 +26,7 @@ def graph(n_blocks: int = 6) -> ModelGraph:
     return ModelGraph(model=ModelRef(target="tests:chain"), blocks=blocks, edges=(), chain=chain)
 
 
-def said(comparison: Comparison) -> str:
+def explained(comparison: Comparison) -> str:
     return "\n".join(explain(comparison, graph(6)))
 
 
@@ -40,10 +40,10 @@ def test_a_policy_that_helped() -> None:
 
 
 def test_the_segments_own_recompute_is_the_peak() -> None:
-    assert "18.0 MiB of the peak are activations of layers.4 that were just recomputed." in said(compared())
-    assert "just recomputed" not in said(compared(recompute=[]))
+    assert "18.0 MiB of the peak are activations of layers.4 that were just recomputed." in explained(compared())
+    assert "just recomputed" not in explained(compared(recompute=[]))
     # A price tag may know another way down.
-    assert "Smaller blocks, recomputed one after another, would lower it." in said(compared())
+    assert "Smaller blocks, recomputed one after another, would lower it." in explained(compared())
 
 
 def test_a_block_that_is_no_repeated_one_may_be_the_next_best() -> None:
@@ -63,39 +63,39 @@ def test_a_longer_segment_is_told_to_be_shorter() -> None:
     policy = type(pair.candidate.spec.policy).recompute([("layers.3", "layers.4")])
     spec = msgspec.structs.replace(pair.candidate.spec, policy=policy)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, spec=spec))
-    if "just recomputed" in said(pair):
-        assert "this one recomputes 2 blocks at once" in said(pair)
+    if "just recomputed" in explained(pair):
+        assert "this one recomputes 2 blocks at once" in explained(pair)
 
 
 def test_the_optimizer_is_the_peak() -> None:
-    text = said(compared(Chain(parameters=60 * MIB), range(6)))
+    text = explained(compared(Chain(parameters=60 * MIB), range(6)))
     assert text.startswith("The policy did not move the peak: 1.47 GiB without it, 1.47 GiB with it.")
     assert "The peak lies in the optimizer step" in text and "hold 1.41 GiB of 1.47 GiB" in text
     assert "without a higher peak" not in text
 
 
 def test_gradients_hold_the_peak_at_the_end_of_backward() -> None:
-    text = said(compared(Chain(parameters=12 * MIB, optimizer=False), range(6)))
+    text = explained(compared(Chain(parameters=12 * MIB, optimizer=False), range(6)))
     assert "133.0 MiB of the peak (87 %) are" in text
     assert "60.0 MiB of them gradients that backward has made so far" in text
 
 
 def test_the_last_block_buys_nothing() -> None:
-    text = said(compared(recompute=range(6)))
+    text = explained(compared(recompute=range(6)))
     assert "layers.5 could be kept without a higher peak (predicted), for 3.3 % fewer FLOPs." in text
     assert "layers.5 is the last of them" in text
-    assert "could be kept" not in said(compared(recompute=range(5)))
+    assert "could be kept" not in explained(compared(recompute=range(5)))
 
 
 def test_a_policy_without_effect_is_named() -> None:
     pair = compared(recompute=[1, 2])
     still = tuple(msgspec.structs.replace(cost, n_recompute=0) for cost in pair.candidate.blocks)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=still))
-    assert "The policy had no effect: none of its blocks ran forward again." in said(pair)
+    assert "The policy had no effect: none of its blocks ran forward again." in explained(pair)
     never = tuple(msgspec.structs.replace(cost, n_forward=0) for cost in still)
     pair = msgspec.structs.replace(pair, candidate=msgspec.structs.replace(pair.candidate, blocks=never))
-    assert "layers.1, layers.2 never ran at all." in said(pair)
-    assert "no effect" not in said(compared(recompute=[1, 2]))
+    assert "layers.1, layers.2 never ran at all." in explained(pair)
+    assert "no effect" not in explained(compared(recompute=[1, 2]))
 
 
 def test_a_block_that_saves_little() -> None:
@@ -105,8 +105,8 @@ def test_a_block_that_saves_little() -> None:
         for cost in pair.baseline.blocks
     )
     pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
-    assert "layers.0 saves little to begin with: 1.0 MiB of 91.0 MiB." in said(pair)
-    assert "saves little" not in said(compared(recompute=[0]))
+    assert "layers.0 saves little to begin with: 1.0 MiB of 91.0 MiB." in explained(pair)
+    assert "saves little" not in explained(compared(recompute=[0]))
 
 
 def test_the_first_blocks_input_is_the_models() -> None:
@@ -117,18 +117,18 @@ def test_the_first_blocks_input_is_the_models() -> None:
         for cost in pair.baseline.blocks
     )
     pair = msgspec.structs.replace(pair, baseline=msgspec.structs.replace(pair.baseline, blocks=costs))
-    assert "layers.0 reads the model's own input (1.0 MiB)" in said(pair)
-    assert "own input" not in said(compared(recompute=[0]))
+    assert "layers.0 reads the model's own input (1.0 MiB)" in explained(pair)
+    assert "own input" not in explained(compared(recompute=[0]))
 
 
 def test_the_next_best_block_is_a_prediction() -> None:
-    text = said(compared(recompute=[0, 2, 4]))
+    text = explained(compared(recompute=[0, 2, 4]))
     assert "Next, layers.1 recomputed would lower the peak to 96.0 MiB (predicted) for 4.9 % more FLOPs." in text
-    assert "Next," not in said(compared(recompute=range(6)))
+    assert "Next," not in explained(compared(recompute=range(6)))
 
 
 def test_kept_activations_are_counted_by_block() -> None:
-    assert "30.0 MiB of the peak are saved activations of 2 kept blocks, most in layers.1 (15.0 MiB)" in said(
+    assert "30.0 MiB of the peak are saved activations of 2 kept blocks, most in layers.1 (15.0 MiB)" in explained(
         compared()
     )
 

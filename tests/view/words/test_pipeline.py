@@ -23,9 +23,9 @@ JOINT = JointPlan(
 
 
 def test_a_plan_says_what_it_chose_and_what_an_even_cut_would_have_cost() -> None:
-    said = planned(JOINT)
-    assert said.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in said
-    assert "fullest rank 70.0 MiB, step 20.0 ms (25.0 ms with an even cut)" in said
+    text = planned(JOINT)
+    assert text.startswith("Planned below 80.0 MiB a rank: stages of ") and "1 block recomputed" in text
+    assert "fullest rank 70.0 MiB, step 20.0 ms (25.0 ms with an even cut)" in text
     assert "(no even cut fits)" in planned(replace(JOINT, cuts_first_ms=None))
 
 

@@ -159,8 +159,8 @@ def test_torchrun_runs_the_files_we_write(tmp_path: Path, n_machines: int) -> No
     plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
     folder = unpacked(plan, tmp_path / "elsewhere")
     started = torchruns(folder, n_machines)
-    said = [machine.communicate(timeout=200)[0] for machine in started]
-    assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(said)
+    outputs = [machine.communicate(timeout=200)[0] for machine in started]
+    assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(outputs)
     assert spec_beside(folder / RESULTS).plan == plan.plan
     run = open_results(plan, folder / RESULTS)
     assert_split_is_exact(run)
@@ -190,9 +190,9 @@ def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
     plan = spec("trouble", TROUBLE, 2, arguments={"how": "sleep"}, n_microbatches=2, stages=stages)
     folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "elsewhere")
     (started,) = torchruns(folder)
-    said, _ = started.communicate(timeout=200)
+    output, _ = started.communicate(timeout=200)
     assert started.returncode != 0
-    assert "when the limit of 10 s was reached" in said
+    assert "when the limit of 10 s was reached" in output
 
 
 @pytest.mark.slow
