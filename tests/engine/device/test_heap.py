@@ -54,7 +54,9 @@ def mapped_and_gone(_: Report) -> tuple[int, int, int]:
         del tensor
         gone = mapped_bytes() - before
     again = torch.empty(MIB, dtype=torch.uint8)
-    return there, gone, mapped_bytes() - before if again.numel() else -1
+    afterwards = mapped_bytes() - before
+    del again
+    return there, gone, afterwards
 
 
 def test_a_tensor_is_a_mapping_of_its_own_and_goes_with_its_last_reference() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner
-from explorer.plan.planners.columns import Values, _tight
+from explorer.plan.planners.columns import Values
 from explorer.plan.planners.solve import Program
 from tests.plan.planners.test_budget import known
 
@@ -21,8 +21,7 @@ def planner_and_forecaster(sample: str) -> tuple[Planner, Forecaster]:
 
 def taken_alone(program: Program, unit: int) -> Values:
     """The columns of pieces.py, those that hang on `unit` as low in bytes as their bonds let them."""
-    x = np.zeros(program.pieces.n_columns)
-    x[unit] = 1.0
-    for column, bonds in program.columns._bonds.items():
-        x[column] = _tight(bonds, column, {unit: 1.0})
-    return x
+    columns = program.columns
+    x = np.zeros(columns.n_columns)
+    x[columns.number[unit, None]] = 1.0
+    return columns.old(x)
