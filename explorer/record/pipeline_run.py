@@ -78,9 +78,9 @@ class RankMemory(Record):
         return self.actions[index] if index >= 0 else ""
 
 
-def fullest_bytes(memory: Sequence[RankMemory]) -> int:
-    """Bytes of the rank that holds most, the optimizer's state included; 0 where nothing was measured."""
-    return max((one.device_bytes or 0 for one in memory), default=0)
+def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
+    """Bytes of the rank that holds most, the optimizer's state included; None where nothing was measured."""
+    return max((one.device_bytes for one in memory if one.device_bytes is not None), default=None)
 
 
 class RankUse(Record):

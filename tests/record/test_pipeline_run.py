@@ -31,7 +31,7 @@ def test_the_peak_of_a_rank_is_its_first_highest_sample() -> None:
     assert replace(MEMORY, optimizer_bytes=5).device_bytes == 45
     nothing = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
     assert (nothing.peak_bytes, nothing.device_bytes, nothing.peak_action) == (None, None, "")
-    assert fullest_bytes([MEMORY, nothing]) == 40 and fullest_bytes([]) == 0
+    assert fullest_bytes([MEMORY, nothing]) == 40 and fullest_bytes([nothing]) is fullest_bytes([]) is None
 
 
 def test_a_played_schedule_is_as_long_as_its_last_action_and_as_idle_as_its_ranks() -> None:

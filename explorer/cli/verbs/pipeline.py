@@ -106,7 +106,8 @@ def pipeline(
             return
         request = RunPipeline(spec=spec, engine=run.engine, profile=profile)
         pipeline_run = ask(engine, request, keep=not keep.no_store)
-        if wish is not None and (held := fullest_bytes(pipeline_run.memory)) > wish.cap_bytes:
+        held = fullest_bytes(pipeline_run.memory)
+        if wish is not None and held is not None and held > wish.cap_bytes:
             joint = _planned_once_more(engine, graph, profile, wish, held)
             spec = msgspec.structs.replace(spec, policy=joint.policy, plan=joint.plan)
             pipeline_run = ask(engine, msgspec.structs.replace(request, spec=spec), keep=not keep.no_store)
@@ -189,13 +190,13 @@ def _write_run(spec: RunSpec, folder: Path, output: Output) -> None:
 def _answer(run: PipelineRun, keep: KeepOptions, output: Output, joint: JointPlan | None = None) -> None:
     if keep.save is not None:
         save_run_file(run, keep.save)
-    over = joint is not None and not cap_kept(run, joint)
+    kept = None if joint is None else cap_kept(run, joint)
     if output.json:
-        planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": not over}
+        planned = {} if joint is None else {"joint_plan": to_plain(joint), "cap_kept": kept}
         print_json({**run.headlines(), **to_plain(run), **planned})
     else:
         print_pipeline(run, joint)
     if run.failure is not None:
         answer_failure(run.failure, replace(output, json=False))
-    if run.moved or over:
+    if run.moved or kept is False:
         raise typer.Exit(DIFFERENT)

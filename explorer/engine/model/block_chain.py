@@ -97,7 +97,7 @@ def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Da
         border = seen[before].first_call
         while to_come and to_come[0].born < border:
             crossing.append(to_come.popleft())
-        crossing = [datum for datum in crossing if datum.last_read >= border]
+        crossing = [datum for datum in crossing if datum.last_read is not None and datum.last_read >= border]
         both = [fqn for fqn in (*both, after) if seen[fqn].last_exit > border]
         refusal = f"{', '.join(both)} is called again behind this cut" if both else None
         cuts.append(

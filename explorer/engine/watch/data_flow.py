@@ -39,7 +39,8 @@ class Datum:
     writer: Place
     born: int
     n_bytes: int
-    last_read: int = -1
+    last_read: int | None = None
+    """None: by nobody."""
     readers: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
     """Views that each reader read: bytes by where they begin and how many numbers they hold."""
 

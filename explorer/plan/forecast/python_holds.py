@@ -44,17 +44,18 @@ def let_go(
     order = np.argsort(born, kind="stable")
     births = born[order]
     lets = np.full(len(born), NEVER, dtype=np.int64)
-    parents: list[int] = []
+    parents: list[int | None] = []
     open_calls: list[int] = []
     for i, (call, _) in enumerate(named):
         while open_calls and named[open_calls[-1]][0].end < call.end:
             open_calls.pop()
-        parents.append(open_calls[-1] if open_calls else -1)
+        parents.append(open_calls[-1] if open_calls else None)
         open_calls.append(i)
         first, end = np.searchsorted(births, (call.first, call.end), side="right")
         lets[order[first:end]] = call.end + 1
     for i, (call, fqn) in reversed(list(enumerate(named))):  # inner ones first: the outermost that returns it counts
-        around = NEVER if parents[i] < 0 else named[parents[i]][0].end + 1
+        parent = parents[i]
+        around = NEVER if parent is None else named[parent][0].end + 1
         for entry in call.outputs:
             if call.first < born[entry] <= call.end:
                 used = used_until.get(entry, NEVER) + 1 if fqn in chained else NEVER

@@ -246,7 +246,7 @@ def parse_share(text: str) -> float:
     try:
         share = float(stripped.removesuffix("%")) / 100
     except ValueError:
-        share = -1.0
-    if not stripped.endswith("%") or not 0 <= share < 1e6:
+        share = None
+    if share is None or not stripped.endswith("%") or not 0 <= share < 1e6:
         raise BadInput(f"{text!r} is not a share.", hint="Shares are written as 60% or +10%.")
     return share

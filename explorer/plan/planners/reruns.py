@@ -108,14 +108,14 @@ def _moments(
     moments = np.unique(born)
     alive = _sum_at(moments, born, died, size)
     place = {entry: k for k, entry in enumerate(entries.tolist())}
-    tail = int(inner[replay.born[inner].argmax()]) if len(inner) else -1
+    tail = int(inner[replay.born[inner].argmax()]) if len(inner) else None
     by_unit: dict[int, Bytes] = {}
     for unit, one in within:
         pairs = zip(one.entries.tolist(), one.leaves.tolist())
         mine = [(place[entry], leaves) for entry, leaves in pairs if entry in place]
         at = np.array([k for k, _ in mine], dtype=np.int64)
         freed = _sum_at(moments, np.array([leaves for _, leaves in mine], dtype=np.int64), died[at], size[at])
-        if tail in one.entries or tail in one.saved_outputs:
+        if tail is not None and (tail in one.entries or tail in one.saved_outputs):
             freed = np.where(moments > one.first, alive, freed)
         given = np.array([place[entry] for entry in set(one.inputs) if entry in place], dtype=np.int64)
         kept = _sum_at(moments, died[given], np.full(len(given), FOREVER), size[given])

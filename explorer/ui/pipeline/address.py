@@ -7,6 +7,7 @@ stage 1. What is usual is left out; a part that cannot be read gets a sentence, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, get_args
 
 import msgspec
@@ -64,12 +65,12 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
     places: list[int] | None = None
     faults = []
     if (text := query.get("microbatches")) is not None:
-        chosen["n_microbatches"] = _number(text)
-        if not 1 <= chosen["n_microbatches"] <= MOST_MICROBATCHES:
+        chosen["n_microbatches"] = n_microbatches = _number(text)
+        if n_microbatches is None or n_microbatches > MOST_MICROBATCHES:
             faults.append(f"microbatches={text} is no number from 1 to {MOST_MICROBATCHES}")
     if (text := query.get("ranks")) is not None:
         chosen["n_ranks"] = _number(text)
-        if chosen["n_ranks"] < 1:
+        if chosen["n_ranks"] is None:
             faults.append(f"ranks={text} is no number of ranks")
     for name, known in WORDS.items():
         if (text := query.get(name)) is not None:
@@ -82,8 +83,9 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
             if text not in ("0", "1"):
                 faults.append(f"{word}={text} is neither 0 nor 1")
     if (text := query.get("cuts")) is not None:
-        places = [] if text == UNCUT else [_number(part) for part in text.split(".")]
-        if any(place < 1 for place in places) or any(b <= a for a, b in zip(places, places[1:])):
+        numbers = [] if text == UNCUT else [_number(part) for part in text.split(".")]
+        places = [number for number in numbers if number is not None]
+        if len(places) < len(numbers) or any(b <= a for a, b in pairwise(places)):
             faults.append(f"cuts={text} are no ascending numbers of blocks")
     if faults:
         raise UnreadableFile(f"The link's plan cannot be read: {'; '.join(faults)}.", hint="Copy the address again.")
@@ -107,6 +109,6 @@ def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
     return cuts
 
 
-def _number(text: str) -> int:
-    """-1 for what is no plain number."""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else -1
+def _number(text: str) -> int | None:
+    """A whole number from 1; None: `text` is none."""
+    return (int(text) or None) if text.isascii() and text.isdigit() and len(text) < 7 else None

@@ -24,9 +24,11 @@ _COLOURS = {ALLOCATED: STAGE_COLOURS[9], RESERVED: STAGE_COLOURS[8]}
 
 def counters(run: Measurement) -> dict[str, Bytes]:
     """The curves that `run` has, one value a tick; empty on a device without a caching allocator."""
-    n_ticks = run.allocations.n_ticks if run.allocations else -1
+    if run.allocations is None:
+        return {}
+    n_values = run.allocations.n_ticks + 1
     curves = {ALLOCATED: run.peaks.allocated, RESERVED: run.peaks.reserved}
-    return {name: array_of(curve) for name, curve in curves.items() if curve is not None and len(curve) == n_ticks + 1}
+    return {name: array_of(curve) for name, curve in curves.items() if curve is not None and len(curve) == n_values}
 
 
 def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> float:

@@ -128,8 +128,8 @@ def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[lis
     first = np.array([span.first_tick for span in run.phases])
     words = []
     for tick in ticks.tolist():
-        at = int(np.searchsorted(first, tick, side="right")) - 1 if len(first) else -1
-        span = run.phases[at] if at >= 0 else None
+        at = int(np.searchsorted(first, tick, side="right"))
+        span = run.phases[at - 1] if at else None
         phase = "" if span is None else f"{span.phase} of {span.block}" if span.block else span.phase
         words.append([phase or "before the step", _event_words(log, int(event.entry[tick]), int(event.sign[tick]))])
     return words

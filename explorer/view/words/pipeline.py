@@ -131,18 +131,20 @@ def planned(joint: JointPlan) -> str:
     )
 
 
-def cap_kept(run: PipelineRun, joint: JointPlan) -> bool:
-    """Whether every rank of `run` held at most the cap that `joint` was made below."""
-    return fullest_bytes(run.memory) <= joint.cap_bytes
+def cap_kept(run: PipelineRun, joint: JointPlan) -> bool | None:
+    """Whether every rank of `run` held at most the cap that `joint` was made below; None: no rank was measured."""
+    held = fullest_bytes(run.memory)
+    return None if held is None else held <= joint.cap_bytes
 
 
 def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
     """What `run` says about that cap; empty where no rank was measured."""
-    if not run.memory:
+    kept = cap_kept(run, joint)
+    if kept is None:
         return ""
     fullest = max(run.memory, key=lambda memory: memory.device_bytes or 0)
     held = mib(fullest.device_bytes)
-    if cap_kept(run, joint):
+    if kept:
         return f"cap {mib(joint.cap_bytes)} kept: the fullest rank holds {held}"
     return f"cap {mib(joint.cap_bytes)} missed: rank {fullest.rank} needs {held}"
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.record import Policy, RunSpec
-from explorer.record.pipeline_run import fullest_bytes
+from explorer.record.pipeline_run import fullest_bytes, rank_memory
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import MIB
 from explorer.view.words import pipeline as words
@@ -44,10 +44,14 @@ def test_what_is_proven(bound: float, proof: str) -> None:
 def test_a_run_keeps_the_cap_or_says_which_rank_does_not() -> None:
     run = pipelines.ran(GRAPH, RunSpec(model=GRAPH.model, plan=PLAN))
     most = fullest_bytes(run.memory)
+    assert most is not None
     kept, missed = (replace(JOINT, cap_bytes=cap) for cap in (most, most - 1))
     assert cap_kept(run, kept) and cap_outcome(run, kept).startswith("cap ") and " kept: " in cap_outcome(run, kept)
-    assert not cap_kept(run, missed) and " missed: rank " in cap_outcome(run, missed)
-    assert cap_outcome(replace(run, memory=()), missed) == ""
+    assert cap_kept(run, missed) is False and " missed: rank " in cap_outcome(run, missed)
+    unmeasured = rank_memory(0, "measured", [], parameter_bytes=0, receive_bytes=0)
+    for memory in ((), (unmeasured,)):
+        blind = replace(run, memory=memory)
+        assert cap_kept(blind, missed) is None and cap_outcome(blind, missed) == ""
 
 
 def test_every_schedule_is_explained() -> None:
