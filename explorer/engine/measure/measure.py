@@ -71,8 +71,9 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
 def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...]:
     device = device_of(torch_device(specs[0]))
     names = ("baseline: ", "candidate: ") if len(specs) > 1 else ("",)
-    kept = sum(not spec.policy.units for spec in specs)
-    meter = _Meter(report, 1 + len(specs) * (4 + 1 + 2 * specs[0].n_repeats) + kept)
+    n_timed = specs[0].n_repeats and len(specs) * (1 + 2 * specs[0].n_repeats)
+    kept = sum(not spec.policy.units for spec in specs) if n_timed else 0
+    meter = _Meter(report, 1 + len(specs) * 4 + n_timed + kept)
     with left_as_found():
         meter("loading the model")
         loaded = load_for(specs[0])
@@ -94,7 +95,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
 
 def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device, meter: _Meter) -> None:
     """All runs take their steps on one model, in turns: memory holds one, and a slow minute hits all alike."""
-    if not ready:
+    if not ready or not ready[0][0].n_repeats:
         return
     first = ready[0][0]
     trainee = prepare(first, loaded)

@@ -91,7 +91,7 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
     told: list[Progress] = []
     measure(RunSpec(model=ref("chain"), n_repeats=2), told.append)
     assert [p.done for p in told] == list(range(len(told)))
-    assert told[0].total >= len(told)
+    assert told[0].total == len(told)
 
     def stop(progress: Progress) -> None:
         if "recording" in progress.what:
@@ -99,6 +99,15 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
 
     with pytest.raises(Cancelled):
         measure(RunSpec(model=ref("chain"), n_repeats=1), stop)
+
+
+def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps, told = [], list[Progress]()
+    for module in ("recording", "measure"):
+        monkeypatch.setattr(f"explorer.engine.measure.{module}.run_step", lambda *given: steps.append(given) or 0.0)
+    run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
+    assert run.times is None and run.failure is None
+    assert len(steps) == 4 and told[0].total == len(told) == 1 + 4
 
 
 def test_out_of_memory_is_a_result_with_the_timeline_so_far() -> None:
