@@ -107,7 +107,7 @@ cd "$(dirname "$0")"
 PYTHON="${{PYTHON:-{sys.executable}}}"
 [ -x "$(command -v "$PYTHON")" ] || PYTHON=python
 export PYTHONPATH="$PWD:${{EXPLORER:-{CHECKOUT}}}${{PYTHONPATH:+:$PYTHONPATH}}"{_and_beside(beside)}
-"$PYTHON" -c "import torch, explorer" 2>/dev/null || {{
+"$PYTHON" -c 'import sys, importlib.util as u; sys.exit(not (u.find_spec("torch") and u.find_spec("explorer")))' || {{
   echo "Error: $PYTHON has no torch or no explorer. Name others: PYTHON=python3 EXPLORER=/checkout sh run.sh" >&2
   exit 2
 }}

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
-import subprocess
 from pathlib import Path
 
 import msgspec
 import pytest
 from torch.distributed.pipelining import PipelineStage
 
-from explorer.engine.pipeline.play.torchrun_rank import check_world, network
-from explorer.engine.pipeline.run import open_results, run_pipeline
-from explorer.errors import Cancelled, InvalidPlan
-from explorer.plan.export.torchrun import RESULTS, SCRIPT_FILE, run_files, spec_beside
+from explorer.engine.pipeline.run import run_pipeline
+from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
-from explorer.record.run import RunSpec
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
 from tests.engine.pipeline.play_checks import SOME, assert_split_is_exact
@@ -125,91 +120,9 @@ def test_an_end_from_outside_is_a_crash_and_not_lack_of_memory(whom: str, words:
     assert not forked()
 
 
-def unpacked(plan: RunSpec, folder: Path) -> Path:
-    """The torchrun files, in a folder that was not there when they were written."""
-    files = run_files(plan)
-    folder.mkdir()
-    for name, text in files.items():
-        (folder / name).write_text(text)
-    return folder
-
-
-def torchruns(folder: Path, n_machines: int = 1) -> list[subprocess.Popen[str]]:
-    """Started from elsewhere, without torchrun on the path; several machines are several torchruns here."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    beside = f"--nnodes {n_machines} --nproc-per-node 1 --master-addr 127.0.0.1 --master-port {port}".split()
-    return [
-        subprocess.Popen(
-            ["sh", str(folder / SCRIPT_FILE), *([*beside, "--node-rank", str(rank)] if n_machines > 1 else [])],
-            env={**os.environ, "PATH": "/usr/bin:/bin"},
-            cwd="/",
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(n_machines)
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("n_machines", [1, 2])
-def test_torchrun_runs_the_files_we_write(tmp_path: Path, n_machines: int) -> None:
-    plan = spec("language", LANGUAGE, 2, SOME, schedule="1F1B")
-    folder = unpacked(plan, tmp_path / "elsewhere")
-    started = torchruns(folder, n_machines)
-    outputs = [machine.communicate(timeout=200)[0] for machine in started]
-    assert [machine.returncode for machine in started] == [0] * n_machines, "\n".join(outputs)
-    assert spec_beside(folder / RESULTS).plan == plan.plan
-    run = open_results(plan, folder / RESULTS)
-    assert_split_is_exact(run)
-    assert run.engine == "torchrun"
-    assert run.wall is not None
-    assert run.headlines()["makespan_ms"] == run.wall.makespan_ms == max(time.end_ms for time in run.actions)
-    with pytest.raises(InvalidPlan, match="another run"):
-        open_results(msgspec.structs.replace(plan, seed=1), folder / RESULTS)
-
-
-@pytest.mark.slow
-def test_what_a_rank_said_last_is_the_result(tmp_path: Path) -> None:
-    plan = spec("trouble", TROUBLE, 3, arguments={"how": "raise"}, n_microbatches=2)
-    folder = unpacked(plan, tmp_path / "elsewhere")
-    (started,) = torchruns(folder)
-    started.communicate(timeout=200)
-    assert started.returncode != 0
-    run = open_results(plan, folder / RESULTS)
-    assert run.failure is not None
-    assert (run.failure.kind, run.failed_rank) == ("model raised", 1)
-    assert not run.gradients
-
-
-@pytest.mark.slow
-def test_a_torchrun_rank_keeps_its_time_limit(tmp_path: Path) -> None:
-    stages = (TROUBLE[:1], TROUBLE[1:])
-    plan = spec("trouble", TROUBLE, 2, arguments={"how": "sleep"}, n_microbatches=2, stages=stages)
-    folder = unpacked(msgspec.structs.replace(plan, time_limit_s=10.0), tmp_path / "elsewhere")
-    (started,) = torchruns(folder)
-    output, _ = started.communicate(timeout=200)
-    assert started.returncode != 0
-    assert "when the limit of 10 s was reached" in output
-
-
 @pytest.mark.slow
 def test_a_rank_without_a_stage_waits() -> None:
     rows = (*format_rows(one_f_one_b(2, 4)), ())
     run = run_pipeline(spec("language", LANGUAGE, 2, actions=rows), "procs")
     assert_split_is_exact(run)
     assert [memory.rank for memory in run.memory] == [0, 1, 2]
-
-
-def test_the_world_has_as_many_ranks_as_the_plan() -> None:
-    with pytest.raises(InvalidPlan, match="has 3 ranks, and torchrun started 2"):
-        check_world(spec("language", LANGUAGE, 3), 2)
-
-
-def test_gloo_takes_the_interface_that_leads_to_the_first_machine() -> None:
-    one = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-    assert network(one) == {"GLOO_SOCKET_IFNAME": "lo"}
-    assert network({**one, "LOCAL_WORLD_SIZE": "2"}) == {}
-    assert network({**one, "GLOO_SOCKET_IFNAME": "eth7"}) == {}
