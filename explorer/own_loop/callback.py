@@ -28,7 +28,9 @@ class Watching:
         self._files = files
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
-        """The model stands where it is trained. Raises BadInput as `explorer.watch` does."""
+        """The model stands where it is trained; a training that broke off before is over. Raises BadInput as
+        `explorer.watch` does."""
+        self.end()
         self.watch = self._asked.of(model, optimizer, where)
         self.watch.save_as(self._files)
 

@@ -20,7 +20,7 @@ class LightningCallback(Watching, Callback):
         """The error has not left yet."""
         if self.watch is not None and isinstance(exception, Exception):
             self.watch.refused(exception)
-            self.end()
+        self.end()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Also after a stop."""

@@ -27,7 +27,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
-from explorer.errors import BadInput, ExplorerError, message_of
+from explorer.engine.watch.here_only import HereOnly
+from explorer.errors import BadInput, ExplorerError, NotSaved, message_of
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
 from explorer.plan.planners.refusal import refusal
@@ -46,7 +47,7 @@ def watch(
     worst_of: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
 ) -> Watch:
-    """Records the steps of the loop that are named in `at`, counted from 1, or keeps the worst of the next `worst_of`.
+    """Records the steps of the loop that are named in `at`, counted from 1, and keeps the worst of the next `worst_of`.
 
     `runs` holds them by number. With `on_oom` the first step is recorded too, and a step that memory is refused in is
     written to that file before the exception leaves, with what was asked, held, by whom, and what would have fitted;
@@ -73,7 +74,7 @@ class Asked:
             raise BadInput(
                 f"Steps are counted from 1; asked for at={at}, worst_of={self.worst_of}.", hint="Step 1 is the first."
             )
-        watching = Watch(model, optimizer, {*at, *range(1, self.worst_of + 1)}, where)
+        watching = Watch(model, optimizer, at, where)
         watching.worst_of = self.worst_of
         watching.on_oom = None if self.on_oom is None else of_rank(Path(self.on_oom))
         return watching.open()
@@ -86,18 +87,17 @@ class Watch:
     on_oom: Path | None = None
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, chosen: Collection[int], where: str
+        self, model: nn.Module, optimizer: torch.optim.Optimizer | None, at: Collection[int], where: str
     ) -> None:
         self.runs: dict[int, RecordedRun] = {}
         self.written: dict[int, Path] = {}
-        """Files of chosen steps, see `save_as`."""
+        """Files of steps that were asked for, see `save_as`."""
         self.n_steps = 0
         """Steps that have ended."""
         self.where = where
         self._files = ""
         self._model, self._optimizer = model, optimizer
-        self._chosen = frozenset(chosen)
-        """What was asked for; for `on_oom` the first step is recorded too."""
+        self._at = frozenset(at)
         self._own = {id(parameter) for parameter in model.parameters()}
         self._live: LiveStep | None = None
         self._hooks: list[Any] = []
@@ -122,7 +122,10 @@ class Watch:
         return self
 
     def save_as(self, files: str) -> None:
-        """Writes each chosen step to `files` as soon as it has ended, `{step}` for its number."""
+        """Writes each step that was asked for to `files` as soon as it has ended, `{step}` for its number.
+
+        A file that cannot be written is a warning: the loop goes on.
+        """
         self._files = files
 
     def close(self) -> None:
@@ -133,15 +136,17 @@ class Watch:
             self._leaving.remove()
             self._leaving = None
         self._end(None)
-        if self._before is not None:
-            if sys.excepthook == self._uncaught:
-                sys.excepthook = self._before
-            if torch.autograd.backward == self._backward:
-                torch.autograd.backward = self._plain
-            self._before = None
         if self._reserve is not None:
             self._reserve.close()
             self._reserve = None
+        if sys.excepthook == self._uncaught:
+            sys.excepthook = self._before
+        if torch.autograd.backward == self._backward:
+            torch.autograd.backward = self._plain
+        for below in (sys.excepthook, torch.autograd.backward):
+            owner = getattr(below, "__self__", None)
+            if isinstance(owner, Watch) and not owner._hooks:  # it was closed while this one lay above it
+                owner.close()
 
     def __enter__(self) -> Self:
         return self
@@ -178,7 +183,7 @@ class Watch:
         """As the model's last hook: what it does takes those of a recorded step off while torch goes through them."""
         if self._leaving is not None:
             self._leaving.remove()
-        self._leaving = self._model.register_forward_hook(self._left, always_call=True)
+        self._leaving = self._model.register_forward_hook(HereOnly(self._left), always_call=True)
 
     def _left(self, model: nn.Module, args: Any, output: Any) -> None:
         error = sys.exc_info()[1]
@@ -220,18 +225,29 @@ class Watch:
         self._begin()
 
     def _keep(self, step: int, run: RecordedRun) -> None:
-        if 0 < step <= self.worst_of:
-            worst = next(iter(self.runs.values()), None)
-            if worst is not None and worst.peak_bytes >= run.peak_bytes:
-                return
-            self.runs.clear()
+        """Of the first `worst_of` the worst alone, its file too; what `at` names stays."""
         self.runs[step] = run
-        if self._files and step in self._chosen:
-            self.written[step] = run.save(of_rank(Path(self._files.replace("{step}", str(step)))))
+        among = [one for one in self.runs if one <= self.worst_of]
+        worst = max(among, key=lambda one: self.runs[one].peak_bytes, default=None)
+        for other in {*among} - {worst} - self._at:
+            del self.runs[other]
+            if other in self.written:
+                self.written.pop(other).unlink(missing_ok=True)
+        if self._files and step in self.runs and self._is_asked_for(step):
+            self._write(step, of_rank(Path(self._files.replace("{step}", str(step)))))
+
+    def _write(self, step: int, path: Path) -> None:
+        try:
+            self.written[step] = self.runs[step].save(path)
+        except NotSaved as trouble:  # a full disk, say: hours of training are worth more than this file
+            warnings.warn(f"Step {step} is recorded and has no file. {trouble}", stacklevel=2)
+
+    def _is_asked_for(self, step: int) -> bool:
+        return step in self._at or step <= self.worst_of
 
     def _begin(self) -> None:
         step = self.n_steps + 1
-        if step not in self._chosen and (step > 1 or self.on_oom is None):
+        if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
             return
         live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{_rank_in_words()}")
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +69,60 @@ def test_the_worst_step_is_kept() -> None:
             loop.step()
         steps(loop, 1)
     assert list(watch.runs) == [2]
+
+
+def test_of_the_worst_one_file_is_left_and_a_step_that_was_named_stays(tmp_path: Path) -> None:
+    loop = Loop()
+    x, y = loop.x, loop.y
+    with explorer.watch(loop.model, at=(1,), worst_of=4) as watch:
+        watch.save_as(str(tmp_path / "step{step}.explorer"))
+        for share in (8, 4, 2, 4):
+            loop.x, loop.y = x[::share], y[::share]
+            loop.step()
+    assert list(watch.runs) == [1, 3]
+    assert {path.name for path in tmp_path.iterdir()} == {"step1.explorer", "step3.explorer"}
+    assert set(watch.written.values()) == set(tmp_path.iterdir())
+
+
+def test_a_loop_outlives_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    loop = Loop()
+    with explorer.watch(loop.model, loop.optimizer, at=1) as watch:
+        watch.save_as(str(tmp_path / "nowhere" / "step{step}.explorer"))
+        with pytest.warns(UserWarning, match="Step 1 is recorded and has no file.*Give another path"):
+            loop.step()
+        steps(loop, 1)
+    assert watch.n_steps == 2 and list(watch.runs) == [1] and not watch.written
+
+
+@pytest.mark.parametrize("taken", [0, 2], ids=["recorded", "between"])
+def test_a_model_under_watch_is_copied_and_pickled_and_the_copy_is_not_watched(taken: int, tmp_path: Path) -> None:
+    """As an average of the weights does."""
+    loop = Loop()
+    with explorer.watch(loop.model, loop.optimizer, at=1, on_oom=tmp_path / "oom.explorer") as watch:
+        steps(loop, taken)
+        copies = [copy.deepcopy(loop.model), pickle.loads(pickle.dumps(loop.model))]
+        for one in copies:
+            assert one(loop.x).shape == loop.y.shape
+        steps(loop, 1)
+        with pytest.raises(OutOfMemory), torch.no_grad():
+            copies[0].register_forward_pre_hook(lambda module, args: refuse())
+            copies[0](loop.x)
+    assert not watch.on_oom.exists()  # type: ignore[union-attr]
+    assert watch.runs[1].measurement.by_fqn[""].n_forward == 2
+
+
+def refuse() -> None:
+    raise OutOfMemory("It is full.", asked_bytes=1)
+
+
+def test_watches_may_be_closed_in_any_order(tmp_path: Path) -> None:
+    """The fixture looks whether anything stays."""
+    loop = Loop()
+    first = explorer.watch(loop.model, loop.optimizer, on_oom=tmp_path / "a.explorer")
+    loop.step()  # of two recorded steps at once the later one would be left out
+    second = explorer.watch(Loop().model, on_oom=tmp_path / "b.explorer")
+    first.close()
+    second.close()
 
 
 def died(loop: Loop, watch: Any, n_before: int) -> pytest.ExceptionInfo[RuntimeError]:
@@ -188,6 +244,23 @@ def test_an_error_that_nobody_catches_is_written_too_one_file_a_rank(tmp_path: P
     assert ended.returncode == 1 and "can't allocate memory" in ended.stderr
     run = opened(tmp_path / "oom.rank3.explorer")
     assert run.failure is not None and run.failure.kind == "out of memory" and run.recorded_in.endswith("rank 3")
+
+
+UNFINISHED = """
+import torch, explorer
+model = torch.nn.Linear(4, 4)
+explorer.watch(model, at=1)
+model(torch.ones(1, 4)).sum().backward()
+"""
+
+
+def test_a_script_may_end_in_the_middle_of_a_recorded_step() -> None:
+    """torch 2.13: an interpreter that ends while its profiler is on crashes."""
+    root = str(Path(explorer.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", UNFINISHED], capture_output=True, text=True, check=False, env={"PYTHONPATH": root}
+    )
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_what_cannot_be_watched_is_one_sentence() -> None:

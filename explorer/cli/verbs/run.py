@@ -5,13 +5,18 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from traceback import print_exception
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, say, verb
 from explorer.errors import BadInput, ExplorerError
+from explorer.plan.names import listed
+from explorer.view.drawing.units import count
+
+if TYPE_CHECKING:
+    from explorer.own_loop.watch import Watch
 
 Script = Annotated[Path, typer.Argument(metavar="SCRIPT", help="A training script: what `python` would be given.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="-- ARGS", help="The script's own arguments.")]
@@ -35,9 +40,14 @@ def run(
     watched = ScriptUnderWatch(script, at=tuple(at or ()), on_oom=on_oom, files=out)
     try:
         watched.run(arguments or ())
+    except SystemExit as ended:  # `sys.exit(main())` ends most scripts that are well
+        if ended.code:
+            _say_written(watched.watch)
+            raise
     except ExplorerError:
         raise
     except Exception as error:  # the script's own, shown as Python shows it
+        _say_written(watched.watch)
         print_exception(error)
         sys.stdout.flush()
         raise typer.Exit(DIFFERENT) from None
@@ -46,11 +56,16 @@ def run(
             f"{script} made no optimizer of a model's parameters, so no step could be found.",
             hint="Put explorer.watch(model) or explorer.record_step(model) into it.",
         )
-    missed = [step for step in at or () if step > watched.watch.n_steps]
+    _say_written(watched.watch)
+    missed = [step for step in at or () if step not in watched.watch.written]
     if missed:
+        taken, which = count(watched.watch.n_steps, "step"), listed([str(step) for step in missed])
         raise BadInput(
-            f"{script} took {watched.watch.n_steps} steps; asked for {', '.join(map(str, missed))}.",
-            hint="Steps are counted from 1, by the optimizer.",
+            f"{script} took {taken}; of those asked for, {which} could not be written.",
+            hint="Steps are counted from 1, by the optimizer; a warning says why one that was taken is missing.",
         )
-    for step, path in watched.watch.written.items():
+
+
+def _say_written(watch: Watch | None) -> None:
+    for step, path in watch.written.items() if watch is not None else ():
         say(escape(f"Wrote step {step} to {path}."))

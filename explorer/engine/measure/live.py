@@ -10,6 +10,7 @@ random number is drawn, no gradient is touched, and the exception that ends a st
 
 from __future__ import annotations
 
+import atexit
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -91,9 +92,11 @@ class LiveStep:
             self._tracker.on_phase("between")
             opened.enter_context(_borders(self._tracker))
             self._open = opened.pop_all()
+        atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        self._open.__exit__(None, None, None)
+        atexit.unregister(self._open.close)
+        self._open.close()
         log = self._recorder.log
         attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
         spec = self._spec(attributed)

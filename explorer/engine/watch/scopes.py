@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 from torch import nn
 
 from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.watch.here_only import HereOnly
 
 
 class Listener(Protocol):
@@ -76,10 +77,10 @@ class BlockScopes:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             for i, module in enumerate(self.modules.values()):
-                before = module.register_forward_pre_hook(self._before(i), prepend=True, with_kwargs=True)
-                opened.callback(before.remove)
-                after = module.register_forward_hook(self._after(i), always_call=True)
-                opened.callback(after.remove)
+                before = HereOnly(self._before, i)
+                opened.callback(module.register_forward_pre_hook(before, prepend=True, with_kwargs=True).remove)
+                after = HereOnly(self._after, i)
+                opened.callback(module.register_forward_hook(after, always_call=True).remove)
             opened.enter_context(observe_recompute(self._rerun))
             self._open = opened.pop_all()
         return self
@@ -89,17 +90,11 @@ class BlockScopes:
     ) -> None:
         self._open.close()
 
-    def _before(self, block: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._enter(block, (args, kwargs))
+    def _before(self, block: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._enter(block, (args, kwargs))
 
-        return hook
-
-    def _after(self, block: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._leave(block, output)
-
-        return hook
+    def _after(self, block: int, module: nn.Module, args: Any, output: Any) -> None:
+        self._leave(block, output)
 
     def _rerun(self, fqn: str, entering: bool) -> None:
         """A policy's unit starts or ends running again."""

@@ -28,6 +28,7 @@ if __name__ == "__main__":
     print(f"{model[0].weight.double().sum():.17e}")
     if i == 4:
         raise ValueError("the script's own")
+    sys.exit()
 """
 
 
@@ -68,9 +69,12 @@ def test_the_script_prints_what_it_prints_alone_and_the_step_is_written(folder: 
 def test_what_the_script_raises_is_shown_and_what_was_missed_is_said(folder: Path) -> None:
     raised = python(folder, "-m", "explorer", "run", "train.py", "--at", "1", "--", "--lr", "0.1", "--steps", "5")
     assert raised.returncode == 1 and "ValueError: the script's own" in raised.stderr
-    assert (folder / "step1.explorer").exists()
-    missed = python(folder, "-m", "explorer", "run", "train.py", "--at", "9", "--", "--lr", "0.1", "--steps", "2")
-    assert missed.returncode == 2 and "took 2 steps" in missed.stderr
+    assert (folder / "step1.explorer").exists() and "Wrote step 1" in raised.stderr
+    missed = python(
+        folder, "-m", "explorer", "run", "train.py", "--at", "1", "--at", "2", "--", "--lr", "0.1", "--steps", "1"
+    )
+    assert missed.returncode == 2 and "took 1 step; of those asked for, 2 could not be written" in missed.stderr
+    assert "Wrote step 1" in missed.stderr
 
 
 def test_a_script_without_an_optimizer_and_no_script_at_all_are_one_sentence(folder: Path) -> None:
