@@ -1,4 +1,4 @@
-"""Names of blocks: which lies in which, and how a sentence lists many of them.
+"""Names of blocks and operators: which lies in which, and how a sentence lists many of them.
 
 `decoder.layers.3` lies in `decoder.layers`, in `decoder`, and in the model itself, whose name is empty.
 """
@@ -34,6 +34,11 @@ def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
     named = tuple(fqns)
     holders = {fqn for one in named for fqn in above(one)}
     return tuple(fqn for fqn in named if fqn not in holders)
+
+
+def operator_word(name: str) -> str:
+    """`mm` of `aten.mm.default`; what is no full name of an operator stays as it is."""
+    return name.split(".")[1] if name.count(".") == 2 else name
 
 
 def listed(names: Sequence[str], n_shown: int = 3, *, between: str = ", ") -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.plan.names import above, innermost, is_within, lineage, listed, some
+from explorer.plan.names import above, innermost, is_within, lineage, listed, operator_word, some
 
 
 def test_a_block_lies_in_itself_in_its_holders_and_in_the_model() -> None:
@@ -14,6 +14,11 @@ def test_holders_come_nearest_first() -> None:
     assert list(above("a.b.c")) == ["a.b", "a", ""] and list(above("")) == []
     assert list(lineage("a.b")) == ["a.b", "a", ""] and list(lineage("")) == [""]
     assert innermost(["a", "a.b", "c"]) == ("a.b", "c") and innermost(["", "a"]) == ("a",)
+
+
+def test_an_operator_goes_by_its_second_name() -> None:
+    words = [operator_word(name) for name in ("aten.mm.default", "aten.mm.out", "mm", "aten.mm", "")]
+    assert words == ["mm", "mm", "mm", "aten.mm", ""]
 
 
 def test_many_names_are_cut_short() -> None:

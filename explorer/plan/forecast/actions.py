@@ -27,7 +27,7 @@ from explorer.plan.forecast.offload_inside import kept_by, without
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, UNATTRIBUTED, Replay
 from explorer.plan.forecast.saved_by_call import SavedByCall, late_bytes, most_at_once, saved_by_calls
 from explorer.plan.memory.series import Bytes, Mask
-from explorer.plan.names import is_within
+from explorer.plan.names import is_within, operator_word
 from explorer.record.allocations import ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
@@ -121,7 +121,7 @@ def results_unknown(replay: Replay, save_ops: Iterable[str]) -> tuple[str, ...]:
 
 def results_of_views(save_ops: Iterable[str]) -> tuple[str, ...]:
     """Those of `save_ops` that are views by their names."""
-    return tuple(op for op in save_ops if op.split(".")[1] in _VIEWS)
+    return tuple(op for op in save_ops if operator_word(op) in _VIEWS)
 
 
 def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) -> SavedByCall:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from explorer.plan.names import some
+from explorer.plan.names import operator_word, some
 from explorer.record.forecast import Forecast
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, percent
@@ -28,7 +28,7 @@ def _units(units: Sequence[Unit]) -> str:
     segments = sum(len(unit.blocks) > 1 for unit in units)
     joined = f" in {count(len(units), 'unit')}" if segments else ""
     first = units[0]
-    kept = f" but keep {some(tuple(op.split('.')[1] for op in first.save_ops))}" if first.save_ops else ""
+    kept = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
     return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{kept}: {listed}"
 
 

@@ -63,6 +63,8 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert strip["Step peak"] == f"104.5 → {mib(played.step_peak_bytes)}", "no ≈: it was played, not forecast"
     assert strip["Gradients"] == "not compared" and strip["Step time"] == "not measured"
     assert strip["Recomputed"].startswith("2 of") and origins(at) == {"predicted"}
+    assert at.metric[5].delta == "all would run again", "nothing ran"
+    assert "Everything that was played without data" in words(at)
     assert "Played without data: everything kept, and the policy that is drawn." in words(at)
     assert "Both runs" in at.segmented_control[0].options
     at = say(at, on=ALL)

@@ -29,6 +29,11 @@ def test_each_action_has_its_words() -> None:
     )
 
 
+def test_an_operator_is_named_once_and_a_name_that_is_none_is_repeated() -> None:
+    of_links = Unit(blocks=("a",), action="save_ops", save_ops=(MM, MM.replace("default", "out"), "bmm"))
+    assert in_words(Policy(units=(of_links,))) == "recompute 1 block but keep mm, bmm: a"
+
+
 def test_what_it_should_do_is_said_as_far_as_it_is_known() -> None:
     assert expected(Forecast(), 100) == ""
     assert expected(Forecast(step_peak_bytes=60, time_ratio=1.16), 100) == "≈ −40 % peak, ×1.16 time"
