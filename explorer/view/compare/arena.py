@@ -53,15 +53,22 @@ def outcome_in_words(bout: Bout) -> str:
 
 
 def beaten_sentence(arena: Arena) -> str:
-    """Whether anybody within the same budget, with the same gradients, was faster, and where nobody can say yet."""
+    """Whether anybody within the same budget, with the same gradients, was faster, who kept a budget that ours missed,
+    and where nobody can say yet."""
     ours = [bout for bout in arena.bouts if bout.rival == OURS]
     if not ours:
         return "This explorer's planner did not take part."
-    beaten, undecided = _cases(arena.beaten(OURS)), _cases(arena.undecided(OURS))
-    first = f"Faster than this explorer's planner within the same budget: {beaten}." if beaten else (
-        "Nobody was faster than this explorer's planner within the same budget, beyond doubt."
-    )  # fmt: skip
-    return f"{first} Undecided, more repeats would tell: {undecided}." if undecided else first
+    beaten = arena.beaten(OURS)
+    faster = _cases((mine, other) for mine, other in beaten if mine.fits)
+    alone, undecided = _cases((mine, other) for mine, other in beaten if not mine.fits), _cases(arena.undecided(OURS))
+    sentences = [
+        f"Faster than this explorer's planner within the same budget: {faster}."
+        if faster
+        else "Nobody was faster than this explorer's planner within the same budget, beyond doubt.",
+        f"Within a budget that this explorer's planner missed: {alone}." if alone else "",
+        f"Undecided, more repeats would tell: {undecided}." if undecided else "",
+    ]
+    return " ".join(filter(None, sentences))
 
 
 def _cases(pairs: Iterable[tuple[Bout, Bout]]) -> str:

@@ -43,6 +43,9 @@ def test_words_for_each_outcome() -> None:
     assert "Greedy at 50 %" in beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.1)))
     few = (replace(one, step=Samples(ms=one.step.ms[:7])) for one in (bout("explorer", 1.3), bout("greedy", 1.1)))
     assert beaten_sentence(arena(*few)).endswith("Undecided, more repeats would tell: Greedy at 50 %.")
+    missed = beaten_sentence(arena(bout("explorer", 1.1, peak=60), bout("greedy", 1.3)))
+    assert missed.endswith("Within a budget that this explorer's planner missed: Greedy at 50 %.")
+    assert missed.startswith("Nobody was faster"), "it took longer"
     assert "did not take part" in beaten_sentence(arena())
 
 
