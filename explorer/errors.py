@@ -107,12 +107,20 @@ def message_of(error: BaseException) -> str:
     """
     if isinstance(error, ExplorerError):
         return str(error).removesuffix(".")
-    words = _first_paragraph(str(error)).rstrip(".") or "no message"
+    words = _first_paragraph(words_of(error)).rstrip(".") or "no message"
     borders = [border.end() for border in _BORDER.finditer(words)] or [len(words)]
     words = words if len(words) <= _SHORT else words[: max([borders[0], *(end for end in borders if end <= _SHORT)])]
     if len(words) > LONGEST_MESSAGE:
         return words[: LONGEST_MESSAGE - 1].rstrip() + "…"
     return words.rstrip(".")
+
+
+def words_of(error: BaseException) -> str:
+    """All that an error says; nothing where it raises itself when it is asked."""
+    try:
+        return str(error)
+    except Exception:
+        return ""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -17,7 +17,9 @@ from explorer.errors import (
     message_of,
     nearest,
     said_by,
+    words_of,
 )
+from explorer.record.failure import failure_of, is_out_of_memory
 
 # No word ends in vs or cf: a full stop after those ends no sentence.
 WORD = st.text(alphabet="abdeghijklmnopqrstuwxyz_0123456789-'", min_size=1, max_size=12)
@@ -90,3 +92,16 @@ def test_what_libraries_say(raised: str, repeated: str) -> None:
 def test_what_we_say_ourselves_is_not_cut() -> None:
     error = BadInput("a " * 400 + "end.", hint="Do this. Then that.")
     assert message_of(error) + "." == str(error)
+
+
+class Mute(Exception):
+    """Its message is made of what its constructor was not given."""
+
+    def __str__(self) -> str:
+        raise KeyError("reason")
+
+
+def test_an_error_that_cannot_say_what_it_is_has_no_message() -> None:
+    assert said_by(Mute()) == "Mute: no message" and words_of(Mute()) == ""
+    assert not is_out_of_memory(Mute())
+    assert failure_of(Mute(), in_step=True).sentence == "The model raised Mute: no message."

@@ -27,6 +27,7 @@ from explorer.errors import (
     NotOnThisDevice,
     OutOfMemory,
     said_by,
+    words_of,
 )
 from explorer.record.base import Record
 
@@ -116,7 +117,7 @@ def _as_out_of_memory(error: BaseException) -> BaseException:
     refusal = refusal_behind(error)
     if refusal is None or isinstance(refusal, OutOfMemory):
         return refusal or error
-    asked = CPU_REFUSAL.search(str(refusal))
+    asked = CPU_REFUSAL.search(words_of(refusal))
     return OutOfMemory(
         f"The run asked for {int(asked[1]):,} bytes and was refused."
         if asked
@@ -132,7 +133,7 @@ def _refuses(error: BaseException) -> bool:
         return True
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
         return True
-    words = str(error)
+    words = words_of(error)
     if CPU_REFUSAL.search(words):
         return True
     told = any(sign in words for sign in ("std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"))

@@ -116,9 +116,7 @@ def run_menu(state: ExploreState) -> None:
     if isinstance(shown, Comparison) and shown.is_predicted:  # a file holds what was played, as `measure --predict`
         key = backend.foreseen_key(shown.candidate.spec)
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
-        st.caption(
-            f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch."
-        )
+        st.caption(f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch.")
         if key is not None:
             stem = file_stem(state)
             charts = Offer("All charts (SVG)", f"{stem}-charts.zip", lambda: charts_bytes(key), icon="image")
