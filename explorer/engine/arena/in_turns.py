@@ -1,7 +1,7 @@
 """Steps of all contestants in turns, in one process: what lies where in a process's memory makes the same step a few
 percent longer or shorter, so steps of two processes say less of two policies than steps of one.
 
-try       each policy once, under the limit of memory: who does not fit takes no part
+try       two steps of each policy, under the limit of memory: who does not fit takes no part
 time      a b c, c a b, ... in another order each round, nothing attached
 """
 
@@ -59,9 +59,11 @@ def timed_in_turns(spec: RunSpec, policies: Sequence[Policy], report: Report) ->
 
 
 def _fits(device: Device, spec: RunSpec, loaded: Loaded, policy: Policy) -> bool:
+    """Its second step as well: only there has an optimizer its state when forward begins."""
     policed = msgspec.structs.replace(spec, policy=policy)
     try:
-        first_step(device, lambda: prepare(policed, loaded), partial(run_limited, device))
+        trainee, _ = first_step(device, lambda: prepare(policed, loaded), partial(run_limited, device))
+        run_limited(device, trainee)
     except Exception as error:
         if not is_out_of_memory(error):
             raise

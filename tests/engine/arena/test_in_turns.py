@@ -7,7 +7,10 @@ import pytest
 from explorer.engine.arena import in_turns
 from explorer.engine.arena.in_turns import timed_in_turns
 from explorer.engine.device.apart import apart
+from explorer.engine.device.device import Device
 from explorer.engine.policy.apply import policy_of
+from explorer.engine.step import Trainee, run_step
+from explorer.errors import OutOfMemory
 from explorer.record import KEEP_ALL, Policy, RunSpec
 from explorer.record.progress import Progress, silent
 from tests.engine.tiny_nets import ref
@@ -39,3 +42,14 @@ def test_who_does_not_fit_takes_no_part() -> None:
     policies = (KEEP_ALL, Policy.recompute([str(i) for i in range(6)]))
     times = apart(timed_in_turns, spec, policies, report=silent, what="took turns")
     assert times is not None and [len(one.ms) for one in times] == [0, 2]
+
+
+def test_who_fits_until_its_optimizer_has_a_state_takes_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    def limited(device: Device, trainee: Trainee) -> float:
+        if trainee.optimizer is not None and trainee.optimizer.state and not policy_of(trainee.model).units:
+            raise OutOfMemory("The run asked for more memory and was refused.")
+        return run_step(trainee)
+
+    monkeypatch.setattr(in_turns, "run_limited", limited)
+    times = timed_in_turns(SPEC, (KEEP_ALL, Policy.recompute(["blocks.0"])), silent)
+    assert [len(one.ms) for one in times] == [0, 3]
