@@ -57,7 +57,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         ratio = None if refused else _ratio(steps, plan.policy)
     return AutoPlan(
         plan=plan,
-        measured_peak_bytes=told.step_peak_bytes or 0,
+        measured_peak_bytes=told.step_peak_bytes,
         n_steps=steps.n_steps,
         measured_time_ratio=ratio[0] if ratio else None,
         time_spread=ratio[1] if ratio else None,

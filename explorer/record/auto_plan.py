@@ -19,7 +19,8 @@ class AutoPlan(Record):
     """What `explorer.auto_policy` found for a step of somebody's own, and what real steps of it say."""
 
     plan: Plan
-    measured_peak_bytes: int
+    measured_peak_bytes: int | None
+    """None: its run holds no allocations."""
     n_steps: int
     """Real steps that it took; everything that they moved has been put back."""
     measured_time_ratio: float | None = None
@@ -49,5 +50,6 @@ class AutoPlan(Record):
 
     @property
     def kept(self) -> bool:
-        """Whether the measured peak is within the budget."""
-        return self.plan.budget_bytes is None or self.measured_peak_bytes <= self.plan.budget_bytes
+        """Whether the measured peak is within the budget; one that is not known keeps none."""
+        budget, peak = self.plan.budget_bytes, self.measured_peak_bytes
+        return budget is None or (peak is not None and peak <= budget)

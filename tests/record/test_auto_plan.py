@@ -9,8 +9,10 @@ from explorer.record.auto_plan import AutoPlan
 from tests.record.test_plan import PLAN
 
 
-@pytest.mark.parametrize(("budget", "measured", "kept"), [(100, 100, True), (100, 101, False), (None, 10**12, True)])
-def test_kept_is_measured(budget: int | None, measured: int, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("budget", "measured", "kept"), [(100, 100, True), (100, 101, False), (100, None, False), (None, 10**12, True)]
+)
+def test_kept_is_measured(budget: int | None, measured: int | None, kept: bool) -> None:
     auto = AutoPlan(plan=replace(PLAN, budget_bytes=budget), measured_peak_bytes=measured, n_steps=3)
     assert auto.kept == kept
     assert (auto.policy, auto.certificate) == (PLAN.policy, PLAN.certificate)
