@@ -5,7 +5,8 @@ describe ─▶ first run (whatever fits) ─▶ policies, without running anyth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 
@@ -45,18 +46,13 @@ def run_arena(spec: RunSpec, shares: Sequence[float], only: Sequence[str] = (), 
     )
     planned = [_planned(name, rival, situation, share) for name, rival, share in _pairs(contestants, shares)]
     bouts: list[Bout] = []
+    known: dict[Policy, Bout] = {}
     for i, bout in enumerate(planned):
-        known = next((one for one in bouts if one.policy is not None and one.policy == bout.policy), None)
-        if bout.why:
-            bouts.append(bout)
-        elif known is not None:
-            bouts.append(_same_as(known, bout))
-        else:
-            where = f"{contestants[bout.rival].title}{_at(bout.share)}"
-            reporting = _within(report, where, i, len(planned))
-            fought = _fought(spec, bout, ground, reporting)
-            again = _asked_again(fought, contestants[bout.rival], situation)
-            bouts.append(fought if again is None else _fought(spec, again, ground, reporting))
+        rival = contestants[bout.rival]
+        run = partial(_fought, spec, ground, report=_within(report, f"{rival.title}{_at(bout.share)}", i, len(planned)))
+        fought = _once(bout, known, run)
+        again = _asked_again(fought, rival, situation)
+        bouts.append(fought if again is None else _once(again, known, run))
     return Arena(
         spec=spec,
         environment=first.environment,
@@ -111,7 +107,18 @@ def _foreseen(bout: Bout, policy: Policy, situation: Situation) -> Bout:
     )
 
 
-def _fought(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
+def _once(bout: Bout, known: dict[Policy, Bout], run: Callable[[Bout], Bout]) -> Bout:
+    """`bout` with the figures of the first that ran its policy, which is noted, or its own where that is itself."""
+    if bout.why:
+        return bout
+    if bout.policy is None:
+        return run(bout)
+    if bout.policy not in known:
+        known[bout.policy] = run(bout)
+    return _same_as(known[bout.policy], bout)
+
+
+def _fought(spec: RunSpec, ground: Ground, bout: Bout, *, report: Report) -> Bout:
     """In a process of its own; how that ended, where it did not end well, is the bout's failure."""
     try:
         fought = apart(fight, spec, bout, ground, report=report, what=f"ran {bout.rival}", limit_s=spec.time_limit_s)
@@ -126,14 +133,16 @@ def _fought(spec: RunSpec, bout: Bout, ground: Ground, report: Report) -> Bout:
 
 
 def _timed(spec: RunSpec, bouts: Sequence[Bout], report: Report) -> tuple[Bout, ...]:
-    """With times of those that ran under a policy. Where taking them ended badly, that is their failure."""
+    """With times of those that ran under a policy, each policy given as long as a bout. Where taking them ended badly,
+    that is their failure."""
     running = [bout for bout in bouts if bout.policy is not None and bout.ran]
     if not running or not spec.n_repeats:
         return tuple(bouts)
     policies = (KEEP_ALL, *(bout.policy for bout in running if bout.policy is not None))
     different = [policy for i, policy in enumerate(policies) if policy not in policies[:i]]
+    limit_s = spec.time_limit_s * len(different)
     try:
-        times = apart(timed_in_turns, spec, different, report=report, what="timed them", limit_s=spec.time_limit_s)
+        times = apart(timed_in_turns, spec, different, report=report, what="timed them", limit_s=limit_s)
         if times is None:
             raise OutOfMemory("The system ended the timed steps for lack of memory.")
     except Cancelled:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from explorer.engine.arena import run
 from explorer.engine.arena.run import run_arena
 from explorer.errors import BadInput, Cancelled
+from explorer.plan.arena.rival import Rival
 from explorer.record import RunSpec
 from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.measurement import Environment
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.progress import Progress
+from explorer.record.progress import Progress, Report, silent
 from explorer.record.times import Samples
 from tests.engine.tiny_nets import ref
 
@@ -91,3 +94,43 @@ def test_only_a_rival_that_keeps_the_budget_and_the_gradients_beats_anybody() ->
         assert bool(arena(ours, other).beaten("explorer")) == wins, other
     missed = bout("explorer", 1.0, peak=60)
     assert arena(missed, bout("greedy", 1.5)).beaten("explorer")
+
+
+def test_whoever_is_over_the_budget_is_asked_once_more_and_a_policy_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = Policy.recompute(["blocks.0"]), Policy.recompute(["blocks.0", "blocks.1"])
+    ran: list[Policy | None] = []
+
+    def rival(least: float) -> Rival:
+        """Thinks that two blocks are needed below that share of the peak."""
+        return Rival(
+            title="",
+            source="",
+            place=0,
+            choose=lambda situation, budget: one if budget > least * situation.keep_all_bytes else two,
+        )
+
+    def fought(spec: RunSpec, ground: Ground, bout: Bout, *, report: Report) -> Bout:
+        ran.append(bout.policy)
+        peak = 0.95 if bout.policy == one else 0.75
+        return msgspec.structs.replace(bout, step_peak_bytes=int(peak * ground.peak_bytes))
+
+    monkeypatch.setattr(run, "_fought", fought)
+    monkeypatch.setattr(run, "chosen", lambda only: {"stubborn": rival(0.0), "first": rival(0.85), "next": rival(0.87)})
+    spec = RunSpec(model=ref("gpt"), n_repeats=0)
+    bouts = {bout.rival: bout for bout in run_arena(spec, (0.9,)).bouts}
+    assert (bouts["stubborn"].policy, bouts["stubborn"].fits) == (one, False)
+    assert all((bouts[name].policy, bouts[name].fits) == (two, True) for name in ("first", "next"))
+    assert ran == [one, two]
+
+
+def test_steps_in_turns_may_take_as_long_as_the_bouts_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits: list[float] = []
+
+    def apart(*_: object, limit_s: float, **__: object) -> object:
+        limits.append(limit_s)
+        return (Samples(ms=(1.0, 2.0)),) * 3
+
+    monkeypatch.setattr(run, "apart", apart)
+    bouts = [bout("first", 1.1), bout("again", 1.1, policy=Policy.recompute(["first"])), bout("second", 1.2)]
+    timed = run._timed(SPEC, bouts, silent)
+    assert limits == [3 * SPEC.time_limit_s] and all(one.time_ratio == 1 for one in timed)
