@@ -13,8 +13,9 @@ import mmap
 import os
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -52,7 +53,7 @@ def watch(
     `runs` holds them by number. With `on_oom` the first step is recorded too, and a step that memory is refused in is
     written to that file before the exception leaves, with what was asked, held, by whom, and what would have fitted;
     under torchrun each rank writes one, `oom.rank3.explorer`. Ends with `close()`, or as a context manager.
-    Raises BadInput where nothing is asked for, or a step before the first.
+    Raises BadInput where nothing is asked for, a step before the first, or a file in a folder that is not there.
     """
     return Asked(at=at, worst_of=worst_of, on_oom=on_oom).of(model, optimizer, place_of_caller())
 
@@ -67,12 +68,17 @@ class Asked:
 
     def of(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> Watch:
         """A watch that is open; `where` names the loop in what it writes. Raises BadInput as `watch` does."""
-        at = (self.at,) if isinstance(self.at, int) else tuple(self.at)
+        at = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
         if not at and not self.worst_of and self.on_oom is None:
             raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
-        if any(step < 1 for step in at) or self.worst_of < 0:
+        if not all(isinstance(step, Integral) and step >= 1 for step in at) or self.worst_of < 0:
             raise BadInput(
                 f"Steps are counted from 1; asked for at={at}, worst_of={self.worst_of}.", hint="Step 1 is the first."
+            )
+        if self.on_oom is not None and not (folder := Path(self.on_oom).parent).is_dir():
+            raise BadInput(
+                f"{self.on_oom} is to be written where memory is refused, and there is no folder {folder}.",
+                hint="Make the folder first: when memory is refused it is too late.",
             )
         watching = Watch(model, optimizer, at, where)
         watching.worst_of = self.worst_of

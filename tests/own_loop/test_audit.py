@@ -133,7 +133,9 @@ def test_the_model_is_left_as_found() -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     moments = [value.clone() for state in optimizer.state.values() for value in state.values()]
     rng, plain = torch.get_rng_state(), torch.utils.checkpoint.CheckpointFunction
-    explorer.audit(model, step)
+    with torch.no_grad():  # of the caller, as in a notebook that looks at things
+        assert explorer.audit(model, step).reruns
+        assert not torch.is_grad_enabled()
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     after = [value for state in optimizer.state.values() for value in state.values()]
     assert all(torch.equal(one, other) for one, other in zip(moments, after)) and len(after) == len(moments)

@@ -116,13 +116,14 @@ def refuse() -> None:
 
 
 def test_watches_may_be_closed_in_any_order(tmp_path: Path) -> None:
-    """The fixture looks whether anything stays."""
+    before = (sys.excepthook, torch.autograd.backward)
     loop = Loop()
     first = explorer.watch(loop.model, loop.optimizer, on_oom=tmp_path / "a.explorer")
     loop.step()  # of two recorded steps at once the later one would be left out
     second = explorer.watch(Loop().model, on_oom=tmp_path / "b.explorer")
     first.close()
     second.close()
+    assert (sys.excepthook, torch.autograd.backward) == before
 
 
 def died(loop: Loop, watch: Any, n_before: int) -> pytest.ExceptionInfo[RuntimeError]:
@@ -265,7 +266,7 @@ def test_a_script_may_end_in_the_middle_of_a_recorded_step() -> None:
 
 def test_what_cannot_be_watched_is_one_sentence() -> None:
     model = nn.Linear(2, 2)
-    for wrong in ({}, {"at": (0,)}, {"worst_of": -1}):
+    for wrong in ({}, {"at": (0,)}, {"at": "2"}, {"at": 2.5}, {"worst_of": -1}, {"on_oom": "nowhere/oom.explorer"}):
         with pytest.raises(BadInput):
             explorer.watch(model, **wrong)  # type: ignore[arg-type]
 

@@ -224,7 +224,7 @@ def parse_budget(text: str, keep_all_bytes: int, run: Measurement) -> int:
         return _device_bytes(run)
     n_bytes = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
     if n_bytes <= 0:
-        raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Such as 1.5GiB, 800MiB or 60%.")
+        raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Give a size (1.5GiB) or a share (60%).")
     return n_bytes
 
 

@@ -107,4 +107,7 @@ def test_a_copy_takes_own_generators_along_and_shares_the_rest() -> None:
 def test_names_of_the_process() -> None:
     for name in ("torch cpu", "python", "numpy"):
         state = get_state(name)
+        first = draws(model())[name]
+        assert draws(model())[name] != first
         set_state(name, state)
+        assert draws(model())[name] == first

@@ -83,5 +83,6 @@ def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
     pinned = graphs.measured(GRAPH, SPEC)
     kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
     drawn = {state: labels(Facts(graph=GRAPH, policy=Policy(), baseline=base)) for state, base in kept.items()}
+    assert drawn[""] and any(label.bytes for label in drawn[""].values())
     for id in drawn[""]:
         assert len({labels[id].bytes for labels in drawn.values()}) == 1, id

@@ -50,3 +50,4 @@ def test_stacked_bars_of_the_ledger_add_up(charts: dict[str, Chart]) -> None:
             row, start = str(bar.get("y")), float(str(bar.get("x")))
             assert start == pytest.approx(ends.get(row, 0.0), abs=0.11)
             ends[row] = start + float(str(bar.get("width")))
+    assert ends
