@@ -39,8 +39,8 @@ class Classes:
         coefficients, most = row
         return {int(self.labels[column]): n for column, n in coefficients.items()}, most
 
-    def given(self, numbers: Values, weight: Values) -> tuple[Values, bool]:
-        """The numbers given to columns, and whether all could be; `weight`: what frees most, by column, is least."""
+    def given(self, numbers: Values, weight: Values) -> Values:
+        """The numbers given to columns, as far as that goes; `weight`: what frees most, by column, is least."""
         columns, left = self.columns, numbers.copy()
         x, free = np.zeros(columns.n_columns), np.ones(len(columns.paths))
         members: dict[int, list[int]] = defaultdict(list)
@@ -59,7 +59,7 @@ class Classes:
                     free[below[column]] = x[column]
         rest = slice(len(columns.ways), None)
         x[rest] = numbers[self.labels[rest]]
-        return x, all(left[label] < 1e-6 for label in members)
+        return x
 
 
 def classes_of(columns: Columns, asked: Values, *, apart: bool = False) -> Classes:

@@ -44,9 +44,8 @@ class Minimum:
     bound: float
     """Cost, or bytes of the peak."""
     x: Values
+    """Less than what was counted where segments would have to overlap."""
     peak_bytes: float
-    given: bool
-    """Whether `x` is all of what was counted: not where segments would have to overlap."""
     slack: Values
     """By row of the question, how much is left of what it may be at most."""
 
@@ -86,13 +85,12 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
     # A program without a choice to make is none of whole numbers, and its answer is its own bound.
     bound = result.mip_dual_bound if question.whole and result.mip_dual_bound is not None else result.fun
     numbers = np.round(result.x) * (whole > 0) + result.x * (whole == 0) if question.whole else result.x
-    x, given = classes.given(numbers, asked[1:].sum(axis=0))
+    x = classes.given(numbers, asked[1:].sum(axis=0))
     n = len(question.rows)
     return Minimum(
         bound=float(bound) * (MIB if question.for_peak else columns.unit_cost / SCALE),
         x=x,
         peak_bytes=float(x[columns.peak_column]) * MIB,
-        given=given,
         slack=np.array([most for _, most in rows[:n]]) - _sparse(rows[:n], len(most)) @ result.x,
     )
 

@@ -42,9 +42,9 @@ def test_the_numbers_of_every_policy_keep_the_rows_and_make_a_policy_that_costs_
     numbers = counted(classes, x)
     for row, most in classes.rows:
         assert sum(n * numbers[label] for label, n in row.items()) <= most + 1e-9
-    other, given = classes.given(numbers, says.sum(axis=0))
+    other = classes.given(numbers, says.sum(axis=0))
+    given = np.array_equal(counted(classes, other), numbers)
     if given:
-        assert np.array_equal(counted(classes, other), numbers)
         assert COLUMNS.legal(COLUMNS.chosen(other)) == list(COLUMNS.chosen(other))
         assert says @ other == pytest.approx(says @ x)
     assert given or any(len(PLANNER.candidates.units[i].unit.blocks) > 1 for i in COLUMNS.chosen(x))
@@ -58,8 +58,8 @@ def test_equal_blocks_are_counted_and_the_first_of_them_are_taken() -> None:
     assert len(whole) == 12 and len({classes.labels[i] for i in whole}) == 1
     numbers = np.zeros(len(classes.sizes))
     numbers[classes.labels[whole[0]]] = 4
-    x, given = classes.given(numbers, np.zeros(COLUMNS.n_columns))
-    assert given and COLUMNS.chosen(x) == tuple(whole[:4])
+    x = classes.given(numbers, np.zeros(COLUMNS.n_columns))
+    assert COLUMNS.chosen(x) == tuple(whole[:4])
 
 
 def test_segments_that_would_have_to_overlap_are_not_given() -> None:
@@ -68,7 +68,7 @@ def test_segments_that_would_have_to_overlap_are_not_given() -> None:
     triple = next(i for i, n in lengths.items() if n == 3)
     numbers = np.zeros(len(classes.sizes))
     numbers[classes.labels[triple]] = 5
-    assert not classes.given(numbers, np.zeros(COLUMNS.n_columns))[1]
+    assert 0 < counted(classes, classes.given(numbers, np.zeros(COLUMNS.n_columns)))[classes.labels[triple]] < 5
 
 
 def test_apart_every_column_is_its_own() -> None:
