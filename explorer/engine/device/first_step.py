@@ -3,7 +3,8 @@
 oneDNN writes the code of each kernel when it is first asked for a shape: 34 MiB behind the first step of the sample
 U-Net, nothing behind the second. On a CPU a limit of memory is one of address space, in which that counts as well,
 though it is no part of what the step holds. So a step that is refused is tried again as long as the last try left more
-behind: what was mapped then is there already.
+behind: what was mapped then is there already. A model that keeps something of every step leaves more behind each time:
+hence MOST_TRIES.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from explorer.record.failure import is_out_of_memory
 
 LEFT_BYTES = 2**20
 """More than so much left behind is a reason to try again."""
+MOST_TRIES = 20
 
 Made = TypeVar("Made")
 Result = TypeVar("Result")
@@ -25,7 +27,9 @@ Result = TypeVar("Result")
 
 def first_step(device: Device, make: Callable[[], Made], step: Callable[[Made], Result]) -> tuple[Made, Result]:
     """What `make()` returned and `step(made)`, which sets a limit. Raises what both raise, of the last try."""
+    n_tries = 0
     while True:
+        n_tries += 1
         made, before_bytes = make(), address_space_bytes()
         try:
             return made, step(made)
@@ -36,7 +40,7 @@ def first_step(device: Device, make: Callable[[], Made], step: Callable[[Made], 
         _let_go_of_frames(refused)
         del made
         device.release()
-        if (address_space_bytes() or 0) - before_bytes < LEFT_BYTES:
+        if n_tries == MOST_TRIES or (address_space_bytes() or 0) - before_bytes < LEFT_BYTES:
             raise refused
 
 

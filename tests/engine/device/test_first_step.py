@@ -9,7 +9,7 @@ import pytest
 
 from explorer.engine.device.apart import apart
 from explorer.engine.device.device import CpuDevice
-from explorer.engine.device.first_step import first_step
+from explorer.engine.device.first_step import MOST_TRIES, first_step
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
@@ -58,6 +58,19 @@ def test_a_step_that_leaves_nothing_behind_is_refused_at_once() -> None:
     with pytest.raises(OutOfMemory, match="too many"):
         first_step(CPU, lambda: None, step)
     assert n_tries == 1
+
+
+def test_a_model_that_keeps_something_of_every_step_is_refused_in_the_end() -> None:
+    kept: list[mmap.mmap] = []
+
+    def leaks(made: None) -> None:
+        assert len(kept) < 2 * MOST_TRIES, "it would go on until the machine has nothing left"
+        kept.append(mmap.mmap(-1, 2 * MIB))
+        raise OutOfMemory("no room")
+
+    with pytest.raises(OutOfMemory, match="no room"):
+        first_step(CPU, lambda: None, leaks)
+    assert len(kept) == MOST_TRIES
 
 
 def test_what_fails_for_another_reason_is_not_tried_twice() -> None:
