@@ -160,5 +160,6 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _in_words(policy: Policy) -> str:
-    n_units = len(policy.units)
-    return f"recompute {n_units}" if n_units else "keep all"
+    n_offload = sum(unit.action == "offload" for unit in policy.units)
+    counted = {"recompute": len(policy.units) - n_offload, "offload": n_offload}
+    return ", ".join(f"{what} {n}" for what, n in counted.items() if n) or "keep all"

@@ -12,6 +12,7 @@ from explorer.jobs import run_file
 from explorer.jobs.run_file import StoredRecord
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column, to_msgpack
+from explorer.record.policy import Policy, Unit
 from tests.jobs.runs import measured
 
 FILE = run_file.write(StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured())))
@@ -86,3 +87,15 @@ def test_a_forged_checksum_does_not_make_a_run(what: str) -> None:
     stored = msgspec.structs.replace(sound, record=to_msgpack(forged))
     with pytest.raises(UnreadableFile, match="not hold a run that can have happened: .*" + what):
         run_file.read(run_file.write(stored))
+
+
+def test_a_run_that_nobody_named_says_what_its_units_do() -> None:
+    run = measured()
+    units = [Unit(blocks=(name,), action=action) for name, action in zip("abc", ("recompute", "save_ops", "offload"))]
+
+    def told(*some: Unit) -> str:
+        spec = msgspec.structs.replace(run.spec, policy=Policy(units=some))
+        return run_file.name_of(msgspec.structs.replace(run, spec=spec)).partition(", ")[2]
+
+    assert [told(), told(*units[:2]), told(units[2])] == ["keep all", "recompute 2", "offload 1"]
+    assert told(*units) == "recompute 2, offload 1"

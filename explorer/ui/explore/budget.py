@@ -121,12 +121,12 @@ def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
 def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen: Forecast) -> tuple[str, str | None]:
     """Whether the drawn policy keeps the budget, and how it stands to the best; with what that means."""
     policy = state.draft.spec.policy
-    measured = known.candidate.step_peak_bytes if known.candidate is not None else None
-    peak = measured if measured is not None else foreseen.step_peak_bytes
+    ran = known.candidate.step_peak_bytes if known.candidate is not None else None
+    peak = ran if ran is not None else foreseen.step_peak_bytes
     wish = state.budget.wish
     kept = ""
     if wish is not None and wish.budget_bytes is not None and peak is not None:
-        kept = words.against_budget(peak, wish.budget_bytes, measured=measured is not None)
+        kept = words.against_budget(peak, wish.budget_bytes, measured=ran is not None and not known.foreseen)
     drawn = (point.plan for point in front if point.plan.policy.units == policy.units)
     plan = next(drawn, None)
     if plan is not None and policy.units:

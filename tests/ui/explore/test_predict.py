@@ -67,6 +67,9 @@ def test_the_drawn_policy_is_played_by_the_button_in_place_of_run(app: App, work
     assert "Everything that was played without data" in words(at)
     assert "Played without data: everything kept, and the policy that is drawn." in words(at)
     assert "Both runs" in at.segmented_control[0].options
+    at = settle(widget(at, "text_input", "budget").set_value("500 MiB").run())
+    at = say(at, on=ALL[:2])
+    assert f"{mib(played.step_peak_bytes)} predicted: within 500.0 MiB" in words(at) and figures(at) == strip
     at = say(at, on=ALL)
     assert "Press **Predict** to play it" in words(at) and "before: 104.5" in words(at)
     at = say(at, on=ALL[:2])
