@@ -10,29 +10,54 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 STDOUT, STDERR = 1, 2
 
 
+class _Stdout:
+    """Descriptor 1 of the process, which its threads share: the first solver leads it away, the last one back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._n_solvers = 0
+        self._before: int | None = None
+        """Where it led; None: it leads there still, or is closed."""
+
+    def lead_away(self) -> None:
+        with self._lock:
+            self._n_solvers += 1
+            if self._n_solvers > 1:
+                return
+            with suppress(OSError):
+                self._before = os.dup(STDOUT)
+                _flush()
+                os.dup2(STDERR, STDOUT)
+
+    def lead_back(self) -> None:
+        with self._lock:
+            self._n_solvers -= 1
+            if self._n_solvers or self._before is None:
+                return
+            _flush()
+            os.dup2(self._before, STDOUT)
+            os.close(self._before)
+            self._before = None
+
+
+_STDOUT = _Stdout()
+
+
 @contextmanager
 def on_stderr() -> Iterator[None]:
     """What C prints meanwhile goes to stderr; where either is closed, as it was."""
+    _STDOUT.lead_away()
     try:
-        before = os.dup(STDOUT)
-    except OSError:
-        yield
-        return
-    try:
-        _flush()
-        with suppress(OSError):
-            os.dup2(STDERR, STDOUT)
         yield
     finally:
-        _flush()
-        os.dup2(before, STDOUT)
-        os.close(before)
+        _STDOUT.lead_back()
 
 
 def _flush() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from explorer.plan.planners.solver_output import on_stderr
 
 PROGRAM = """
 import ctypes, os, sys
@@ -37,3 +40,14 @@ def test_without_a_stdout_the_solver_runs_all_the_same() -> None:
     program = "import os; os.close(1)\n" + PROGRAM.format(before="").replace("libc.printf", "(lambda text: None)")
     ran = subprocess.run([sys.executable, "-c", program.replace('print("', 'str("').replace(', end=" "', "")])
     assert ran.returncode == 0
+
+
+def test_solvers_of_two_threads_leave_stdout_where_it_was() -> None:
+    before, first, second = os.fstat(1), on_stderr(), on_stderr()
+    for entering in (first, second):
+        entering.__enter__()
+    first.__exit__(None, None, None)
+    within, errors = os.fstat(1), os.fstat(2)
+    second.__exit__(None, None, None)
+    assert os.path.samestat(within, errors), "the second is at work still"
+    assert os.path.samestat(os.fstat(1), before)
