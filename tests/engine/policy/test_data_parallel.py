@@ -96,9 +96,9 @@ def ranked(rank: int, folder: str) -> None:
     with (Path(folder) / str(rank)).open("w") as told:
         for how in HOW:
             expected = step(how, Policy())
-            for found in (step(how, ALL), step(how, SEGMENT)):
-                wrong = [name for name in expected if not torch.equal(expected[name], found[name])]
-                assert expected.keys() == found.keys() and not wrong, wrong
-            print(f"{how}: the same {len(found)} tensors", file=told)
+            for tensors in (step(how, ALL), step(how, SEGMENT)):
+                wrong = [name for name in expected if not torch.equal(expected[name], tensors[name])]
+                assert expected.keys() == tensors.keys() and not wrong, wrong
+            print(f"{how}: the same {len(tensors)} tensors", file=told)
     dist.barrier()
     dist.destroy_process_group()
