@@ -103,7 +103,7 @@ def test_progress_is_told_and_a_cancel_ends_the_run() -> None:
 
 def test_a_run_that_is_not_timed_takes_its_recorded_steps_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     steps, told = [], list[Progress]()
-    for module in ("recording", "measure"):
+    for module in ("recording", "limited", "measure"):
         monkeypatch.setattr(f"explorer.engine.measure.{module}.run_step", lambda *given: steps.append(given) or 0.0)
     run = measure(RunSpec(model=ref("chain"), n_repeats=0), told.append)
     assert run.times is None and run.failure is None
