@@ -102,7 +102,8 @@ def overhead_ms(baseline: Measurement, unit: Unit) -> float:
     calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
     if unit.action != "save_ops":
         return calls
-    return calls + sum(cost.n_operators or 0 for cost in costs) * (times.kept_operator_ms or 0.0)
+    look_ms = AMONG_KERNELS * (times.kept_operator_ms or 0.0)
+    return calls + look_ms * sum(cost.n_operators or 0 for cost in costs)
 
 
 def _swept(times: Times, cost: MeasuredBlock) -> float:
