@@ -37,7 +37,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
 
     `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device`, what the device has free. It counts
-    what Python holds on the device, the model included. About twenty real steps are taken, `n_steps` says how many.
+    what Python holds on the device, the model included. Eighteen real steps are taken or a few more, see `n_steps`.
     All that the step can reach is put back bit by bit: parameters, gradients, buffers, optimizer state, generators,
     counters; what an iterator gave is not, so let the step take the same batch at each call. The policy is not in
     force afterwards: `explorer.apply_policy(model, plan.policy)`.

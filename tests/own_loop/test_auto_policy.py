@@ -134,7 +134,8 @@ def test_everything_is_as_found_and_a_step_of_the_loop_keeps_the_budget(kind: ty
     assert budget is not None and plan.policy.units and plan.kept and not plan.missed
     assert plan.measured_peak_bytes <= budget < plan.front[0].step_peak_bytes
     assert plan.measured_peak_bytes == pytest.approx(plan.predicted_peak_bytes, rel=1e-3)
-    assert plan.measured_time_ratio is not None and plan.n_steps > 10
+    assert plan.measured_time_ratio is not None
+    assert plan.n_steps == 18, "as the README says"
     assert plan.certificate.gap <= 5e-3
     torch.manual_seed(1)
     for _ in range(n_before):

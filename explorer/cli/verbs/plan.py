@@ -25,14 +25,17 @@ from explorer.plan.policy import file as policy_file
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Plan
+from explorer.record.plan import CostUnit, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
-from explorer.view.drawing.units import mib
+from explorer.view.drawing.units import mib, percent
 from explorer.view.words.cut_short import did_not_fit
 from explorer.view.words.plan import certificate
 from explorer.view.words.policy import in_words
+
+FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
+"""What the foreseen cost of a plan was made of."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -148,9 +151,9 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
     console.print(f"  Peak         {mib(chosen.step_peak_bytes)} predicted, {mib(run.step_peak_bytes)} {_origin(run)}")
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
     if chosen.cost_ratio is not None:
-        spread = "" if chosen.cost_ratio_spread is None else f" ± {chosen.cost_ratio_spread:.1%}"
-        foreseen = f"{chosen.cost_ratio - 1:+.1%}{spread} predicted"
-        console.print(f"  Time         {foreseen}, in {chosen.cost_unit}{_ran(first, run)}")
+        spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
+        foreseen = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
+        console.print(f"  Time         {foreseen} from {FROM[chosen.cost_unit]}{_ran(first, run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
     for warning in first.warnings if first.origin == "predicted" else ():
         console.print(f"  [yellow]{escape(warning)}[/]")
@@ -164,7 +167,8 @@ def _ran(first: Measurement, run: Measurement) -> str:
     before, after = (one.times.step.median_ms if one.times else None for one in (first, run))
     if first.spec.policy.units or not before or after is None:
         return ""
-    return f"; {after / before - 1:+.1%} in two runs that did not take turns (compare lets them)"
+    ran = percent(after / before - 1, signed=True)
+    return f"; {ran} measured, one run after the other (compare takes their steps in turns)"
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:

@@ -47,8 +47,8 @@ def arena_panel(spec: RunSpec, arena: Arena | None, key: str | None, *, busy: bo
             icon=":material/stadium:",
             key="arena_run",
             disabled=busy or not names or not shares,
-            help=f"{ARENA_REPEATS} timed steps or more for each planner and budget, in processes of their own: about a "
-            "minute each. Cancel works.",
+            help="Each choice runs in a process of its own, for its peak and its gradients; then all take "
+            f"{ARENA_REPEATS} timed steps or more in turns in one process. A few minutes in all; Cancel works.",
         )
     if arena is not None:
         _results(arena, spec)

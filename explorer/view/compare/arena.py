@@ -64,7 +64,7 @@ def beaten_sentence(arena: Arena) -> str:
     sentences = [
         f"Faster than this explorer's planner within the same budget: {faster}."
         if faster
-        else "Nobody was faster than this explorer's planner within the same budget, beyond doubt.",
+        else "Nobody was faster beyond doubt than this explorer's planner within the same budget.",
         f"Within a budget that this explorer's planner missed: {alone}." if alone else "",
         f"Undecided, more repeats would tell: {undecided}." if undecided else "",
     ]

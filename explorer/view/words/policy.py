@@ -22,14 +22,19 @@ def in_words(policy: Policy) -> str:
 
 
 def _units(units: Sequence[Unit]) -> str:
-    """Of one action."""
-    named = [fqn for unit in units for fqn in unit.blocks]
+    """Of one action. A planner lists segments first, and a reader takes `a ... z` for a stretch: names are sorted."""
+    named = sorted((fqn for unit in units for fqn in unit.blocks), key=_counted)
     listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
     segments = sum(len(unit.blocks) > 1 for unit in units)
     joined = f" in {count(len(units), 'unit')}" if segments else ""
     first = units[0]
     kept = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
     return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{kept}: {listed}"
+
+
+def _counted(fqn: str) -> list[tuple[bool, int, str]]:
+    """By which `blocks.9` stands in front of `blocks.10`."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
 
 
 def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:

@@ -59,7 +59,9 @@ def test_a_budget_out_of_reach_is_one_sentence() -> None:
 def test_the_least_memory_for_some_time() -> None:
     result = run("--time", "+10%")
     assert result.exit_code == 0, result.stderr
-    assert "predicted" in result.stdout and "needs less memory" in result.stdout
+    printed = " ".join(result.stdout.split())
+    assert "predicted from measured times; " in printed and "needs less memory" in printed
+    assert "measured, one run after the other (compare takes their steps in turns)" in printed
 
 
 @pytest.mark.parametrize(

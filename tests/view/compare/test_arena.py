@@ -39,7 +39,7 @@ def test_words_for_each_outcome() -> None:
     assert outcome_in_words(absent) == "did not run: It plans chains."
     assert outcome_in_words(crashed) == "failed: It ended."
     assert "Over its budget" in outcome_in_words(bout("greedy", 1.0, peak=60))
-    assert beaten_sentence(sample()).startswith("Nobody was faster")
+    assert beaten_sentence(sample()).startswith("Nobody was faster beyond doubt than this explorer's planner")
     assert "Greedy at 50 %" in beaten_sentence(arena(bout("explorer", 1.3), bout("greedy", 1.1)))
     few = (replace(one, step=Samples(ms=one.step.ms[:7])) for one in (bout("explorer", 1.3), bout("greedy", 1.1)))
     assert beaten_sentence(arena(*few)).endswith("Undecided, more repeats would tell: Greedy at 50 %.")
