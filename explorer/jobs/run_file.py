@@ -85,6 +85,8 @@ def name_of(record: Record) -> str:
         return f"{spec.model.target.removeprefix(RECORDED)} {spec.device}, recorded"
     stem = spec.model.target.rpartition("/")[2].replace(".py", "")
     what = " ".join(filter(None, (stem, spec.model.size, spec.device)))
+    if isinstance(record, Arena):
+        return f"{what}, {kind_of(record)}"
     return f"{what}, {'forward alone' if spec.forward_only else _in_words(spec.policy)}"
 
 
@@ -160,6 +162,7 @@ def _digest(*parts: bytes) -> bytes:
 
 
 def _in_words(policy: Policy) -> str:
-    n_offload = sum(unit.action == "offload" for unit in policy.units)
-    counted = {"recompute": len(policy.units) - n_offload, "offload": n_offload}
+    """By the blocks that it names, as the page and the command line count them."""
+    n_offload = sum(len(unit.blocks) for unit in policy.units if unit.action == "offload")
+    counted = {"recompute": len(policy.blocks) - n_offload, "offload": n_offload}
     return ", ".join(f"{what} {n}" for what, n in counted.items() if n) or "keep all"

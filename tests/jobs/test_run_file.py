@@ -99,3 +99,4 @@ def test_a_run_that_nobody_named_says_what_its_units_do() -> None:
 
     assert [told(), told(*units[:2]), told(units[2])] == ["keep all", "recompute 2", "offload 1"]
     assert told(*units) == "recompute 2, offload 1"
+    assert told(Unit(blocks=("a", "b")), units[2]) == "recompute 2, offload 1", "blocks, not units"

@@ -17,7 +17,7 @@ from explorer.view.words.runs import stored_flops, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
-RANKS = "recorded ranks"
+RANKS, ARENA = "recorded ranks", "arena"
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 ALL = "all models"
@@ -57,6 +57,7 @@ def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
         key=f"runs_{state.order}",
         hide_index=True,
         width="stretch",
+        placeholder="",
         height="content" if len(runs) < MOST_ROWS else HEIGHT,
         on_select="rerun",
         selection_mode="multi-row",
@@ -87,7 +88,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "step time": stored_time(run.headlines),
         "gradients": _gradients(run),
         "note": run.note,
-        "policy": "" if run.spec is None else in_words(run.spec.policy),
+        "policy": "" if run.spec is None or run.kind == ARENA else in_words(run.spec.policy),
         "pinned": run.pinned,
         "finished": datetime.fromtimestamp(run.created),
     }
