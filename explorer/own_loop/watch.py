@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from explorer.engine.device.rank import rank_here
+from explorer.engine.device.rank import of_rank, rank_in_words
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.watch.here_only import HereOnly
@@ -255,7 +255,7 @@ class Watch:
         step = self.n_steps + 1
         if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
             return
-        live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{_rank_in_words()}")
+        live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
         try:
             live.__enter__()
         except ExplorerError as error:  # another profiler, say: the loop goes on
@@ -274,20 +274,9 @@ class Watch:
         return live.measurement
 
     def _held(self, error: Exception) -> Measurement:
-        where = f"{self.where}, step {self.n_steps + 1}{_rank_in_words()}"
+        where = f"{self.where}, step {self.n_steps + 1}{rank_in_words()}"
         device = LiveStep(self._model, self._optimizer, where).device
         return held_at_refusal(self._model, self._optimizer, device, where=where, error=error)
-
-
-def of_rank(path: Path) -> Path:
-    """`oom.explorer`, under torchrun `oom.rank3.explorer`."""
-    here = rank_here()
-    return path if here is None else path.with_name(f"{path.stem}.rank{here[0]}{path.suffix}")
-
-
-def _rank_in_words() -> str:
-    here = rank_here()
-    return "" if here is None else f", rank {here[0]}"
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
