@@ -379,28 +379,6 @@ def test_tests_stand_where_their_module_stands() -> None:
     assert not lost
 
 
-def has_a_function(path: Path) -> bool:
-    """A function or method with a body, an overload's and a protocol's `...` aside."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            told = [one for one in node.body if not (isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))]
-            if told:
-                return True
-    return False
-
-
-def test_every_module_with_a_function_has_its_test_file() -> None:
-    """`explorer/a/b.py` is tested by `tests/a/test_b.py`: whoever changes one knows where the other is."""
-    without = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        room = path.relative_to(PACKAGE).parent
-        if path.stem.startswith("__") or (ROOT / "tests" / room / f"test_{path.name}").is_file():
-            continue
-        if has_a_function(path):
-            without.append(name_of(path))
-    assert not without
-
-
 def test_readme_names_every_command_preset_and_sample_model() -> None:
     from typer.main import get_command
 
