@@ -1,21 +1,192 @@
-"""Whether two tensors are the same, bit by bit."""
+"""Bytes of a tensor of any kind, and whether two tensors are the same bit by bit.
+
+    sparse ─▶ indices, values    quantised ─▶ integers, scales    nested ─▶ values, sizes    MKLDNN ─▶ its dense copy
+    wrapper subclass (DTensor: its local shard), functorch's wrapper ─▶ the tensors inside
+    meta, fake, freed, not yet made ─▶ none
+
+A tensor without bytes has its form alone. A kernel that does not know a kind of tensor may end the process, so each
+kind is asked for its parts in its own way.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch._C import _functorch  # type: ignore[attr-defined]
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+from torch.utils._python_dispatch import _disable_current_modes
 
+_NOT_MADE = (UninitializedBuffer, UninitializedParameter)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_COMPRESSED = {
+    torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_bsr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
+    torch.sparse_csc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_bsc: (Tensor.ccol_indices, Tensor.row_indices, Tensor.values),
+    torch.sparse_coo: (Tensor._indices, Tensor._values),
+}
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """Equal in shape, type and every bit; NaN payloads and the sign of zero included."""
-    if left.shape != right.shape or left.dtype != right.dtype:
+    if _form(left) != _form(right):
         return False
-    return torch.equal(_bits(left), _bits(right))
+    ours, theirs = contents(left), contents(right)
+    return len(ours) == len(theirs) and all(
+        one.shape == other.shape and one.dtype == other.dtype and torch.equal(one, other.to(one.device))
+        for one, other in zip(ours, theirs)
+    )
 
 
-def _bits(tensor: Tensor) -> Tensor:
-    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
-    whole = real.contiguous()
+def parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """The tensors that hold the bytes of `tensor`, without a copy: itself, or what a sparse or wrapping one holds.
+
+    A part is strided, quantised, nested or opaque to Python (MKLDNN), and of one memory; it may have no bytes.
+    """
+    with _unseen():
+        return tuple(_parts(tensor))
+
+
+def n_bytes(tensor: Tensor) -> int:
+    """Bytes of all parts; of a sharded tensor those of this process."""
+    held = 0
+    for part in parts(tensor):
+        with _unseen():
+            held += part.untyped_storage().nbytes() if part.is_quantized else part.nbytes
+    return held
+
+
+def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    """Memory behind `tensor`; none where Python has no access to it, and where there are no bytes."""
+    with _unseen():
+        return [storage for part in _parts(tensor) if (storage := _storage(part)) is not None]
+
+
+def contents(tensor: Tensor) -> tuple[Tensor, ...]:
+    """All that two equal tensors have in common, as plain integers; empty for a tensor without bytes."""
+    with _unseen():
+        return tuple(bits for part in _parts(tensor) for bits in _contents(part))
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The value of `tensor` as one plain tensor on the CPU, detached; empty for a tensor without bytes.
+
+    The very memory of a plain tensor that is there already. Several parts are one row of float64.
+    """
+    with _unseen():
+        if tensor.layout in _COMPRESSED:
+            return _plain(tensor).to_dense().cpu()
+        values = [value for part in _parts(tensor) if (value := _dense(part)) is not None]
+    if len(values) == 1:
+        return values[0]
+    rows = [_real(value).flatten().double() for value in values]
+    return torch.cat(rows) if rows else torch.empty(0)
+
+
+@contextmanager
+def _unseen() -> Iterator[None]:
+    """Reading is no operator of the program: modes, subclasses and functorch do not see it."""
+    functorch_off = torch._C._DisableFuncTorch()  # type: ignore[attr-defined]
+    with functorch_off, torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
+        yield
+
+
+def _parts(tensor: Any) -> Iterator[Tensor]:
+    if isinstance(tensor, _NOT_MADE):
+        return
+    if _functorch.is_functorch_wrapped_tensor(tensor):
+        yield from _parts(_functorch.get_unwrapped(tensor))
+    elif tensor.layout in _COMPRESSED:
+        yield from (part(_plain(tensor)) for part in _COMPRESSED[tensor.layout])
+    elif type(tensor) in (Tensor, torch.nn.Parameter) or _has_own_memory(tensor):
+        yield _plain(tensor)
+    else:
+        inside = [getattr(tensor, name) for name in _names_inside(tensor)]
+        yield from (part for held in inside if isinstance(held, Tensor) for part in _parts(held))
+
+
+def _names_inside(tensor: Any) -> list[str]:
+    """Attributes of a wrapper that hold its tensors. Lengths that a ragged tensor looks up once are no content."""
+    if hasattr(tensor, "__tensor_flatten__"):
+        return [name for name in tensor.__tensor_flatten__()[0] if not name.endswith("_seqlen_tensor")]
+    return [name for name, value in sorted(vars(tensor).items()) if isinstance(value, Tensor) and value is not tensor]
+
+
+def _has_own_memory(tensor: Tensor) -> bool:
+    try:
+        storage = tensor.untyped_storage()
+        return storage.device != tensor.device or storage.data_ptr() >= 0  # a fake tensor's bytes are on "meta"
+    except (RuntimeError, NotImplementedError):  # a wrapper; an opaque one has nothing inside that Python could ask
+        return not _names_inside(tensor)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """Without gradient and without the behaviour of a subclass, in the same memory."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        return tensor.detach()
+
+
+def _storage(part: Tensor) -> torch.UntypedStorage | None:
+    """None for what has no bytes here: opaque, meta, fake, freed."""
+    try:
+        storage = part.untyped_storage()
+        is_real = storage.device.type == part.device.type != "meta" and storage.nbytes() and storage.data_ptr()
+        return storage if is_real else None
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _contents(part: Tensor) -> Iterator[Tensor]:
+    if part.layout is not torch.strided:
+        yield _as_integers(part.to_dense())
+    elif part.numel() and _storage(part) is None:
+        return
+    elif part.is_quantized or part.is_nested:  # no kernel looks into those: the whole memory is read
+        with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            yield torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage())
+        yield from map(_as_integers, _beside(part))
+    else:
+        yield _as_integers(part)
+
+
+def _beside(part: Any) -> Iterator[Tensor]:
+    """What the bytes of a nested or quantised tensor mean."""
+    if part.is_nested:
+        yield from (part._nested_tensor_size(), part._nested_tensor_strides(), part._nested_tensor_storage_offsets())
+    elif part.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
+        yield torch.tensor([part.q_scale(), part.q_zero_point()], dtype=torch.float64)
+    else:
+        yield from (part.q_per_channel_scales(), part.q_per_channel_zero_points())
+
+
+def _dense(part: Tensor) -> Tensor | None:
+    if part.layout is not torch.strided:
+        return part.to_dense().cpu()
+    if part.numel() and _storage(part) is None:
+        return None
+    if part.is_nested:
+        return torch.cat([one.flatten() for one in part.unbind()]).cpu()
+    return part.dequantize().cpu() if part.is_quantized else part.cpu()
+
+
+def _as_integers(tensor: Tensor) -> Tensor:
+    whole = _real(tensor).contiguous()
     return whole if whole.dtype is torch.bool else whole.view(_BITS[whole.element_size()])
+
+
+def _real(tensor: Tensor) -> Tensor:
+    whole = tensor.resolve_conj().resolve_neg()
+    return torch.view_as_real(whole) if whole.is_complex() else whole
+
+
+def _form(tensor: Tensor) -> tuple[object, ...]:
+    """A ragged length is a symbol, another in each tensor."""
+    if isinstance(tensor, _NOT_MADE):
+        return type(tensor), tensor.dtype
+    if tensor.is_nested:
+        return tensor.dtype, tensor.layout, tensor.dim()
+    return tensor.dtype, tensor.layout, tensor.is_quantized, tuple(tensor.shape)
