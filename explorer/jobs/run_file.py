@@ -9,6 +9,11 @@ import hashlib
 import struct
 import time
 import zlib
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta, Raw
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.arena import Arena
@@ -39,8 +44,20 @@ _VERSION = struct.Struct("<H")
 _LENGTH = struct.Struct("<Q")
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _HEAD_SIZE = len(MAGIC) + _VERSION.size + _DIGEST_SIZE + _LENGTH.size
-_LARGEST_BYTES = 2 * 1024**3
-"""Size of a record once decompressed: a small file must not grow without end."""
+_LARGEST_BYTES = 256 * 1024**2
+_LARGEST_RATIO = 200
+"""Unpacked bytes of a run file at most, and times its packed bytes: a small file must not grow without end."""
+_LARGEST_OUTSIDE_COLUMNS = 16 * 1024**2
+"""Bytes of a record outside of its columns: one byte of a column takes one byte of memory, one byte elsewhere up to
+32 (a small number in a list of times)."""
+_PIECE_BYTES = 16 * 1024
+"""Bytes of a run file that are unpacked at once, to 16 MiB at most."""
+_COLUMN_HEADS = (0xC4, 0xC5, 0xC6)
+_MAP_HEADS = (*range(0x80, 0x90), 0xDE, 0xDF)
+"""First bytes of binary data and of maps in msgpack."""
+_MOST_PARTS = Meta(max_length=4096)
+_MAP = msgspec.msgpack.Decoder(Annotated[dict[str, Raw], _MOST_PARTS])
+_LIST = msgspec.msgpack.Decoder(Annotated[list[Raw], _MOST_PARTS])
 
 
 class StoredRecord(Record):
@@ -134,8 +151,15 @@ def read(data: bytes) -> StoredRecord:
     stored = from_msgpack(_decompress(body), StoredRecord)
     if stored.kind not in KINDS:
         raise UnreadableFile(
-            f"The run file holds a {stored.kind}; this release reads {', '.join(KINDS)}.",
+            f"The run file holds a {stored.kind[:40]}; this release reads {', '.join(KINDS)}.",
             hint="Update Checkpoint Explorer.",
+        )
+    n_outside = _bytes_outside_columns(Raw(stored.record))
+    if n_outside > _LARGEST_OUTSIDE_COLUMNS:
+        raise UnreadableFile(
+            f"The run file holds {n_outside:,} bytes outside of its columns; "
+            f"at most {_LARGEST_OUTSIDE_COLUMNS:,} are read.",
+            hint="Export it again where it ran.",
         )
     if fault := unsound(from_msgpack(stored.record, KINDS[stored.kind])):
         raise UnreadableFile(
@@ -145,16 +169,46 @@ def read(data: bytes) -> StoredRecord:
 
 
 def _decompress(body: bytes) -> bytes:
+    """Counted before any of it is held."""
+    most = min(_LARGEST_BYTES, _LARGEST_RATIO * len(body))
+    if (n_bytes := sum(map(len, _unpacked(body, most)))) > most:
+        raise UnreadableFile(
+            f"The run file of {len(body):,} packed bytes unpacks to more than {most:,} bytes.",
+            hint="Export it again where it ran.",
+        )
+    return b"".join(_unpacked(body, n_bytes))
+
+
+def _unpacked(body: bytes, most: int) -> Iterator[bytes]:
+    """Pieces of what `body` unpacks to, at most one piece beyond `most` bytes. Raises UnreadableFile."""
     decompressor = zlib.decompressobj()
     try:
-        data = decompressor.decompress(body, _LARGEST_BYTES)
+        for start in range(0, len(body), _PIECE_BYTES):
+            piece = decompressor.decompress(body[start : start + _PIECE_BYTES])
+            most -= len(piece)
+            yield piece
+            if most < 0:
+                return
     except zlib.error as error:
         raise UnreadableFile(
             f"The run file is damaged: {message_of(error)}.", hint="Export or copy it again."
         ) from error
-    if decompressor.unconsumed_tail or not decompressor.eof:
-        raise UnreadableFile(f"The run file holds more than {_LARGEST_BYTES} bytes.", hint="Export or copy it again.")
-    return data
+    if not decompressor.eof:
+        raise UnreadableFile("The run file is damaged: its end is missing.", hint="Export or copy it again.")
+
+
+def _bytes_outside_columns(document: Raw) -> int:
+    """Bytes of a msgpack document that are no column; no value of them is built."""
+    view = memoryview(document)
+    if view.nbytes < _PIECE_BYTES:
+        return view.nbytes
+    if view[0] in _COLUMN_HEADS:
+        return 0
+    try:
+        parts = _MAP.decode(view).values() if view[0] in _MAP_HEADS else _LIST.decode(view)
+    except msgspec.DecodeError:  # a text, or a container of very many parts
+        return view.nbytes
+    return sum(map(_bytes_outside_columns, parts))
 
 
 def _digest(*parts: bytes) -> bytes:

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -55,10 +61,54 @@ def test_newer_files_and_unknown_kinds_say_so(monkeypatch: pytest.MonkeyPatch) -
         run_file.read(wrong)
 
 
-def test_a_file_that_grows_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_file, "_LARGEST_BYTES", 1000)
-    with pytest.raises(UnreadableFile, match="more than 1000 bytes"):
-        run_file.read(run_file.write(StoredRecord(kind="measurement", name="n" * 10_000, created=1.0, record=b"")))
+def packed(*pieces: bytes) -> bytes:
+    """A run file with a right checksum around `pieces`, one after the other."""
+    packer = zlib.compressobj(1)
+    body = b"".join([*map(packer.compress, pieces), packer.flush()])
+    version, length = run_file._VERSION.pack(run_file.VERSION), run_file._LENGTH.pack(len(body))
+    return run_file.MAGIC + version + run_file._digest(version, length, body) + length + body
+
+
+def small_numbers(n: int, padding: int) -> bytes:
+    """A file whose list of times takes 32 bytes of memory for each of its bytes."""
+    plain = msgspec.msgpack.decode(to_msgpack(measured()))
+    plain |= {"times": {"clock": "CUDA events", "step": {"ms": [0] * n}}, "recorded_in": os.urandom(padding).hex()}
+    record = msgspec.msgpack.encode(plain)
+    return packed(to_msgpack(StoredRecord(kind="measurement", name="n", created=1.0, record=record)))
+
+
+def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
+    """Zeros without end, just below the ratio, and numbers that grow when they are read: refused in a small process."""
+    million = bytes(10**6)
+    noise = os.urandom(10**6)
+    bombs = {
+        "zeros": packed(*[million] * 30),
+        "noise and zeros": packed(noise, *[million] * 150, noise[::-1], *[million] * 120),
+        "numbers": small_numbers(3 * 10**6, 0),
+        "numbers and noise": small_numbers(20 * 10**6, 10**5),
+    }
+    for name, data in bombs.items():
+        (tmp_path / name).write_bytes(data)
+        assert len(data) < 4 * 10**6
+    source = (
+        "import resource, sys; from pathlib import Path; from explorer.errors import UnreadableFile\n"
+        "from explorer.jobs import run_file; most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "before = most()\n"
+        "for file in Path(sys.argv[1]).iterdir():\n"
+        "    try: run_file.read(file.read_bytes())\n"
+        "    except UnreadableFile as error: print(error.sentence)\n"
+        "print(most() - before)"
+    )
+    process = subprocess.run([sys.executable, "-c", source, str(tmp_path)], capture_output=True, text=True, check=True)
+    *sentences, grown_mib = process.stdout.splitlines()
+    assert len(sentences) == len(bombs) and all("at most" in said or "more than" in said for said in sentences)
+    assert int(grown_mib) < 150, sentences
+
+
+def test_columns_are_bounded_by_the_file_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = StoredRecord(kind="measurement", name="n", created=1.0, record=to_msgpack(measured(n=20_000)))
+    monkeypatch.setattr(run_file, "_LARGEST_OUTSIDE_COLUMNS", len(stored.record) // 50)
+    assert run_file.read(run_file.write(stored)) == stored
 
 
 FORGED = {
