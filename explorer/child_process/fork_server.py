@@ -4,6 +4,7 @@
 2. Every child leads a process group. With a child end its group, whatever it had started here, and once no child is
    left, the daemons that it left behind: the kernel hands those to this process.
 3. It ends, with all its children, when the process that launched it does.
+4. A request is names and bytes: the server imports modules of IMPORTABLE alone, and only the child unpickles.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ import faulthandler
 import gc
 import importlib
 import os
-import pickle
 import select
 import signal
 import socket
+import struct
 import sys
 import traceback
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ from explorer.child_process.forks import LENGTH, NUMBER
 
 _DIE_WITH_PARENT, _ADOPT_ORPHANS = 1, 36  # of linux/prctl.h
 _PATIENCE_S = 5.0
+IMPORTABLE = ("explorer.engine.", "explorer.lab.", "explorer.jobs.")
+"""Packages of which a process may name a module to import here, beside WARM. Other modules are the child's to import:
+a model could have written them."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +76,25 @@ class _Server:
         try:
             head, files, _, _ = socket.recv_fds(customer, LENGTH.size, 16)
             what = _receive(customer, LENGTH.unpack(head)[0]) if files else b""
-        except (OSError, EOFError):
+        except (OSError, EOFError, struct.error):
             what = b""
-        if what:
-            self._fork(customer, what, files)
-        elif customer is self._launcher:
+        if not what and customer is self._launcher:
             self._end()
-        else:  # it has ended, or its model wrote into a file that is not its own
+        try:
+            self._fork(customer, what, files)
+        except ValueError:  # the customer has ended, or its model wrote into a file that is not its own
             self._customers.discard(customer)
         for file in files:
             os.close(file)
 
-    def _fork(self, owner: socket.socket, what: bytes, files: Sequence[int]) -> None:
-        module, _, _, needs = pickle.loads(what)
-        for name in (module, *needs):
-            _import(name)
+    def _fork(self, owner: socket.socket, request: bytes, files: Sequence[int]) -> None:
+        """Raises ValueError where that is no request."""
+        (module, _, *needs), _ = forks.names_and_arguments(request)
         status, errors, *given = files
+        os.set_blocking(status, False)  # a pipe that is full must not stop the server
+        for name in (module, *needs):
+            if name in forks.WARM or name.startswith(IMPORTABLE):
+                _import(name)
         mine, own = socket.socketpair()
         mine.settimeout(_PATIENCE_S)
         server = os.getpid()
@@ -100,7 +107,7 @@ class _Server:
             for file in (status, errors, mine.detach()):
                 os.close(file)
             self._forget_all()
-            _live(own, what, given)
+            _live(own, request, given)
         with suppress(PermissionError, ProcessLookupError):
             os.setpgid(pid, pid)
         own.close()
@@ -146,10 +153,10 @@ class _Server:
         os._exit(0)
 
 
-def _live(own: socket.socket, what: bytes, files: Sequence[int]) -> NoReturn:
+def _live(own: socket.socket, request: bytes, files: Sequence[int]) -> NoReturn:
     code = 1
     try:
-        forks.begin(own, what, files)
+        forks.begin(own, request, files)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -177,7 +184,7 @@ def _receive(customer: socket.socket, n_bytes: int) -> bytes:
 
 
 def _say(status: int, number: int) -> None:
-    with suppress(BrokenPipeError):
+    with suppress(OSError):
         os.write(status, NUMBER.pack(number))
 
 

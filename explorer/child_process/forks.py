@@ -147,17 +147,18 @@ class Forks:
         errors: int = 2,
         needs: Sequence[str] = (),
     ) -> Forked:
-        """`function(*arguments, *files)` in a new process, once the server has imported what it `needs`.
+        """`function(*arguments, *files)` in a new process, once the server has imported the modules that it `needs`.
 
         `function` is found by its name, `arguments` are pickled, `files` and `errors` (its stdout and stderr) are file
         descriptors, open here. Raises Crashed where the server is gone.
         """
         ear, voice = os.pipe()
-        what = pickle.dumps((function.__module__, function.__qualname__, arguments, tuple(needs)))
+        names = " ".join((function.__module__, function.__qualname__, *needs))
+        request = names.encode() + b"\n" + pickle.dumps(arguments)
         try:
             with self._sending:
-                socket.send_fds(self._server, [LENGTH.pack(len(what))], [voice, errors, *files])
-                self._server.sendall(what)
+                socket.send_fds(self._server, [LENGTH.pack(len(request))], [voice, errors, *files])
+                self._server.sendall(request)
         except OSError as error:
             os.close(ear)
             raise server_is_gone() from error
@@ -200,13 +201,22 @@ def at_hand() -> Forks:
         return _launched
 
 
-def begin(server: socket.socket, what: bytes, files: Sequence[int]) -> None:
+def names_and_arguments(request: bytes) -> tuple[list[str], bytes]:
+    """Module, function and the modules that it needs; then the arguments, still pickled. Raises ValueError."""
+    names, newline, arguments = request.partition(b"\n")
+    words = names.decode().split()
+    if not newline or len(words) < 2:
+        raise ValueError("a request names a module and a function")
+    return words, arguments
+
+
+def begin(server: socket.socket, request: bytes, files: Sequence[int]) -> None:
     """The first thing that a forked process does. `server` is its own way to start others."""
     global _given, _launched
     _given, _launched = Forks(server), None
-    module, name, arguments, _ = pickle.loads(what)
+    (module, name, *_), arguments = names_and_arguments(request)
     function: Any = getattr(importlib.import_module(module), name)
-    function(*arguments, *files)
+    function(*pickle.loads(arguments), *files)
 
 
 def _kill_group(pid: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from explorer.record.failure import Failure
 from explorer.record.progress import Progress
 
 _PREFIX = "checkpoint-explorer-"
+_LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")
 
 
 def private_channel() -> tuple[IO[bytes], IO[bytes]]:
@@ -129,11 +131,12 @@ class Service:
 
 
 def _remove_leftovers() -> None:
-    """Folders of workers that were killed."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
-        if not _lives(int(pid)):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Removes folders of this user's workers that were killed. Anyone may have made a folder of a like name."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid = _LEFTOVER.fullmatch(folder.name)
+        with contextlib.suppress(OSError):
+            if pid and folder.lstat().st_uid == os.getuid() and not _lives(int(pid[1])):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _lives(pid: int) -> bool:

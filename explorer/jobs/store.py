@@ -12,7 +12,7 @@ import secrets
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +189,7 @@ class Store:
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._connection() as connection, connection:
                 connection.execute("begin immediate")
                 yield connection
@@ -201,6 +201,7 @@ class Store:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
+        _make_private(self.path)
         connection = sqlite3.connect(self.path, timeout=_BUSY_S, isolation_level=None)
         try:
             # With a write-ahead log readers and writers do not wait for each other; full: on disk before it counts.
@@ -216,6 +217,18 @@ class Store:
             yield connection
         finally:
             connection.close()
+
+
+def _make_private(path: Path) -> None:
+    """Only the user reads names, notes and paths of the runs. SQLite gives the files beside it the mode of the first.
+
+    Its folder is private where this program has made it; a folder that was there before keeps its mode.
+    """
+    with suppress(OSError):  # SQLite says what is wrong
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        with suppress(OSError):  # not there, or another user's
+            file.chmod(file.stat().st_mode & 0o700)
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
-import tempfile
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
+
+import platformdirs
 
 from explorer.child_process.forks import WARM, Forks
 from explorer.engine.device.free_memory import n_oom_kills
@@ -154,6 +155,18 @@ def needs_of(request: Request) -> tuple[str, ...]:
     return WARM
 
 
+def keep_compiled_code() -> None:
+    """Puts torch.compile's cache into a folder of the user's own, which outlives a job's temporary files.
+
+    Code is loaded from there, so no folder will do in which another user could write first.
+    """
+    with suppress(OSError):  # without such a folder each job compiles for itself
+        folder = platformdirs.user_cache_path("checkpoint-explorer", appauthor=False) / "torchinductor"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)  # refused where it is another user's
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+
 def main() -> None:
     """Serves until stdin ends."""
     parser = argparse.ArgumentParser(prog="python -m explorer.jobs.worker")
@@ -162,8 +175,7 @@ def main() -> None:
     faulthandler.enable()
     # cuBLAS reads this once, when CUDA starts; without it equal runs differ.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # The temporary files of a job go with it; what torch.compile has built is for the next one too.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/torchinductor_{os.getuid()}")
+    keep_compiled_code()
     starter = Starter(arguments.store)
     Service(starter.start, starter.end, n_oom_kills).run()
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
+import socket
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from explorer.child_process.forks import Forks, at_hand
+from explorer.child_process.forks import LENGTH, Forks, at_hand
 
 
 @pytest.fixture
@@ -40,6 +43,35 @@ def starts_another(voice: int) -> None:
 
 def waits(voice: int) -> None:
     signal.pause()
+
+
+class Poison:
+    """Unpickled, it marks the process."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return exec, ("import os; os.environ['POISONED'] = 'yes'",)
+
+
+def marks_and_says_so(poison: object, voice: int) -> None:
+    os.write(voice, os.environ.get("POISONED", "no").encode())
+
+
+def says_whether_marked(voice: int) -> None:
+    marks_and_says_so(None, voice)
+
+
+def imported(module: str, voice: int) -> None:
+    """Whether the server had imported `module` before this process began."""
+    os.write(voice, str(module in sys.modules).encode())
+
+
+def answer_of(server: Forks, function: object, *arguments: object, needs: tuple[str, ...] = ()) -> bytes:
+    ear, voice = os.pipe()
+    child = server.start(function, *arguments, files=[voice], needs=needs)
+    os.close(voice)
+    said = all_said(ear)
+    child.close()
+    return said
 
 
 def all_said(ear: int) -> bytes:
@@ -88,3 +120,39 @@ def test_with_the_server_ends_whoever_runs() -> None:
     server.close()
     assert all_said(ear) == b"" and child.ended and not server.alive
     child.close()
+
+
+def test_what_is_pickled_is_unpickled_in_the_child_alone(server: Forks) -> None:
+    assert answer_of(server, marks_and_says_so, Poison()) == b"yes"
+    assert answer_of(server, says_whether_marked) == b"no"
+
+
+def sends(*frames: bytes) -> None:
+    """A model that found the way to the server."""
+    line = at_hand()._server
+    for frame in frames:
+        socket.send_fds(line, [LENGTH.pack(len(frame)) + frame], [2, 2])
+
+
+POISON = pickle.dumps(Poison())
+FRAMES = {
+    "a pickle": POISON,
+    "names of one word": b"os\n" + POISON,
+    "no names": b"\n" + POISON,
+    "names that are not text": b"\xff \xfe\n" + POISON,
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_request_that_is_none_changes_nothing(server: Forks, name: str) -> None:
+    child = server.start(sends, FRAMES[name])
+    assert child.wait()
+    child.close()
+    assert answer_of(server, says_whether_marked) == b"no" and server.alive
+
+
+def test_a_server_imports_what_is_named_in_its_list_and_nothing_else(server: Forks) -> None:
+    needs = ("explorer.jobs.failures", "explorer.__main__", "wsgiref.types", "explorer.jobs.no_such_module")
+    asked = [answer_of(server, imported, name, needs=needs) for name in needs]
+    assert asked == [b"True", b"False", b"False", b"False"] and server.alive

@@ -9,6 +9,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from explorer.jobs.client import Worker
 from tests.jobs.jobs_at_hand import FAKE, LONG_S, begin, describe, finish, wait_gone
 
@@ -55,6 +57,25 @@ def test_a_killed_job_leaves_no_grandchild(worker: Worker, tmp_path: Path) -> No
     job.cancel()
     finish(job)
     wait_gone(*pids)
+
+
+def test_leftovers_are_removed_and_no_folder_in_the_way_stops_a_run(
+    store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What others, or nobody's worker, put into the temporary directory under like names."""
+    killed = subprocess.Popen(["true"])
+    killed.wait()
+    odd = ("1abc-x", "99999999999999999999-x", f"{os.getpid()}-lives", "-1-x", "\u0662-x", "0-\udcff", "7", "")
+    for name in (*odd, f"{killed.pid}-dead"):
+        (tmp_path / f"checkpoint-explorer-{name}").mkdir()
+    (tmp_path / f"checkpoint-explorer-{killed.pid}-link").symlink_to(tmp_path / "checkpoint-explorer-7")
+    (tmp_path / f"checkpoint-explorer-{killed.pid}-file").write_text("")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    worker = Worker(store_path, command=(sys.executable, str(FAKE), str(store_path)))
+    assert finish(describe(worker, "a")).result is not None
+    worker.close()
+    assert not (tmp_path / f"checkpoint-explorer-{killed.pid}-dead").exists()
+    assert all((tmp_path / f"checkpoint-explorer-{name}").exists() for name in odd)
 
 
 def test_a_killed_app_leaves_no_worker(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import threading
@@ -109,6 +110,19 @@ def test_an_imported_run_executes_nothing(store: Store, tmp_path: Path) -> None:
     )
     store.load(store.import_file(data))
     assert store.list()[0].model == f"{model}:build" and not marker.exists()
+
+
+def test_nobody_else_reads_a_store_a_new_one_or_one_that_was_open_to_all(store: Store) -> None:
+    for _ in range(2):
+        store.save(measured())
+        reader = sqlite3.connect(store.path)
+        reader.execute("select count(*) from runs").fetchall()  # the log stays as long as one reads
+        store.save(measured())
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in store.path.parent.iterdir()}
+        reader.close()
+        assert modes == {f"runs.sqlite{suffix}": 0o600 for suffix in ("", "-wal", "-shm")}
+        store.path.chmod(0o644)
+    assert stat.S_IMODE(store.path.parent.stat().st_mode) == 0o700
 
 
 def test_foreign_damaged_and_newer_stores_say_so(store: Store) -> None:

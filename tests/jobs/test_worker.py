@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -12,7 +14,7 @@ from msgspec.structs import replace
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Describe, Measure, Request, RunLab
-from explorer.jobs.worker import answer, needs_of
+from explorer.jobs.worker import answer, keep_compiled_code, needs_of
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
@@ -45,6 +47,15 @@ def test_a_request_is_answered_by_its_verb() -> None:
     assert foreseen.fingerprint == described.fingerprint
     run = answer(Measure(spec=RunSpec(model=model), without_data=True), heard.append)
     assert isinstance(run, Measurement) and run.origin == "predicted"
+
+
+def test_compiled_code_lies_where_no_other_user_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # put back afterwards
+    del os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    keep_compiled_code()
+    folder = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert folder.is_relative_to(tmp_path) and stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
 @pytest.fixture(scope="module")

@@ -172,16 +172,18 @@ def _wait(processes: Sequence[Forked], seconds: float) -> None:
 
 
 def _guilty(watched: _Watched) -> tuple[int, Failure]:
-    """The rank that died without a word, else the one whose error no other rank caused."""
+    """The rank that died without a report, else the one whose error no other rank caused.
+
+    A rank that is killed after its last action leaves a report without a failure.
+    """
     reports = _reports(watched)
     dead = [rank for rank, process in enumerate(watched.ranks) if process.ended and process.code != 0]
     silent_dead = [rank for rank in dead if rank not in reports]
-    if silent_dead:
-        rank = silent_dead[0]
-        return rank, _death(rank, watched.ranks[rank].code, watched.memory_ran_out)
-    failed = first_failure({rank: reports[rank] for rank in dead})
-    assert failed is not None, "a rank that died and left a report left a failure"
-    return failed
+    failed = first_failure({rank: reports[rank] for rank in dead if rank in reports})
+    if failed is not None and not silent_dead:
+        return failed
+    rank = (silent_dead or dead)[0]
+    return rank, _death(rank, watched.ranks[rank].code, watched.memory_ran_out)
 
 
 def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:

@@ -10,10 +10,14 @@ import msgspec
 import pytest
 from torch.distributed.pipelining import PipelineStage
 
+from explorer.child_process.forks import at_hand
+from explorer.engine.pipeline.play import procs
+from explorer.engine.pipeline.play.rank_main import write_report
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
+from explorer.record.pipeline_run import RankReport
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.progress import Progress
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
@@ -118,6 +122,22 @@ def test_an_end_from_outside_is_a_crash_and_not_lack_of_memory(whom: str, words:
     assert run.failure is not None
     assert (run.failure.kind, words in run.failure.sentence) == ("crash", True), run.failure
     assert not forked()
+
+
+@pytest.mark.parametrize("reported", [(), (0,), (1,), (0, 1)])
+def test_a_rank_that_is_killed_is_not_the_models_fault_whatever_it_has_reported(
+    reported: tuple[int, ...], tmp_path: Path
+) -> None:
+    ranks = [at_hand().start(function) for function in (os.getpid, signal.pause)]
+    ranks[1].kill()
+    for rank in reported:
+        write_report(RankReport(rank=rank), tmp_path)
+    assert all(process.wait() for process in ranks)
+    watched = procs._Watched(spec("trouble", TROUBLE, 3), ranks, memoryview(b""), tmp_path, 0.0, None)
+    rank, failure = procs._guilty(watched)
+    assert (rank, failure.kind, failure.sentence) == (1, "crash", "Rank 1 was ended by SIGKILL.")
+    for process in ranks:
+        process.close()
 
 
 @pytest.mark.slow
