@@ -6,7 +6,8 @@
    each of its blocks is taken over, see in_turn.py.
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
 4. Everything is checked before anything is changed, and all faults are told at once.
-5. Reentrant checkpointing refuses keyword arguments: they are handed over by position, and bound again inside.
+5. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses them.
+   The non-reentrant one holds their tensors itself, which a unit around it then cannot free.
 """
 
 from __future__ import annotations
@@ -229,15 +230,13 @@ def _run(
             return function(*args, **kwargs)
     policy = wrap.policy
     again = functools.partial(RunningAgain, modules, wrap.fqn, running_stats=policy.running_stats, outside=wrap.outside)
+    if kwargs:
+        function, args = functools.partial(_with_keywords, function, tuple(kwargs)), (*args, *kwargs.values())
     if policy.use_reentrant:
         return torch.utils.checkpoint.checkpoint(
-            _FirstThenAgain(_BoundAgain(function, tuple(kwargs)) if kwargs else function, again),
-            *args,
-            *kwargs.values(),
-            use_reentrant=True,
-            preserve_rng_state=policy.preserve_rng_state,
+            _FirstThenAgain(function, again), *args, use_reentrant=True, preserve_rng_state=policy.preserve_rng_state
         )
-    if unseen := witnesses(args, kwargs, modules):
+    if unseen := witnesses(args, modules):
         function, args = functools.partial(_without_witnesses, function), (unseen, *args)
     return torch.utils.checkpoint.checkpoint(
         function,
@@ -247,38 +246,30 @@ def _run(
         determinism_check=policy.determinism_check,
         early_stop=policy.early_stop,
         context_fn=functools.partial(selective_contexts, operators(wrap.unit.save_ops), again),
-        **kwargs,
     )
 
 
-def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+def _with_keywords(function: Callable[..., Any], names: Sequence[str], *args: Any) -> Any:
+    """The values of keyword arguments come last by position."""
+    first = len(args) - len(names)
+    return function(*args[:first], **dict(zip(names, args[first:], strict=True)))
 
 
-def witnesses(args: tuple[Any, ...], kwargs: dict[str, Any], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
-    """One tensor of each device that `kwargs` or `modules` are on and no tensor of `args` is; the CPU needs none.
+def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
+    """One tensor of each device that `modules` are on and no tensor of `args` is; the CPU needs none.
 
     torch stashes the generators of those devices alone that it meets among the positional arguments of `checkpoint`
-    (get_device_states). A unit whose tensors all come by keyword, or that moves its input to its own device, would
-    draw its dropout anew. Given as one tuple, witnesses are seen there, and autograd saves none of them.
+    (get_device_states). A unit that moves its input to its own device would draw other dropout masks when it runs
+    again. Given as one tuple, witnesses are seen there, and autograd saves none of them.
     """
-    own = (next(module.parameters(), None) for module in modules)
-    tensors = [leaf for leaf in (*tree_leaves(kwargs), *own) if isinstance(leaf, torch.Tensor)]
+    tensors = [tensor for module in modules if (tensor := next(module.parameters(), None)) is not None]
     known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
     unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
     return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
-
-
-class _BoundAgain:
-    """Takes the values of keyword arguments last by position: as such reentrant checkpointing sees their gradients."""
-
-    def __init__(self, function: Callable[..., Any], names: tuple[str, ...]) -> None:
-        self._function = function
-        self._names = names
-
-    def __call__(self, *args: Any) -> Any:
-        first = len(args) - len(self._names)
-        return self._function(*args[:first], **dict(zip(self._names, args[first:], strict=True)))
 
 
 class _FirstThenAgain:

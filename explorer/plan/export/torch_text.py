@@ -99,12 +99,12 @@ def _run(how, function, modules, args, kwargs):
     if action == "offload":
         with _offloaded(modules):
             return function(*args, **kwargs)
+    if kwargs:
+        function, args = functools.partial(_with_keywords, function, tuple(kwargs)), (*args, *kwargs.values())
     if USE_REENTRANT:
-        bound = functools.partial(_bound_again, function, tuple(kwargs)) if kwargs else function
-        twice = _FirstThenAgain(bound, _Again(modules, generators))
-        args = (*args, *kwargs.values())
+        twice = _FirstThenAgain(function, _Again(modules, generators))
         return checkpoint(twice, *args, use_reentrant=True, preserve_rng_state=PRESERVE_RNG_STATE)
-    if unseen := _witnesses(args, kwargs, modules):
+    if unseen := _witnesses(args, modules):
         function, args = functools.partial(_without_witnesses, function), (unseen, *args)
     return checkpoint(
         function,
@@ -114,24 +114,23 @@ def _run(how, function, modules, args, kwargs):
         determinism_check=DETERMINISM_CHECK,
         early_stop=EARLY_STOP,
         context_fn=functools.partial(_contexts, modules, save_ops, generators),
-        **kwargs,
     )
 
 
-def _bound_again(function, names, *args):
-    """Reentrant checkpointing refuses keyword arguments: their values come last by position."""
+def _with_keywords(function, names, *args):
+    """The values of keyword arguments come last by position: reentrant checkpointing refuses them, the other one would
+    hold their tensors where a unit around it cannot free them."""
     first = len(args) - len(names)
     return function(*args[:first], **dict(zip(names, args[first:])))
 
 
-def _without_witnesses(function, _, *args, **kwargs):
-    return function(*args, **kwargs)
+def _without_witnesses(function, _, *args):
+    return function(*args)
 
 
-def _witnesses(args, kwargs, modules):
+def _witnesses(args, modules):
     """A tensor of each GPU that torch cannot see in `args`, so that it stashes that GPU's generator too."""
-    own = [next(module.parameters(), None) for module in modules]
-    tensors = [leaf for leaf in (*tree_leaves(kwargs), *own) if isinstance(leaf, torch.Tensor)]
+    tensors = [tensor for module in modules if (tensor := next(module.parameters(), None)) is not None]
     known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
     unseen = {tensor.device: tensor for tensor in tensors if tensor.device not in known}
     return tuple(tensor for device, tensor in unseen.items() if device.type not in ("cpu", "meta"))
