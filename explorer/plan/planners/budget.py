@@ -50,9 +50,10 @@ class Planner:
         graph: ModelGraph,
         *,
         among: Iterable[Named] | None = None,
+        without: Iterable[Named] = (),
         seconds: float = 3.0,
     ) -> None:
-        """`among`: blocks, segments and units to choose from, where not all are meant.
+        """`among`: blocks, segments and units to choose from, where not all are meant; `without`: those struck off.
 
         Raises BadInput for a run that tells too little.
         """
@@ -65,7 +66,7 @@ class Planner:
                 hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
             )
         self._baseline, self._seconds = baseline, seconds
-        self.candidates = candidates_of(baseline, graph, replay, among=among)
+        self.candidates = candidates_of(baseline, graph, replay, among=among, without=without)
         stash = stash_bytes(baseline, KEEP_ALL)
         pieces = pieces_of(replay, self.candidates, stash_bytes=stash)
         self._program = Program(

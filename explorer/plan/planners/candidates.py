@@ -11,7 +11,7 @@ operators where those were timed, see keeping.py. Offload is not: nobody has mea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.plan.forecast.actions import PlayedStep, calls_of
@@ -61,15 +61,25 @@ class Candidates:
 
 
 def candidates_of(
-    baseline: Measurement, graph: ModelGraph, replay: Replay, *, among: Iterable[Named] | None = None
+    baseline: Measurement,
+    graph: ModelGraph,
+    replay: Replay,
+    *,
+    among: Iterable[Named] | None = None,
+    without: Iterable[Named] = (),
 ) -> Candidates:
-    """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given."""
+    """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given.
+
+    `without`: units that are no candidates, such as segments that the model refuses.
+    """
     costs = _Costs(baseline, graph)
     if among is None:
         named = [Unit(blocks=blocks) for blocks in _named(graph)]
         named += keeping_units(baseline, graph, replay) if costs.unit == "ms" else ()
     else:
         named = [_unit(one) for one in among]
+    struck = {_unit(one) for one in without}
+    named = [unit for unit in named if unit not in struck]
     wrong = set(in_error(graph, [unit.blocks for unit in named]))
     step = PlayedStep(replay=replay, graph=graph, on_gpu=baseline.environment.device != "cpu")
     left = [(unit, tuple(_calls(step, unit))) for unit in named if unit.blocks not in wrong]
@@ -83,16 +93,7 @@ def candidates_of(
         )
         for unit, calls in saving
     )
-    places: dict[str, list[int]] = defaultdict(list)
-    for i, one in enumerate(units):
-        for fqn in () if is_kept_apart(one.unit) else one.unit.blocks:
-            places[fqn].append(i)
-    around = tuple(
-        ()
-        if is_kept_apart(one.unit)
-        else tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
-        for one in units
-    )
+    around = _around(units)
     spared = {
         (i, j): costs.spared(units[j].unit, units[i].unit)
         for i, above in enumerate(around) for j in above
@@ -104,6 +105,20 @@ def candidates_of(
         spared=spared,
         cost_unit=costs.unit,
         step_cost=costs.step,
+    )
+
+
+def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
+    """For each candidate those that it lies in, innermost first."""
+    places: dict[str, list[int]] = defaultdict(list)
+    for i, one in enumerate(units):
+        for fqn in () if is_kept_apart(one.unit) else one.unit.blocks:
+            places[fqn].append(i)
+    return tuple(
+        ()
+        if is_kept_apart(one.unit)
+        else tuple(i for fqn in list(lineage(one.unit.blocks[0]))[1:] for i in places.get(fqn, ()))
+        for one in units
     )
 
 

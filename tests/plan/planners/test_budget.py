@@ -295,3 +295,12 @@ def test_a_run_that_was_cut_short_is_no_ground_for_a_plan() -> None:
     graph, run = line_of(Chain())
     with pytest.raises(BadInput, match="complete step with its timeline"):
         Planner(msgspec.structs.replace(run, allocations=None), graph)
+
+
+def test_a_unit_that_is_struck_off_is_in_no_plan() -> None:
+    graph, run = known("mlp")
+    first = planner("mlp").floor().policy.units
+    assert first
+    again = Planner(run, graph, without=first)
+    assert not set(first) & {one.unit for one in again.candidates.units}
+    assert not set(first) & set(again.floor().policy.units)
