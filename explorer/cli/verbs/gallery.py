@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -24,6 +25,7 @@ from explorer.record.lab import Lesson
 from explorer.record.run import RunSpec
 from explorer.view.compare.gradients import verdict_sentence
 from explorer.view.report.gallery import Exhibit, index_text, lesson_text
+from explorer.view.report.html import PLOTLY_FILE, plotly_js
 from explorer.view.report.parts import ReportOf
 from explorer.view.report.report import report_text
 
@@ -40,6 +42,7 @@ def gallery(
     make_folder(out)
     with worker() as engine:
         exhibits = [*_samples(engine, out), *_lessons(engine, out)]
+    write_file(out / PLOTLY_FILE, plotly_js().encode())
     write_file(out / "index.html", index_text(exhibits).encode())
     say(f"Wrote {len(exhibits)} pages; open {escape(str(out / 'index.html'))}.")
 
@@ -50,7 +53,7 @@ def _samples(engine: Worker, out: Path) -> Iterator[Exhibit]:
         of = _stored(sample, graph) or _compared(engine, sample, graph)
         title, _, rest = sample.title.partition(". ")
         file = f"{sample.name}.html"
-        write_file(out / file, report_text(of).encode())
+        write_file(out / file, report_text(replace(of, share_plotly=True)).encode())
         assert isinstance(of.run, Comparison)
         line = f"{rest}. {verdict_sentence(of.run)}." if rest else f"{verdict_sentence(of.run)}."
         yield Exhibit(file=file, title=title, line=line, shelf="Sample models")

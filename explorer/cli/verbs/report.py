@@ -1,4 +1,4 @@
-"""`python -m explorer report [RUN]`: a stored run as one HTML file, or every chart of it as SVG; without RUN a list."""
+"""`python -m explorer report [RUN]`: a stored run as one HTML file; without RUN a list of the stored runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, say, verb
 from explorer.cli.options import describe
-from explorer.cli.worker import check_writable, make_folder, print_or_write, worker, write_file
+from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, ExplorerError
 from explorer.jobs import run_file
 from explorer.jobs.rank_files import files_of_ranks, opened
@@ -22,31 +22,26 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import charts_of, report_text
-from explorer.view.report.svg import svg
+from explorer.view.report.report import report_text
 
 Which = Annotated[
     str | None, typer.Argument(metavar="[RUN]", help="A run file, or the id of a stored run; without it: a list.")
 ]
 ReportPath = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Where the HTML file goes.")]
-SvgFolder = Annotated[Path | None, typer.Option("--svg", metavar="FOLDER", help="All charts as SVG files.")]
 
 
 @verb
-def report(output: Output, run: Which = None, out: ReportPath = None, svg: SvgFolder = None) -> None:
-    """A run as one HTML file for somebody else: no server, no network; or its charts as SVG."""
+def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
+    """A run as one HTML file: no server, no network."""
     if run is None:
         _list(output)
         return
-    if out is None and svg is None:
-        raise BadInput("A report needs a place.", hint="Give --out report.html, --svg FOLDER, or both.")
+    if out is None:
+        raise BadInput("A report needs a place.", hint="Give --out report.html.")
     check_writable(out)
     reported = found_run(run)
-    if out is not None:
-        of = ReportOf(run=reported.run, name=reported.name, graph=_graph(reported), created=reported.created)
-        print_or_write(report_text(of), out)
-    if svg is not None:
-        _write_charts(reported.run, svg)
+    of = ReportOf(run=reported.run, name=reported.name, graph=_graph(reported), created=reported.created)
+    print_or_write(report_text(of), out)
 
 
 def found_run(which: str) -> ReportOf:
@@ -75,14 +70,6 @@ def _graph(reported: ReportOf) -> ModelGraph | None:
     except ExplorerError as error:
         say(f"[yellow]Without hazards:[/] {escape(error.sentence)}")
         return None
-
-
-def _write_charts(run: Reported, folder: Path) -> None:
-    make_folder(folder)
-    charts = charts_of(run)
-    for name, chart in charts.items():
-        write_file(folder / f"{name}.svg", svg(chart).encode())
-    say(f"Wrote {len(charts)} charts to {escape(str(folder))}.")
 
 
 def _list(output: Output) -> None:

@@ -24,7 +24,7 @@ from explorer.ui.session import backend, page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.readable import small
-from explorer.ui.shared.reports import charts_bytes, report_button
+from explorer.ui.shared.reports import report_button
 from explorer.view.compare.safety import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
@@ -119,10 +119,8 @@ def run_menu(state: ExploreState) -> None:
         st.caption(f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch.")
         if key is not None:
             stem = file_stem(state)
-            charts = Offer("All charts (SVG)", f"{stem}-charts.zip", lambda: charts_bytes(key), icon="image")
             download(Offer("This run", f"{stem}.run", lambda: run_bytes(key)), key="download_run", width="stretch")
             report_button(key, stem=stem, widget="download_report", width="stretch")
-            download(charts, key="download_charts", width="stretch")
 
 
 def run_bytes(key: str) -> bytes:

@@ -1,9 +1,7 @@
-"""A run for somebody else: the report as one HTML file, and every chart of it as SVG in one archive."""
+"""The report of a run as one HTML file, offered as a download."""
 
 from __future__ import annotations
 
-import io
-import zipfile
 from dataclasses import replace
 from typing import Literal
 
@@ -12,8 +10,7 @@ from explorer.jobs.run_file import name_of
 from explorer.ui.session import backend
 from explorer.ui.shared.download import Offer, download
 from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import charts_of, report_text
-from explorer.view.report.svg import svg
+from explorer.view.report.report import report_text
 
 
 def report_bytes(key: str) -> bytes:
@@ -28,15 +25,6 @@ def report_button(
     about = "One HTML file for somebody else: figures, charts, verdict, environment. No server, no network."
     offer = Offer(label, f"{stem}.html", lambda: report_bytes(key), icon="article", help=about)
     download(offer, key=widget, width=width)
-
-
-def charts_bytes(key: str) -> bytes:
-    """All charts of the run under `key`, in a ZIP file."""
-    archive = io.BytesIO()
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
-        for name, chart in charts_of(_report_of(key).run).items():
-            files.writestr(f"{name}.svg", svg(chart))
-    return archive.getvalue()
 
 
 def _report_of(key: str) -> ReportOf:

@@ -60,4 +60,4 @@ def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:
         section("What a run showed", [*shown, box(outcome.findings)]),
         paragraph(f"A real run of {outcome.seconds:.1f} s on {outcome.device}.", "quiet"),
     ]
-    return document(lesson.title, body)
+    return document(lesson.title, body, share_plotly=True)

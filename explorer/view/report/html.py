@@ -1,35 +1,55 @@
-"""The page that a report stands on: one file, no network; style and script lie in it."""
+"""The page that a report stands on: one file without network. Style, script and plotly.js lie in it.
+
+Each chart is the page's own Plotly figure as JSON. report.js draws a figure when it comes into view.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from plotly.io.json import to_json_plotly
+from plotly.offline import get_plotlyjs
+
 from explorer.view.drawing.chart import Chart
-from explorer.view.report.svg import svg_with_hovers
 
 MOST_ROWS = 60
 """Rows of a table in a report; the run file has all."""
 SENTENCE = 60
 """A cell with more letters keeps a width at which it can be read."""
+PLOTLY_FILE = "plotly.min.js"
+"""File that the pages of a folder share instead of carrying plotly.js each."""
 _HERE = Path(__file__).parent
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""For the browser: nothing is fetched, whatever a name in a run may say."""
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """The whole file."""
+def plotly_js() -> str:
+    """Source text of plotly.js, about 5 MB, of the installed plotly."""
+    return str(get_plotlyjs())
+
+
+def document(title: str, body: Iterable[str], *, share_plotly: bool = False) -> str:
+    """The whole file. With `share_plotly`, plotly.js is loaded from PLOTLY_FILE in the same folder.
+
+    The content security policy admits no request, and only scripts that carry the file's nonce. The nonce is a digest
+    of the body: no text in the body can name it, and equal reports are equal files.
+    """
+    text = "\n".join(body)
+    nonce = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:32]
+    admitted = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; img-src data: blob:"
     head = (
-        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f'<meta charset="utf-8"><meta http-equiv="Content-Security-Policy" content="{admitted}">'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><title>{escape(title)}</title>'
         f"<style>{(_HERE / 'report.css').read_text()}</style>"
     )
-    script = f"<script>{(_HERE / 'report.js').read_text()}</script>"
-    text = "\n".join(body)
-    body_text = f'<body>{text}<div id="tip"></div>{script}</body>'
-    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n{body_text}</html>\n'
+    scripts = ""
+    if '<figure class="chart"' in text:
+        library = f' src="{PLOTLY_FILE}">' if share_plotly else f">{plotly_js()}"
+        script = (_HERE / "report.js").read_text()
+        scripts = f'<script nonce="{nonce}"{library}</script><script nonce="{nonce}">{script}</script>'
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{text}{scripts}</body></html>\n'
 
 
 def section(title: str, parts: Iterable[str]) -> str:
@@ -61,15 +81,20 @@ def card(label: str, value: str, tooltip: str, notes: Sequence[tuple[str, str]])
     )
 
 
-def drawn(chart: Chart, *, zooms: bool = False) -> str:
-    """The picture and its numbers as a table, folded in."""
-    return f"{picture(chart, zooms=zooms)}{folded(f'{chart.name} as a table', chart.rows())}"
+def drawn(chart: Chart) -> str:
+    """The chart and its numbers as a folded table."""
+    return f"{picture(chart)}{folded(f'{chart.name} as a table', chart.rows())}"
 
 
-def picture(chart: Chart, *, zooms: bool = False) -> str:
-    """As `drawn`, where the numbers stand open on the page already."""
-    hint = '<p class="hint">Drag over the chart to zoom in, double-click to see all of it.</p>' if zooms else ""
-    return f'<figure class="{"zooms" if zooms else ""}">{svg_with_hovers(chart)}</figure>{hint}'
+def picture(chart: Chart) -> str:
+    """The chart alone, for places where its numbers stand open on the page already."""
+    figure = chart.figure.to_plotly_json()
+    figure["layout"].pop("template", None)  # 7 KB of defaults; report.js gives the colours of the scheme
+    height = float(figure["layout"].get("height", 420))
+    text = to_json_plotly(figure).replace("</", "<\\/")
+    named = f'role="img" aria-label="{escape(chart.alt)}" data-name="{escape(chart.name.replace(" ", "-"))}"'
+    data = f'<script type="application/json">{text}</script>'
+    return f'<figure class="chart" {named}><div style="height:{height:.0f}px"></div>{data}</figure>'
 
 
 def folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:

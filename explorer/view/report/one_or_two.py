@@ -58,25 +58,6 @@ def _shown(run: Run) -> Measurement:
     return run.candidate if isinstance(run, Comparison) else run
 
 
-def run_charts(run: Run) -> dict[str, Chart]:
-    """Every chart of a run by the name of its file, in the order of the report."""
-    if isinstance(run, Measurement):
-        chosen = [timeline(run), roles(run), by_block(run)] if run.allocations is not None else []
-        chosen += [ledger_chart(ledger(run), [cost.fqn for cost in run.blocks])] if run.allocations is not None else []
-        chosen += [saved_bytes_chart(run), operators_chart(run, "")] if run.blocks else []
-        return {chart.name.replace(" ", "-"): chart for chart in chosen}
-    charts = {"memory-timeline": timeline(run.baseline, run.candidate)}
-    for name, one in (("baseline", run.baseline), ("candidate", run.candidate)):
-        if one.allocations is not None:
-            charts[f"{name}-by-role"] = roles(one)
-            charts[f"{name}-by-block"] = by_block(one)
-            charts[f"{name}-at-the-peak"] = ledger_chart(ledger(one), [cost.fqn for cost in one.blocks])
-    chosen = [saved_bytes_chart(run), operators_chart(run, "")]
-    chosen += [recompute_cost(run), recompute_time(run), step_time(run)] if run.comparable else []
-    chosen += [gradient_chart(run)] if run.gradients else []
-    return charts | {chart.name.replace(" ", "-"): chart for chart in chosen}
-
-
 def _head(of: ReportOf, run: Run) -> Iterator[str]:
     shown = _shown(run)
     where = shown.recorded_in and f"recorded in {shown.recorded_in}"
@@ -100,7 +81,7 @@ def _memory(of: ReportOf, run: Run) -> Iterator[str]:
     shown = _shown(run)
     if isinstance(run, Comparison):
         yield from map(paragraph, explain(run, of.known_graph))
-        yield drawn(timeline(run.baseline, run.candidate), zooms=True)
+        yield drawn(timeline(run.baseline, run.candidate))
         yield from by_role_and_block(shown)
     else:
         yield from memory_of_one(run, of.known_graph)
@@ -110,7 +91,7 @@ def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
     """Why the peak is what it is, and every picture of one run's memory."""
     yield from map(paragraph, explain_one(run, graph))
     if run.allocations is not None and run.phases:
-        yield drawn(_alone(timeline(run)), zooms=True)
+        yield drawn(_alone(timeline(run)))
     yield from by_role_and_block(run)
 
 
@@ -122,6 +103,8 @@ def _alone(chart: Chart) -> Chart:
             for name in (", %{customdata[0]}", ", baseline", "baseline: "):
                 hover = hover.replace(name, "")
             trace.update(name="this run", hovertemplate=hover)
+        elif trace.name:
+            trace.name = trace.name.removesuffix(" of the baseline")
     for note in chart.figure.layout.annotations:
         note.text = note.text.removesuffix("<br>baseline")
     return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
@@ -132,8 +115,8 @@ def by_role_and_block(run: Measurement) -> Iterator[str]:
     if run.allocations is None:
         return
     if run.phases:
-        yield drawn(roles(run), zooms=True)
-        yield drawn(by_block(run), zooms=True)
+        yield drawn(roles(run))
+        yield drawn(by_block(run))
     alive = ledger(run)
     when = "Alive at the peak" if run.phases else "Known to be held when it was refused"
     yield paragraph(f"{when}: {mib(alive.total_bytes)}.")

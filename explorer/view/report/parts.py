@@ -31,6 +31,8 @@ class ReportOf:
     graph: ModelGraph | None = None
     created: float | None = None
     """Seconds since 1970, UTC."""
+    share_plotly: bool = False
+    """Whether plotly.js lies in the report's folder instead of in the report."""
 
     @property
     def spec(self) -> RunSpec:
@@ -48,7 +50,8 @@ class ReportOf:
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
     """The file: name, head, links to the sections that have something to say, the sections."""
     links = "".join(f'<a href="#{anchor(name)}">{name}</a>' for name, part in parts.items() if part)
-    return document(of.name, [f"<h1>{escape(of.name)}</h1>", *head, f"<nav>{links}</nav>", *parts.values()])
+    body = [f"<h1>{escape(of.name)}</h1>", *head, f"<nav>{links}</nav>", *parts.values()]
+    return document(of.name, body, share_plotly=of.share_plotly)
 
 
 def whereabouts(of: ReportOf, place: str, host: Environment | None) -> str:

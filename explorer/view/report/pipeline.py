@@ -33,16 +33,6 @@ def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
     return page(of, _head(of, run), parts)
 
 
-def pipeline_charts(run: PipelineRun) -> list[Chart]:
-    """Those that have something to show."""
-    charts = [gantt(run.timing, run.predicted)] if run.timing is not None else []
-    if run.memory:
-        charts += [*_of_ranks(run), bands_chart(run.memory)]
-    charts += [against_chart(run)] if run.predicted is not None and run.predicted.memory else []
-    charts += [truth_chart(run)] if run.gradients else []
-    return charts + ([calls_chart(run)] if run.blocks else [])
-
-
 def _head(of: ReportOf, run: PipelineRun) -> Iterator[str]:
     yield whereabouts(of, model_in_words(run.spec), run.environment)
     plan = run.spec.plan

@@ -33,6 +33,6 @@ def _head(of: ReportOf, ranks: RecordedRanks) -> Iterator[str]:
 
 
 def _side_by_side(ranks: RecordedRanks) -> Iterator[str]:
-    yield picture(ranks_over_time(ranks), zooms=True)
+    yield picture(ranks_over_time(ranks))
     yield drawn(ranks_at_peak(ranks))
     yield table(rank_rows(ranks))

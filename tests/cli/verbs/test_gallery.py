@@ -68,7 +68,8 @@ def test_every_sample_and_every_lesson_has_a_page_that_the_first_one_leads_to(en
     assert answer.exit_code == 0, (answer.stderr, answer.exception)
     pages = {path.name for path in (tmp_path / "pages").iterdir()}
     expected = {f"{one.name}.html" for one in catalogue()} | {f"lesson-{one.name}.html" for one in lessons()}
-    assert pages == expected | {"index.html"}
+    assert pages == expected | {"index.html", "plotly.min.js"}
+    assert all((tmp_path / "pages" / name).stat().st_size < 3 * 1024**2 for name in expected)
     first = (tmp_path / "pages" / "index.html").read_text()
     assert all(f'href="{name}"' in first for name in expected)
     compared = [request.baseline.model.target for request in engine.asked if isinstance(request, Compare)]

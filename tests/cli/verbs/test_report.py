@@ -1,8 +1,7 @@
-"""`report`: a run file or a stored run as one HTML file and as SVG."""
+"""`report`: a run file or a stored run as one HTML file."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -44,18 +43,6 @@ def test_a_stored_run_and_a_run_file_give_the_same_report(tmp_path: Path, measur
     assert "<h1>my run</h1>" in text and "<h2>Hazards</h2>" in text
 
 
-def test_all_charts_come_as_svg(tmp_path: Path, measured: Measurement) -> None:
-    (tmp_path / "my.run").write_bytes(run_file.write(run_file.stored_record(measured)))
-    run(str(tmp_path / "my.run"), "--svg", str(tmp_path / "new" / "charts"))
-    charts = sorted((tmp_path / "new" / "charts").iterdir())
-    assert [path.name for path in charts] == [
-        "alive-at-the-peak.svg", "bytes-by-block.svg", "bytes-by-role.svg", "memory-timeline.svg",
-        "operators-of-the-model.svg", "saved-bytes-by-block.svg",
-    ]  # fmt: skip
-    for path in charts:
-        ET.parse(path)
-
-
 def test_without_a_run_the_stored_ones_are_listed(measured: Measurement) -> None:
     assert "No run is stored yet" in run().stdout
     run_id = Store().save(measured, "my run")
@@ -77,8 +64,8 @@ def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Meas
     assert "my run [2]" in listed
     for section, run_id in kept.items():
         assert run_id in listed
-        run(run_id, "--out", str(tmp_path / "r.html"), "--svg", str(tmp_path / run_id))
-        assert section in (tmp_path / "r.html").read_text() and list((tmp_path / run_id).glob("*.svg"))
+        run(run_id, "--out", str(tmp_path / "r.html"))
+        assert section in (tmp_path / "r.html").read_text()
 
 
 def of_rank(run: Measurement, rank: int, n_ranks: int = 2, step: int = 2) -> bytes:

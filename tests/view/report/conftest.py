@@ -1,4 +1,4 @@
-"""The golden run and its charts, read once."""
+"""The golden run, read once."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from explorer.record import Comparison
 from explorer.record.base import from_msgpack
-from explorer.view.drawing.chart import Chart
-from explorer.view.report.report import charts_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 
@@ -17,8 +15,3 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 @pytest.fixture(scope="session")
 def pair() -> Comparison:
     return from_msgpack(GOLDEN.read_bytes(), Comparison)
-
-
-@pytest.fixture(scope="session")
-def charts(pair: Comparison) -> dict[str, Chart]:
-    return charts_of(pair)

@@ -1,30 +1,42 @@
-"""A report of each kind as text, and its drawings as trees."""
+"""A report of each kind as text, and the figures that stand in it."""
 
 from __future__ import annotations
 
-import xml.etree.ElementTree as ET
+import json
+import re
+from typing import Any
 
+from explorer.view.report.html import plotly_js
 from explorer.view.report.parts import Reported, ReportOf
-from explorer.view.report.report import charts_of, report_text
-from explorer.view.report.svg import svg
+from explorer.view.report.report import report_text
 from tests.view.report.kinds import GRAPH, KINDS
 
-MOST_BYTES = 2 * 1024**2
-NAMES = "{http://www.w3.org/2000/svg}"
+MOST_BYTES = 4 * 1024**2
+"""Of a report besides plotly.js."""
+_FIGURE = re.compile(
+    r'<figure class="chart" role="img" aria-label="(?P<alt>[^"]*)" data-name="(?P<name>[^"]*)">'
+    r'<div[^>]*></div><script type="application/json">(?P<figure>.*?)</script></figure>',
+    re.S,
+)
 
 
 def text_of(kind: str) -> str:
-    return report_text(ReportOf(run=KINDS[kind], name=f"a {kind}", graph=GRAPH if kind == "pipeline" else None))
+    return besides_plotly(
+        report_text(ReportOf(run=KINDS[kind], name=f"a {kind}", graph=GRAPH if kind == "pipeline" else None))
+    )
 
 
-def drawn(kind: str, chart: str) -> ET.Element:
-    return ET.fromstring(svg(charts_of(KINDS[kind])[chart]))
+def besides_plotly(text: str) -> str:
+    return text.replace(plotly_js(), "")
 
 
-def boxes(tree: ET.Element) -> list[dict[str, float]]:
-    """The bars, not the marks of the legend."""
-    bars = [rect for rect in tree.iter(f"{NAMES}rect") if rect.find(f"{NAMES}title") is not None]
-    return [{name: float(str(bar.get(name))) for name in ("x", "y", "width", "height")} for bar in bars]
+def besides_figures(text: str) -> str:
+    return _FIGURE.sub("", besides_plotly(text))
+
+
+def figures_in(text: str) -> dict[str, dict[str, Any]]:
+    """Name of each chart in a report, and its figure as the browser reads it."""
+    return {found["name"]: json.loads(found["figure"]) for found in _FIGURE.finditer(text)}
 
 
 def of(run: Reported) -> ReportOf:

@@ -1,14 +1,11 @@
-"""An arena as a report: bouts are marks, the budget is a line."""
+"""An arena as a report: bouts are marks with their spread."""
 
 from __future__ import annotations
 
-from explorer.view.report.report import charts_of
-from explorer.view.report.svg import svg
-from tests.view.report.kinds import arena
-from tests.view.report.read import text_of
+from tests.view.report.read import figures_in, text_of
 
 
-def test_bouts_are_marks_with_their_spread_and_the_budget_is_a_line() -> None:
-    text = svg(charts_of(arena())["arena"])
-    assert text.count('class="spread"') == 2 and ">wrong<" in text and ">50 %<" in text
-    assert "It plans &lt;i&gt;chains&lt;/i&gt;." in text_of("arena")
+def test_bouts_are_marks_with_their_spread() -> None:
+    text = text_of("arena")
+    spreads = [trace["error_y"]["array"] for trace in figures_in(text)["arena"]["data"] if trace.get("error_y")]
+    assert spreads and "It plans &lt;i&gt;chains&lt;/i&gt;." in text
