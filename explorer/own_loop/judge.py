@@ -175,5 +175,7 @@ def _line(diff: TensorDiff, *, is_later: bool) -> str:
     if diff.presence in ("baseline only", "candidate only"):
         return f"{name}: of the {'reference' if diff.presence == 'baseline only' else 'candidate'} alone"
     far = "" if diff.relative_norm is None else f", {diff.relative_norm:.2g} of its norm away"
+    if isinstance(diff, ParameterDiff) and diff.step_distance is not None:
+        return f"{name}: {diff.verdict}, {diff.step_distance:.2g} of its last step away"
     ratio = "" if diff.norm_ratio is None else f", {diff.norm_ratio:.4g} times as long"
     return f"{name}: {diff.verdict}{far}{ratio}"

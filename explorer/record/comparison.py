@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from functools import cached_property
 from typing import Any, Literal
 
@@ -20,6 +21,9 @@ from explorer.record.diffs import (
 from explorer.record.failure import Failure
 from explorer.record.measurement import Measurement
 from explorer.record.times import ratio_with_spread
+
+_NOISE = 1e-3
+"""A gradient that is zero but for rounding is shorter than this share of the median norm."""
 
 
 class Comparison(Record):
@@ -144,7 +148,9 @@ class Comparison(Record):
         """Everything that is not bitwise equal. What the first backward left comes before what follows from it."""
         first = {id(diff) for diff in (*self.gradients, *self.input_gradients)}
         wrong = [diff for diff in self.all_diffs if diff.verdict != "bitwise equal"]
-        return tuple(sorted(wrong, key=lambda diff: _badness(diff, in_first=id(diff) in first), reverse=True))
+        norms = [diff.baseline_norm for diff in self.gradients if diff.baseline_norm]
+        scale = statistics.median(norms) if norms else 0.0
+        return tuple(sorted(wrong, key=lambda diff: _badness(diff, scale, in_first=id(diff) in first), reverse=True))
 
     def headlines(self) -> dict[str, Any]:
         """The derived figures `--json` prints beside the record, under these very names."""
@@ -168,6 +174,15 @@ class Comparison(Record):
         }
 
 
-def _badness(diff: TensorDiff, *, in_first: bool) -> tuple[int, bool, float]:
+def _badness(diff: TensorDiff, scale: float, *, in_first: bool) -> tuple[int, bool, bool, float]:
     rank = 3 if diff.presence != "both" else 2 if diff.n_nonfinite_mismatch else int(diff.verdict == "different")
-    return rank, in_first, diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)
+    far = diff.relative_norm if diff.relative_norm is not None else (diff.max_abs or 0.0)
+    return rank, not _is_noise(diff, scale), in_first, far
+
+
+def _is_noise(diff: TensorDiff, scale: float) -> bool:
+    """Whether a gradient is zero but for rounding in both runs: a key's bias, say, or a bias before a BatchNorm."""
+    if not isinstance(diff, GradientDiff) or not diff.baseline_norm or diff.relative_norm is None:
+        return False
+    error = diff.baseline_norm if diff.baseline_error is None else diff.baseline_error
+    return error > 0.5 * diff.baseline_norm and diff.baseline_norm * max(diff.relative_norm, 1.0) < _NOISE * scale

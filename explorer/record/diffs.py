@@ -36,13 +36,16 @@ class TensorDiff(Record):
     cosine: float | None = None
     norm_ratio: float | None = None
     """|candidate| / |baseline|, L2."""
+    baseline_norm: float | None = None
+    """|baseline|, L2."""
     baseline_error: float | None = None
     """|baseline - float64 reference|, L2; None: no reference could run."""
     candidate_error: float | None = None
     noise: float | None = None
     """|baseline - its own rerun|, L2."""
     tiny: float | None = None
-    """Floor that scales with the run: float32 epsilon times the median gradient norm of the reference."""
+    """Floor that scales with the run: float32 epsilon times the median gradient norm of the reference. Of a parameter
+    that both optimizers moved with equal gradients: a quarter of its own type's epsilon times its own norm."""
 
     @property
     def verdict(self) -> Verdict:
@@ -83,6 +86,14 @@ class ParameterDiff(TensorDiff):
     trained: bool = True
     gradients_round: bool = False
     """Its gradients of every step lie within rounding, and nothing but the optimizer moved it."""
+    step_distance: float | None = None
+    """|candidate - baseline| / |how far the baseline's last step moved it|, L2; the three are None of equal ones."""
+    step_ratio: float | None = None
+    """|how far the candidate's last step moved it| / |the baseline's|."""
+    step_cosine: float | None = None
+    """Between the two moves."""
+    decay_cosine: float | None = None
+    """Between candidate - baseline and the parameter as it stood before: 1 or -1 where weight decay differs."""
 
     @property
     def verdict(self) -> Verdict:

@@ -14,8 +14,19 @@ from torch.distributed.fsdp import fully_shard
 
 import explorer
 from explorer.errors import BadInput
-from tests.own_loop.harmless_changes import COMPILED, HARMLESS
-from tests.own_loop.program_nets import WIDTH, accumulated, adamw, backward, decoder, loss_of, text
+from tests.own_loop.harmless_changes import COMPILED, HARMLESS, channels_last
+from tests.own_loop.program_nets import (
+    WIDTH,
+    accumulated,
+    adamw,
+    backward,
+    convolutional,
+    decoder,
+    loss_of,
+    pictures,
+    squares,
+    text,
+)
 from tests.own_loop.silent_bugs import BUGS, forgets_a_parameter, no_divisor, on_rows
 
 
@@ -153,8 +164,16 @@ def test_the_causes_name_a_factor_and_an_optimizer() -> None:
     assert "are 2 times the baseline's, in the same direction" in judged.causes[0]
     judged = explorer.judge(adamw, forgets_a_parameter, decoder(), text())
     assert judged.causes[0] == (
-        "The gradients are the same and the step of norm.bias is not: the optimizers do something else with them."
+        "The gradients are the same and the step of norm.bias is not: the candidate does not move it. "
+        "Usual cause: its optimizer was not given this parameter."
     )
+
+
+def test_the_bias_before_a_norm_does_not_lead() -> None:
+    """Its gradient is zero but for rounding, and of that much is left after another order of sums."""
+    judged = explorer.judge(channels_last, squares, convolutional(), pictures())
+    bias = next(diff for diff in judged.worst if diff.name == "0.bias")
+    assert judged.verdict == "rounding" and bias.relative_norm > 1e3 * judged.worst[0].relative_norm
 
 
 def test_gradients_of_the_batch_are_judged() -> None:

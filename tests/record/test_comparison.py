@@ -142,6 +142,14 @@ def test_the_worst_is_missing_before_nonfinite_before_far() -> None:
         assert worst is not None and worst.name == expected
 
 
+def test_a_gradient_that_is_zero_but_for_noise_never_leads() -> None:
+    noise = gradient("bias", bitwise=False, relative_norm=11.0, baseline_norm=1e-9, baseline_error=1e-9)
+    wrong = gradient("w", bitwise=False, relative_norm=0.01, baseline_norm=1.0)
+    assert [diff.name for diff in compared(noise, wrong, wrong).furthest_first] == ["w", "w", "bias"]
+    born = gradient("born", bitwise=False, relative_norm=1e9, baseline_norm=1e-9)  # noise on one side alone
+    assert compared(noise, wrong, wrong, born).furthest_first[0].name == "born"
+
+
 def test_round_trip_keeps_everything() -> None:
     whole = compared(
         gradient(bitwise=False, max_ulp=2**63 - 1, cosine=-1.0, relative_norm=math.pi),

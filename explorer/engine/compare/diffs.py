@@ -23,6 +23,8 @@ from explorer.record.diffs import Presence, TensorDiff
 Tensors = Mapping[str, Tensor | None]
 """Tensors by name, detached and on the CPU; None: the run has none under this name (a gradient that never came)."""
 
+LENGTH_ROUNDS = 512 * torch.finfo(torch.float32).eps
+"""Relative length by which an optimizer's step may be off: Adam's 1 - 0.999 ** n in float32 is right to 3e-5."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT64 = 2**63 - 1
 
@@ -37,6 +39,8 @@ class Yardstick:
     reference: Tensors = field(default_factory=dict)
     epsilon: float = torch.finfo(torch.float32).eps
     """Machine epsilon of the coarsest floating type of the run (the autocast type, where there is one)."""
+    before: Tensors = field(default_factory=dict)
+    """Parameters that every run moves by an optimizer's step with equal gradients, as they stand before the step."""
 
     @cached_property
     def median_norm(self) -> float:
@@ -48,6 +52,15 @@ class Yardstick:
         """float32 epsilon (float64's for a float64 run) on the scale of the run, or of the tensor if that is more."""
         epsilon = min(self.epsilon, torch.finfo(torch.float32).eps)
         return epsilon * max(self.median_norm, _norm(reference))
+
+    def errors(self, name: str, reference: Tensor, *values: Tensor) -> list[float]:
+        """How far each of `values` is from `reference`. Of a step, the part along it may be float32's rounding."""
+        exact, before = in_double(reference), self.before.get(name)
+        gaps = [in_double(value) - exact for value in values]
+        if before is not None and _norm(step := exact - in_double(before)):
+            lengths = [float(torch.vdot(step.flatten(), gap.flatten()).real) / _norm(step) ** 2 for gap in gaps]
+            gaps = [gap - x * step if abs(x) <= LENGTH_ROUNDS else gap for gap, x in zip(gaps, lengths)]
+        return [_norm(gap) for gap in gaps]
 
     def trusts(self, reference: Tensor, baseline_error: float) -> bool:
         """Whether the float64 run followed the baseline at all.
@@ -148,14 +161,29 @@ def _distances(baseline: Tensor, candidate: Tensor) -> dict[str, float | int | N
         "max_ulp": max_ulp(baseline, candidate),
         "cosine": _cosine(left, right, norms),
         "norm_ratio": norms[1] / norms[0] if norms[0] else None,
+        "baseline_norm": norms[0],
+    }
+
+
+def step_distances(baseline: Tensor, candidate: Tensor, before: Tensor) -> dict[str, float | None]:
+    """How far apart two moves from `before` are, as fields of a ParameterDiff."""
+    start = in_double(before)
+    left, right, gap = (in_double(one) - in_double(other) for one, other in
+                        ((baseline, before), (candidate, before), (candidate, baseline)))  # fmt: skip
+    norms = _norm(left), _norm(right)
+    return {
+        "step_distance": _norm(gap) / norms[0] if norms[0] else None,
+        "step_ratio": norms[1] / norms[0] if norms[0] else None,
+        "step_cosine": _cosine(left, right, norms),
+        "decay_cosine": _cosine(gap, start, (_norm(gap), _norm(start))),
     }
 
 
 def _cosine(left: Tensor, right: Tensor, norms: tuple[float, float]) -> float | None:
     if not all(norms):
         return None
-    inner = torch.dot((left / norms[0]).flatten(), (right / norms[1]).conj().flatten())
-    return max(-1.0, min(1.0, float(inner.real if inner.is_complex() else inner)))
+    inner = torch.vdot((right / norms[1]).flatten(), (left / norms[0]).flatten())
+    return max(-1.0, min(1.0, float(inner.real)))
 
 
 def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tensor) -> dict[str, float | None]:
@@ -167,15 +195,16 @@ def _against(yardstick: Yardstick, name: str, baseline: Tensor, candidate: Tenso
     reference = yardstick.reference.get(name)
     if reference is None or reference.shape != baseline.shape:
         return distances
-    baseline_error = _norm(in_double(baseline) - in_double(reference))
-    candidate_error = _norm(in_double(candidate) - in_double(reference))
+    baseline_error, candidate_error = yardstick.errors(name, reference, baseline, candidate)
     if not yardstick.trusts(reference, baseline_error) or not math.isfinite(candidate_error):
         return distances
     return {
         **distances,
         "baseline_error": baseline_error,
         "candidate_error": candidate_error,
-        "tiny": yardstick.tiny(reference),
+        "tiny": torch.finfo(baseline.dtype).eps / 4 * _norm(reference)
+        if name in yardstick.before
+        else yardstick.tiny(reference),
     }
 
 
@@ -184,6 +213,7 @@ def _no_distances(tensor: Tensor) -> dict[str, float | int | None]:
     zero = not bool(tensor.any())
     return {
         "n_nonfinite": n_nonfinite,
+        "baseline_norm": None if n_nonfinite else _norm(tensor),
         "max_abs": 0.0,
         "relative_norm": None if zero else 0.0,
         "max_ulp": None if tensor.is_complex() else 0,

@@ -13,14 +13,14 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
-from explorer.engine.compare.diffs import Yardstick, differences, is_floating
+from explorer.engine.compare.diffs import Yardstick, differences, is_floating, step_distances
 from explorer.engine.compare.kept import Kept, as_bytes, on_cpu
 from explorer.engine.model.loaded import call
 from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
@@ -55,6 +55,8 @@ class Outcome:
     n_steps: int = 0
     stepped: bool = True
     """Whether one of torch's optimizers stepped."""
+    led: bool = False
+    """Whether its optimizers got the gradients of the run that leads it."""
     later_gradients: Tensors = field(default_factory=dict)
     after: list[Tensors] = field(default_factory=list)
     """All parameters after each step; of a run that follows another, after the last one."""
@@ -209,19 +211,36 @@ def eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardstick
 def parameter_differences(
     baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Iterable[GradientDiff]
 ) -> tuple[ParameterDiff, ...]:
-    """Differences of all parameters after the last step. `gradients` of every step say what rounding is."""
+    """Differences of all parameters after the last step. `gradients` of every step say what rounding is.
+
+    Where the optimizers of both runs got equal gradients, a step is held against the step alone: nothing rounds but it.
+    """
     rounding = {name: True for name in baseline.trained}
+    equal = set(baseline.trained) if candidate.led else {diff.name for diff in gradients}
     for diff in gradients:
         rounding[diff.name] = rounding.get(diff.name, True) and diff.verdict in ("bitwise equal", "rounding")
-    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, yardsticks.of("parameters"))
+        if not diff.bitwise and not candidate.led:
+            equal.discard(diff.name)
+    before = baseline.after[-2] if len(baseline.after) > 1 else {}
+    alone = {name: before[name] for name in equal if name in before and name not in baseline.moved}
+    yardstick = replace(yardsticks.of("parameters"), before=alone)
+    diffs = differences(ParameterDiff, baseline.parameters, candidate.parameters, yardstick)
     return tuple(
         msgspec.structs.replace(
             diff,
             trained=diff.name in baseline.trained,
             gradients_round=rounding.get(diff.name, False) and diff.name not in baseline.moved,
+            **_step(diff, baseline, candidate, before.get(diff.name)),
         )
         for diff in diffs
     )
+
+
+def _step(diff: ParameterDiff, baseline: Outcome, candidate: Outcome, before: Tensor | None) -> dict[str, float | None]:
+    if diff.bitwise or diff.max_abs is None or before is None or not is_floating(before):
+        return {}
+    one, other = baseline.parameters[diff.name], candidate.parameters[diff.name]
+    return step_distances(one, other, before) if one is not None and other is not None else {}
 
 
 def _trained(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

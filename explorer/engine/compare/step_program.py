@@ -93,6 +93,7 @@ def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outco
     outcome.n_steps = N_STEPS
     outcome.states.append(_remembered(program, batch))
     outcome.stepped = taking.stepped
+    outcome.led = lead is not None and lead.stepped and taking.stepped
     return outcome
 
 

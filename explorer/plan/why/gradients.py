@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from explorer.plan.names import listed
 from explorer.record.comparison import Comparison
-from explorer.record.diffs import StateChange
+from explorer.record.diffs import ParameterDiff, StateChange
 
 _STRAIGHT = 1e-4
 """How far a cosine or a ratio may be from one: more than float32 rounds."""
@@ -128,12 +128,27 @@ def _what_is_left(comparison: Comparison) -> Iterator[str]:
 def _only_optimizer(comparison: Comparison) -> Iterator[str]:
     """Equal gradients and unequal parameters."""
     gradients = {diff.verdict for diff in (*comparison.gradients, *comparison.later_gradients)}
-    wrong = [diff.name for diff in comparison.parameters if diff.verdict == "different"]
-    if wrong and "different" not in gradients:
-        yield (
-            f"The gradients are the same and the step of {listed(wrong)} is not: "
-            "the optimizers do something else with them."
+    wrong = [diff for diff in comparison.parameters if diff.trained and diff.verdict == "different"]
+    if not wrong or "different" in gradients or comparison.candidate.spec.policy.units:
+        return
+    same = "the same" if gradients <= {"bitwise equal"} else "within rounding"
+    where = listed([diff.name for diff in wrong])
+    yield f"The gradients are {same} and the step of {where} is not: {_step(wrong)}"
+
+
+def _step(wrong: Sequence[ParameterDiff]) -> str:
+    """How all of these steps differ, where it is in one way."""
+    if all(diff.step_ratio == 0 for diff in wrong):
+        return "the candidate does not move it. Usual cause: its optimizer was not given this parameter."
+    ratios = [diff.step_ratio for diff in wrong if diff.step_ratio and (diff.step_cosine or 0) > 1 - _STRAIGHT]
+    if len(ratios) == len(wrong) and max(ratios) - min(ratios) < 0.1 * abs(statistics.median(ratios) - 1):
+        factor = statistics.median(ratios)
+        return (
+            f"it is {factor:.4g} times as long, in the same direction. Usual cause: another learning rate or momentum."
         )
+    if all(abs(diff.decay_cosine or 0) > 1 - _MEANT for diff in wrong):
+        return "it differs along the parameter itself. Usual cause: another weight decay."
+    return "the optimizers do something else with them."
 
 
 def _looked_at(comparison: Comparison) -> str:
