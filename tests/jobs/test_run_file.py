@@ -92,7 +92,8 @@ def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
         assert len(data) < 4 * 10**6
     source = (
         "import resource, sys; from pathlib import Path; from explorer.errors import UnreadableFile\n"
-        "from explorer.jobs import run_file; most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
+        "from explorer.jobs import run_file\n"
+        "most = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024\n"
         "before = most()\n"
         "for file in Path(sys.argv[1]).iterdir():\n"
         "    try: run_file.read(file.read_bytes())\n"
