@@ -25,6 +25,11 @@ LONGEST_MESSAGE = 300
 _SHORT = 160
 """As long as they stay within this many, sentences that follow the first are repeated too: "Given input size: (4x4).
 Output size is too small" says nothing in its first."""
+_LONGEST_SENTENCE = 4000
+_LONGEST_WORD = 240
+_LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
+_LONGEST_READ = 20_000
+"""Characters of a stranger's message that are looked at."""
 _BORDER = re.compile(r"""(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)(?<!No)(?<=[^.\s])[.!?][)"'`\]]?(?=\s+["'`(\[A-Z0-9])""")
 
 
@@ -32,9 +37,8 @@ class ExplorerError(Exception):
     """A sentence that says what was asked and what was found, and a hint that says what to do next."""
 
     def __init__(self, sentence: str, *, hint: str = "") -> None:
-        super().__init__(sentence)
-        self.sentence = sentence
-        self.hint = hint
+        self.sentence, self.hint = bounded(sentence), bounded(hint)
+        super().__init__(self.sentence)
 
     def __str__(self) -> str:
         return f"{self.sentence} {self.hint}".strip()
@@ -94,6 +98,18 @@ class NotSaved(ExplorerError):
     """The store or a file could not be written."""
 
 
+def bounded(text: str) -> str:
+    """A sentence that a page, a terminal and a file can take, whatever a stranger's name puts into it.
+
+    Control characters and halves of letters are escaped; a word longer than _LONGEST_WORD loses its middle.
+    """
+    text = text[:_LONGEST_READ]
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+    text = _LONG_WORD.sub(lambda word: f"{word[0][: _LONGEST_WORD // 2]}…{word[0][-20:]}", text)
+    return text if len(text) <= _LONGEST_SENTENCE else f"{text[: _LONGEST_SENTENCE - 1]}…"
+
+
 def said_by(error: BaseException) -> str:
     """`ValueError: what it says`, as `message_of` repeats it."""
     return f"{_in_one_line(type(error).__name__)[:_SHORT]}: {message_of(error)}"
@@ -116,9 +132,9 @@ def message_of(error: BaseException) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """All that an error says; nothing where it raises itself when it is asked."""
+    """The beginning of what an error says; nothing where it raises itself when it is asked."""
     try:
-        return str(error)
+        return str(error)[:_LONGEST_READ]
     except Exception:
         return ""
 

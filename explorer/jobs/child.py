@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from explorer.errors import ExplorerError
-from explorer.jobs.protocol import Command, Event, read_frame, write_frame
+from explorer.jobs.protocol import Command, Event, frame_of, read_frame
 
 _PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS_BYTES = 16_000
@@ -30,7 +30,7 @@ class Child:
 
     def __init__(self, command: Sequence[str], on_event: OnEvent, on_end: OnEnd) -> None:
         self._on_event, self._on_end = on_event, on_end
-        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._last_words = bytearray()
         # A session of its own: Ctrl-C in the app's terminal does not reach it, and a kill reaches all its children.
         self._process = subprocess.Popen(
@@ -53,8 +53,11 @@ class Child:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Returns at once, even when the child does not read. A child that is gone: `on_end` speaks for it."""
-        self._commands.put(command)
+        """Returns at once, even when the child does not read. A child that is gone: `on_end` speaks for it.
+
+        Raises BadInput where a text of the command cannot be written.
+        """
+        self._commands.put(frame_of(command))
 
     def kill(self) -> None:
         """At once, with everything it started."""
@@ -89,7 +92,8 @@ class Child:
         """A thread of its own: a full pipe to a worker that is stuck must not stop the app."""
         with contextlib.suppress(OSError), _stream(self._process.stdin) as commands:
             while (command := self._commands.get()) is not None:
-                write_frame(commands, command)
+                commands.write(command)
+                commands.flush()
 
     def _listen(self) -> None:
         stream = _stream(self._process.stderr)

@@ -108,13 +108,16 @@ class Worker:
         self._numbers = itertools.count(1)
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:
-        """Returns at once. With `keep` a finished run is in the store before the job is finished."""
+        """Returns at once. With `keep` a finished run is in the store before the job is finished.
+
+        Raises BadInput where a text of the request cannot be written.
+        """
         with self._lock:
             # The random part tells the jobs of one app from those of the app before it, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)
+            self._hand_over(job)
             self._jobs[job.id] = job
             self._forget()
-            self._hand_over(job)
         return job
 
     def job(self, job_id: str) -> Job | None:

@@ -240,10 +240,15 @@ def time_limit_s(request: Request) -> float:
 
 
 def write_frame(stream: IO[bytes], record: Record) -> None:
-    """One record, its length in front, flushed."""
-    data = to_msgpack(record)
-    stream.write(_LENGTH.pack(len(data)) + data)
+    """One record, flushed."""
+    stream.write(frame_of(record))
     stream.flush()
+
+
+def frame_of(record: Record) -> bytes:
+    """A record with its length in front. Raises BadInput where a text in it cannot be written."""
+    data = to_msgpack(record)
+    return _LENGTH.pack(len(data)) + data
 
 
 def read_frame(stream: IO[bytes], kind: Any) -> Any:

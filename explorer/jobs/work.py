@@ -32,7 +32,11 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
     events, cancels = os.fdopen(files[0], "wb"), files[1]
     clock = _Clock(time_limit_s(submitted.request))
 
+    own = os.getpid()
+
     def report(progress: Progress) -> None:
+        if os.getpid() != own:  # a model forked, and its copy of this process came back
+            os._exit(0)
         clock.check()
         if select.select([cancels], [], [], 0)[0]:
             raise Cancelled("The run was cancelled.")
@@ -46,7 +50,8 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
         event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)
     except BaseException as error:  # a model may raise SystemExit, or what is its own
         event = Failed(job=submitted.job, failure=failure_of_job(error, timed_out=clock.over))
-    write_frame(events, event)
+    if os.getpid() == own:
+        write_frame(events, event)
 
 
 def be_first_to_go() -> None:

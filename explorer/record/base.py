@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
 
 import msgspec
 
-from explorer.errors import UnreadableFile, message_of
+from explorer.errors import BadInput, UnreadableFile, message_of
 
 Origin = Literal["measured", "counted", "predicted", "simulated", "recorded"]
 """Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation, a loop of the
@@ -39,8 +39,15 @@ def column(values: Any = ()) -> Column:
 
 
 def to_msgpack(record: Any) -> bytes:
-    """The compact form: pipe and disk."""
-    return msgspec.msgpack.encode(record, enc_hook=_column_to_bytes)
+    """The compact form: pipe and disk. Raises BadInput where a name or message cannot be written."""
+    try:
+        return msgspec.msgpack.encode(record, enc_hook=_column_to_bytes)
+    except UnicodeEncodeError as error:
+        text = ascii(error.object[max(0, error.start - 20) : error.end + 20])
+        raise BadInput(
+            f"The text {text} cannot be written: it holds half of a letter (a lone surrogate).",
+            hint="Name what is called so in whole letters.",
+        ) from error
 
 
 def from_msgpack(data: bytes, kind: type[T]) -> T:

@@ -5,18 +5,22 @@ memory ran out            out of memory        out of memory             found a
 an error of ours          its own kind         its own kind              see the table below
 KeyboardInterrupt         cancelled            cancelled
 SystemExit, odd ones      model raised         model raised
-any other Exception       model raised         internal
+any other Exception       model raised         internal, or model raised where the model's own code raised it
 
 The kind depends on where an error is raised, never on how far it travels: what runs a stranger's model outside of a
-measured step turns what it raises into ModelFailed on the spot (engine/model/loaded.py: blaming).
+measured step turns what it raises into ModelFailed on the spot (engine/model/loaded.py: blaming). What is called
+beside (`train`, `__eq__`, a property) is known by its place in the traceback.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Iterator
 from typing import Literal
+
+import msgspec
 
 from explorer.errors import (
     BadInput,
@@ -26,6 +30,7 @@ from explorer.errors import (
     ModelFailed,
     NotOnThisDevice,
     OutOfMemory,
+    bounded,
     said_by,
     words_of,
 )
@@ -45,6 +50,12 @@ class Failure(Record):
     traceback: str = ""
     asked_bytes: int | None = None
     free_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("sentence", "hint"):
+            msgspec.structs.force_setattr(self, name, bounded(getattr(self, name)))
+        text = self.traceback[-_LONGEST_TRACEBACK:].encode(errors="backslashreplace").decode()
+        msgspec.structs.force_setattr(self, "traceback", text[-_LONGEST_TRACEBACK:])
 
 
 _LONGEST_TRACEBACK = 20_000
@@ -77,7 +88,7 @@ def refusal_behind(error: BaseException) -> BaseException | None:
 
 def failure_of(error: BaseException, *, in_step: bool) -> Failure:
     """`in_step`: only the model, its loss and torch were at work, so what nobody foresaw is the model's."""
-    text = "".join(traceback.format_exception(error))[-_LONGEST_TRACEBACK:]
+    text = "".join(traceback.format_exception(error))
     error = _as_out_of_memory(error)
     if isinstance(error, ExplorerError):
         return Failure(
@@ -105,11 +116,23 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
             "The traceback says where.",
             traceback=text,
         )
-    if in_step:
+    if in_step or _raised_by_model(error):
         hint = "The traceback shows the line of the model."
         return Failure(kind="model raised", sentence=f"The model raised {said_by(error)}.", hint=hint, traceback=text)
     hint = "Nothing foresaw this error; the traceback says where it was raised."
     return Failure(kind="internal", sentence=f"{said_by(error)}.", hint=hint, traceback=text)
+
+
+def _raised_by_model(error: BaseException) -> bool:
+    """Whether the innermost line, libraries aside, is neither this program's nor torch's."""
+    packages = [
+        frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    owners = [name for name in packages if name not in sys.stdlib_module_names and name not in _LIBRARIES]
+    return bool(owners) and owners[-1] != "explorer"
+
+
+_LIBRARIES = ("torch", "torchviz", "numpy", "scipy", "msgspec", "yaml", "platformdirs")
 
 
 def _as_out_of_memory(error: BaseException) -> BaseException:

@@ -16,7 +16,7 @@ from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import Compare, Describe, Measure, Request, Submit, model_of_request
 from explorer.jobs.service import Service
 from explorer.jobs.work import work
-from explorer.record.base import Record, from_msgpack, to_msgpack
+from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.progress import Progress, Report
@@ -48,7 +48,7 @@ def answer(request: Request, report: Report) -> Record:
         case "raises":
             raise ModelFailed("forward raised", hint="mend it") from RuntimeError("shapes (2, 3)")
         case "bug":
-            raise KeyError(value)
+            column(value)
         case "leaves":
             sys.exit(3)
         case "exits":

@@ -6,6 +6,7 @@ import hashlib
 import os
 import pickle
 import random
+import resource
 import signal
 import socket
 import sys
@@ -153,6 +154,47 @@ def hostile(name: str) -> tuple[nn.Module, Tensor]:
     inputs, model = torch.randn(2, 4), nn.Linear(4, 4)
     HOSTILE[name]()
     return model, inputs
+
+
+class Odd(nn.Linear):
+    """A Linear that does one thing in a place where models seldom do any."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(4, 4)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how in ODD_WORDS:
+            raise ValueError(ODD_WORDS[self.how])
+        if self.how == "forks":
+            os.fork()
+        if self.how == "lowers its limit":
+            resource.setrlimit(resource.RLIMIT_AS, (2**38, 2**38))
+        return super().forward(x)
+
+    def train(self, mode: bool = True) -> Odd:
+        if self.how == "cannot evaluate" and not mode:
+            raise ValueError("no evaluation here")
+        return super().train(mode)
+
+    def parameters(self, recurse: bool = True) -> Any:
+        if self.how == "has no parameters list":
+            raise ValueError("no list here")
+        return super().parameters(recurse)
+
+
+ODD_WORDS = {"says half of a letter": "half \udcff of it", "says 50 MB": "on and on. " * 5_000_000}
+ODD = {  # what it does, and what becomes of the run
+    **dict.fromkeys(ODD_WORDS, "model raised"),
+    "has no parameters list": "model raised",
+    "forks": None,
+    "lowers its limit": None,
+    "cannot evaluate": None,
+}
+
+
+def odd(how: str) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(nn.Linear(4, 4), Odd(how)), torch.randn(2, 4)
 
 
 def daemon(path: str) -> tuple[nn.Module, Tensor]:

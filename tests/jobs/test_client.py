@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
 from explorer.record.graph import ModelGraph
@@ -41,7 +42,7 @@ def test_a_model_that_prints_or_reads_stdin_disturbs_nothing(worker: Worker) -> 
     ("target", "kind", "words"),
     [
         ("raises", "model raised", "forward raised"),
-        ("bug:key", "internal", "KeyError: 'key'"),
+        ("bug:key", "internal", "TypeError: cannot use a str"),
         ("leaves", "model raised", "sys.exit(3)"),
     ],
 )
@@ -68,6 +69,12 @@ def test_a_crash_is_a_result_and_the_next_run_works(worker: Worker, target: str,
     assert job.failure is not None and job.failure.kind == "crash"
     assert words in job.failure.sentence and target in job.failure.sentence and trace in job.failure.traceback
     assert finish(waiting).result is not None, "a job that had not begun is handed to the next worker"
+
+
+def test_a_request_that_cannot_be_written_is_refused_where_it_is_made(worker: Worker) -> None:
+    with pytest.raises(BadInput, match=r"'a\\udcff' cannot be written"):
+        describe(worker, "a\udcff")
+    assert not worker.open_jobs() and finish(describe(worker, "next")).result is not None
 
 
 def test_a_worker_that_cannot_start_is_tried_twice_and_says_why(store_path: Path) -> None:

@@ -35,6 +35,7 @@ from explorer.jobs.protocol import (
     RunPipeline,
 )
 from explorer.jobs.worker import answer
+from explorer.record.base import column
 from explorer.record.base import Record
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
@@ -101,8 +102,11 @@ def test_a_model_that_leaves_is_told_as_such() -> None:
 
 
 def test_what_nobody_foresaw_is_internal_and_shows_its_traceback() -> None:
-    failure = failure_of_job(raised(KeyError("x")))
-    assert failure.kind == "internal" and "KeyError: 'x'" in failure.sentence and "raise error" in failure.traceback
+    with pytest.raises(TypeError) as caught:
+        column("x")
+    failure = failure_of_job(caught.value)
+    assert failure.kind == "internal" and "TypeError: cannot use a str" in failure.sentence
+    assert "in column" in failure.traceback
 
 
 def test_a_time_out_is_told_from_a_cancel() -> None:

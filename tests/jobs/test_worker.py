@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
-from explorer.jobs.protocol import RESULTS, Describe, Measure, Request, RunLab
+from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
 from explorer.jobs.worker import answer, keep_compiled_code, needs_of
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
@@ -102,6 +102,16 @@ def test_the_run_after_it_is_that_of_a_fresh_worker(worker: Worker, fresh: tuple
     bits, record = bits_and_bytes(worker, path)
     assert bits == expected[0]
     assert not {key: (value, expected[1][key]) for key, value in record.items() if value != expected[1][key]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", hostile_nets.ODD)
+def test_an_odd_model_is_compared_or_blamed_and_never_ends_in_an_error_of_ours(worker: Worker, how: str) -> None:
+    model = ModelRef(target=f"{NETS}:odd", arguments={"how": how})
+    runs = [RunSpec(model=model, n_repeats=1, policy=Policy.recompute(units)) for units in ([], ["1"])]
+    job = finish(worker.submit(Compare(baseline=runs[0], candidate=runs[1], full=True), keep=False))
+    failure = job.failure or getattr(job.result, "failure", None)
+    assert (failure.kind if failure else None) == hostile_nets.ODD[how], failure
 
 
 @pytest.mark.slow

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from explorer.errors import BadInput, Cancelled, Crashed, ModelFailed, NotOnThisDevice, OutOfMemory
-from explorer.record.failure import failure_of, is_out_of_memory, refusal_behind
+from explorer.record.base import column, from_msgpack, to_msgpack
+from explorer.record.failure import Failure, failure_of, is_out_of_memory, refusal_behind
 
 CPU = (
     "[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes."
@@ -39,6 +45,25 @@ def test_bytes_asked_are_read_from_torchs_words() -> None:
     assert (failure.asked_bytes, failure.sentence) == (4096, "The run asked for 4,096 bytes and was refused.")
     own = failure_of(OutOfMemory("full", asked_bytes=7, free_bytes=3, hint="less"), in_step=False)
     assert (own.asked_bytes, own.free_bytes, own.hint) == (7, 3, "less")
+
+
+def test_what_the_models_own_code_raises_is_told_by_its_place() -> None:
+    """This file stands for the model's."""
+    kinds = []
+    for call in (lambda: {}["x"], lambda: json.loads("{"), lambda: column("x"), lambda: np.empty(-1)):
+        try:
+            call()
+        except Exception as error:
+            kinds.append(failure_of(error, in_step=False).kind)
+    assert kinds == ["model raised", "model raised", "internal", "model raised"]
+
+
+@given(st.text(), st.text(alphabet="\x1b\udcffab é\n", max_size=30), st.integers(1, 3000))
+def test_any_failure_can_be_written_and_shown(text: str, part: str, times: int) -> None:
+    failure = Failure(kind="crash", sentence=text + part * times, hint=part * times, traceback=part * times)
+    assert from_msgpack(to_msgpack(failure), Failure) == failure
+    assert failure.sentence.isprintable() and len(failure.sentence) < 20_000
+    assert all(len(word) <= 240 for word in failure.hint.split())
 
 
 @pytest.mark.parametrize(

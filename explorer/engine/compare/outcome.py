@@ -133,9 +133,9 @@ def _follow(model: nn.Module, parameters: Tensors) -> None:
 def eval_output(trainee: Trainee) -> Tensor | None:
     """Every floating tensor of the model's output in eval mode, in one row; None where the model has no such output
     (some models want other inputs in eval mode)."""
-    trainee.model.eval()
     seed_everything(trainee.spec.seed)
     try:
+        trainee.model.eval()
         with (
             warnings.catch_warnings(action="ignore"),  # reentrant: "none of the inputs requires grad", which is meant
             torch.no_grad(),

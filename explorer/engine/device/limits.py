@@ -64,9 +64,7 @@ def _limited_address_space(limit_bytes: int) -> Iterator[None]:
             hint="Leave the limit out, or run on Linux.",
         )
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = size_bytes + limit_bytes
-    allowed = [wanted, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
-    resource.setrlimit(resource.RLIMIT_AS, (min(allowed), hard))
+    resource.setrlimit(resource.RLIMIT_AS, (_lowest(size_bytes + limit_bytes, soft, hard), hard))
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -74,7 +72,12 @@ def _limited_address_space(limit_bytes: int) -> Iterator[None]:
             raise
         raise _refused(error) from error  # while the limit is in force: afterwards nobody knows what was free under it
     finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+        hard = _lowest(hard, resource.getrlimit(resource.RLIMIT_AS)[1])  # a model may have lowered it, for good
+        resource.setrlimit(resource.RLIMIT_AS, (_lowest(soft, hard), hard))
+
+
+def _lowest(*limits: int) -> int:
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=resource.RLIM_INFINITY)
 
 
 @contextmanager
