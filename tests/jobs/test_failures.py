@@ -35,8 +35,7 @@ from explorer.jobs.protocol import (
     RunPipeline,
 )
 from explorer.jobs.worker import answer
-from explorer.record.base import column
-from explorer.record.base import Record
+from explorer.record.base import Record, column
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
@@ -154,11 +153,11 @@ PLACES: list[Callable[[BaseException], Failure]] = [failure_in_step, failure_of_
 @pytest.mark.parametrize("error", [*(kind("a") for kind in OURS), *MEMORY, SystemExit(3), KeyboardInterrupt(), Odd()])
 @pytest.mark.parametrize("wrapper", [None, ValueError("b"), ModelFailed("b"), Odd("b")], ids=repr)
 def test_a_step_and_a_job_call_it_the_same(error: BaseException, wrapper: BaseException | None) -> None:
-    """Also where a model wraps it in an error of its own; only of an unforeseen Exception the place decides."""
+    """Also where a model wraps it in an error of its own; whose code raised another Exception decides."""
     thrown = raised(error) if wrapper is None else raised(wrapper, raised(error))
     in_step, in_job = (place(thrown).kind for place in PLACES)
     if isinstance(thrown, ValueError) and error not in MEMORY and not isinstance(error, OutOfMemory):
-        assert (in_step, in_job) == ("model raised", "internal")
+        assert (in_step, in_job) == ("model raised", "model raised")  # by this file, which is not the program's
     else:
         assert in_step == in_job
     if error in MEMORY or isinstance(error, OutOfMemory):
@@ -167,7 +166,7 @@ def test_a_step_and_a_job_call_it_the_same(error: BaseException, wrapper: BaseEx
 
 @pytest.mark.parametrize("error", [RuntimeError("a"), ValueError("a"), KeyError("a"), StopIteration("a")])
 def test_of_what_nobody_foresaw_the_place_decides(error: Exception) -> None:
-    assert [place(raised(error)).kind for place in PLACES] == ["model raised", "internal"]
+    assert [place(error).kind for place in PLACES] == ["model raised", "internal"]
 
 
 SOURCE = """
