@@ -1,35 +1,44 @@
-"""How well a forecast foresees: random policies of every kind on each sample model, forecast and then measured.
+"""Error of forecasts: random policies of every kind on each model, forecast and then measured.
 
-python -m benchmarks.forecast [POLICIES A KIND] [MODEL ...]: 20 of each on all models takes about five minutes.
-Each is forecast three times: from the run that kept everything, from the one that recomputed every block, and from one
-under a random policy of its round (flat, nested and segments take turns).
-Offload moves nothing on a CPU, so that a stand-in takes the host's place; the forecast is then that of a GPU.
+python -m benchmarks.forecast [POLICIES A KIND] [KIND ...] [MODEL ...]: 20 of each kind on all sample models take about
+five minutes. A MODEL is a sample model, or a word of zoo.txt (`hf:LlamaConfig`, `timm:`). Each policy is forecast three
+times: from the run that kept everything, from the one that recomputed every block, and from one under a random policy
+of its round (flat, nested and segments take turns). Every policy whose peak is off by more than 0.5 % from the first,
+and every one whose FLOPs are off, is named on stderr.
+Offload moves nothing on a CPU: a stand-in takes the host's place, and the forecast is that of a GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import random
 import statistics
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
 from torch import Tensor
 
+from benchmarks.zoo import entries
+from explorer.cli.options import ModelOptions
 from explorer.engine.device.device import device_of
+from explorer.engine.measure.block_costs import block_costs
 from explorer.engine.measure.measure import warm_checkpoint
 from explorer.engine.measure.recording import Recorded, watched_step
+from explorer.engine.measure.stopwatch import Timed
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.policy import offload
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
+from explorer.errors import InvalidPolicy
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from explorer.record.policy import Policy
 from tests.engine.measure.random_policies import KINDS, random_policy
 
 MODELS = {
@@ -46,56 +55,69 @@ TURNS = ("flat", "nested", "segments")
 """Kinds of policies whose runs are baselines as well; they come first in KINDS."""
 SOURCES = ("keep-all", "all", "a random policy")
 
+LARGE = 0.005
+"""Error of a peak from which on a policy is named."""
+
 Offs = dict[tuple[str, str], list[float]]
-"""Relative errors of the peak by source and kind, of the policies that are foretold and whose step runs."""
+"""Relative errors of the peak by source and kind, of the policies that are forecast and whose step runs."""
 
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    n_policies = int(sys.argv[1]) if sys.argv[1:] else 20
+    words = sys.argv[1:]
+    n_policies = int(words.pop(0)) if words and words[0].isdigit() else 20
+    kinds = tuple(word for word in words if word in KINDS) or KINDS
+    models = [model for word in words if word not in KINDS for model in models_of(word)]
+    models = models or [model for name in MODELS for model in models_of(name)]
     warm_checkpoint(torch.device("cpu"))
-    names, together = sys.argv[2:] or list(MODELS), Offs()
-    for name in names:
-        offs = errors(name, n_policies)
+    together = Offs()
+    for model in models:
+        offs = errors(model, n_policies, kinds)
         for key, own in offs.items():
             together.setdefault(key, []).extend(own)
-        say(name, offs, n_policies)
-    say("all models", together, n_policies * len(names))
+        say(model.target, offs, n_policies)
+    say("all models", together, n_policies * len(models))
+
+
+def models_of(word: str) -> list[ModelRef]:
+    """The sample model of that name, or the lines of zoo.txt that contain the word, with four rows a batch."""
+    if word in MODELS:
+        return [ModelRef(target=f"sample_models/{word}.py", size="small", arguments=dict(MODELS[word]))]
+    return [ModelOptions(arguments=["batch=4", *entry.arguments]).ref(entry.target) for entry in entries([word])]
 
 
 def say(what: str, offs: Offs, n_drawn: int) -> None:
-    for source in SOURCES:
-        for kind in KINDS:
-            misses = offs[source, kind]
-            line = f"{what}, {kind} from {source}: {len(misses)} of {n_drawn} foretold and run"
-            if misses:
-                exact = sum(off <= 1e-4 for off in misses)
-                line += f", peak off by {statistics.median(misses):.4%} (median), {max(misses):.3%} (worst)"
-                line += f", {exact} below 0.01 %"
-            print(line, flush=True)
+    for (source, kind), misses in offs.items():
+        line = f"{what}, {kind} from {source}: {len(misses)} of {n_drawn} forecast and run"
+        if misses:
+            exact = sum(off <= 1e-4 for off in misses)
+            line += f", peak off by {statistics.median(misses):.4%} (median), {max(misses):.3%} (worst)"
+            line += f", {exact} below 0.01 %"
+        print(line, flush=True)
 
 
-def errors(name: str, n_policies: int) -> Offs:
-    model = ModelRef(target=f"sample_models/{name}.py", size="small", arguments=dict(MODELS[name]))
+def errors(model: ModelRef, n_policies: int, kinds: Sequence[str]) -> Offs:
     graph = describe(model)
     recorded(RunSpec(model=model))  # the first step of a process has its own libraries to load
     base = recorded(RunSpec(model=model))
-    known = {"keep-all": base, "all": recorded(RunSpec(model=model, policy=preset("all", graph)))}
-    offs: Offs = {(source, kind): [] for source in SOURCES for kind in KINDS}
+    bases = {"keep-all": base}
+    with contextlib.suppress(InvalidPolicy):
+        bases["all"] = recorded(RunSpec(model=model, policy=preset("all", graph)))
+    offs: Offs = {(source, kind): [] for source in SOURCES for kind in kinds}
     for seed in range(n_policies):
-        runs = measured(graph, base, seed)
+        runs = measured(graph, base, seed, kinds)
         if drawn := runs.get(TURNS[seed % len(TURNS)]):
-            known["a random policy"] = drawn
-        for source, run in known.items():
+            bases["a random policy"] = drawn
+        for source, run in bases.items():
             for kind, off in compared(run, runs, graph):
                 offs[source, kind].append(off)
     return offs
 
 
-def measured(graph: ModelGraph, base: Measurement, seed: int) -> dict[str, Measurement]:
+def measured(graph: ModelGraph, base: Measurement, seed: int, kinds: Sequence[str]) -> dict[str, Measurement]:
     """By kind the run of its policy number `seed`, where that has units."""
     runs = {}
-    for kind in KINDS:
+    for kind in kinds:
         policy = random_policy(kind, graph, base, random.Random(f"{kind}{seed}"))
         if not policy.units:
             continue
@@ -110,17 +132,36 @@ def measured(graph: ModelGraph, base: Measurement, seed: int) -> dict[str, Measu
 
 
 def compared(source: Measurement, runs: Mapping[str, Measurement], graph: ModelGraph) -> list[tuple[str, float]]:
-    """By kind the error of its peak foretold from `source`."""
+    """By kind the error of its peak forecast from `source`."""
     baseline = keep_all_from(source, graph)
     if baseline is None:
         return []
     as_gpu = msgspec.structs.replace(baseline, environment=msgspec.structs.replace(baseline.environment, device="cuda"))
     on_cpu, on_gpu, misses = Forecaster(baseline, graph), Forecaster(as_gpu, graph), []
     for kind, run in runs.items():
-        foretold = (on_gpu if kind == "offload" else on_cpu).peak_bytes(run.spec.policy)
-        if foretold is not None and run.step_peak_bytes:
-            misses.append((kind, abs(foretold / run.step_peak_bytes - 1)))
+        forecast = (on_gpu if kind == "offload" else on_cpu).forecast(run.spec.policy)
+        if forecast.step_peak_bytes is None or not run.step_peak_bytes:
+            continue
+        off = abs(forecast.step_peak_bytes / run.step_peak_bytes - 1)
+        misses.append((kind, off))
+        if not source.spec.policy.units:
+            name_large(
+                run, kind, forecast.step_peak_bytes, round((forecast.flop_ratio or 0) * (source.total_flops or 0))
+            )
     return misses
+
+
+def name_large(run: Measurement, kind: str, peak_bytes: int, flops: int) -> None:
+    """Prints a policy whose peak or FLOPs are off."""
+    peak, ran, name = run.step_peak_bytes or 0, run.total_flops or 0, f"{run.spec.model.target}, {kind}"
+    if abs(peak_bytes - peak) > LARGE * peak:
+        print(f"{name}: peak {peak_bytes}, measured {peak}: {units_of(run.spec.policy)}", file=sys.stderr)
+    if flops and flops != ran:
+        print(f"{name}: FLOPs {flops}, counted {ran}: {units_of(run.spec.policy)}", file=sys.stderr)
+
+
+def units_of(policy: Policy) -> str:
+    return " ".join("+".join(unit.blocks) + "".join(f":{op}" for op in unit.save_ops) for unit in policy.units)
 
 
 def stand_in(tensor: Tensor) -> offload.Back:
@@ -140,13 +181,12 @@ def recorded(spec: RunSpec) -> Measurement:
             print(f"{spec.model.target}: {str(error).splitlines()[0][:80]}", file=sys.stderr)
         watched_step(run, trainee, device)
         trainee.handle.undo()
-    return Measurement(
-        spec=spec,
-        environment=device.environment(spec.n_threads),
-        allocations=run.attribution.allocations if run.attribution else None,
-        phases=run.attribution.phases if run.attribution else (),
-        failure=run.failure,
-    )
+    made = Measurement(spec=spec, environment=device.environment(spec.n_threads), failure=run.failure)
+    if run.attribution is None or run.tracker is None:
+        return made
+    allocations, phases = run.attribution.allocations, run.attribution.phases
+    costs = block_costs(run.tracker, allocations, phases, spec.policy, Timed().block_samples())
+    return msgspec.structs.replace(made, allocations=allocations, phases=phases, blocks=costs)
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ class _Ahead:
     given: Arguments
     """What that block has to be given, with shapes where stand-ins go."""
     returned: tuple[Any, ...]
-    """What each block but the last returned, with shapes instead of tensors."""
+    """What each block but the last returned, with shapes instead of the tensors that it made."""
     output: Any
 
     @property
@@ -175,11 +175,12 @@ def _begun(segment: InTurn, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
     def all_of_them(*args: Any, **kwargs: Any) -> Any:
         given, n_args = arguments_of(args, kwargs), len(args)
+        unchanged = [leaf for leaf in tree_leaves(list(given.values())[1:]) if isinstance(leaf, Tensor)]
         for member in segment.members:
             values = list(given.values())
             output = call_of(member, values[:n_args], dict(zip(kwargs, values[n_args:])))
             if len(returned) < len(segment.members) - 1:
-                returned.append(_shapes(output))
+                returned.append(_shapes(output, unchanged))
             given = handed_on(output, given)
         return output
 
@@ -197,11 +198,12 @@ def _next(ahead: _Ahead) -> Any:
     return tree_map(lambda leaf: StandIn(leaf, following) if isinstance(leaf, _Shape) else leaf, returned)
 
 
-def _shapes(output: Any) -> Any:
+def _shapes(output: Any, unchanged: Sequence[Tensor]) -> Any:
+    """`output` with shapes for its tensors; a block may also return a tensor of `unchanged` that it was given."""
     numbers = count()
 
     def shape_of(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor):
+        if not isinstance(leaf, Tensor) or any(leaf is tensor for tensor in unchanged):
             return leaf
         return _Shape(next(numbers), leaf.shape, leaf.stride(), leaf.dtype, leaf.device)
 

@@ -93,6 +93,28 @@ class ByTuple(Net):
         return self.head(x + residual)
 
 
+class Biased(nn.Module):
+    """A block that returns the bias that it was given, as T5's does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.dropout = nn.Linear(8, 8), nn.Dropout(0.2)
+
+    def forward(self, x: Tensor, mask: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return self.dropout(torch.relu(self.mix(x) + bias)) * mask, bias
+
+
+class ByBias(Net):
+    def __init__(self) -> None:
+        super().__init__(Biased)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, mask, bias = self.stem(x), torch.ones(8), self.stem(x).mean(0, keepdim=True)
+        for block in self.blocks:
+            x, bias = block(x, mask, bias)
+        return self.head(x) + bias.sum()
+
+
 class Whole(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -167,7 +189,7 @@ def segments(*lengths: int) -> list[tuple[str, ...]]:
 TWO = segments(2, 4)
 
 
-@pytest.mark.parametrize("kind", [Net, ByKeyword, ByTuple, ByState])
+@pytest.mark.parametrize("kind", [Net, ByKeyword, ByTuple, ByBias, ByState])
 def test_segments_of_a_list_give_the_bare_step(kind: Callable[[], nn.Module]) -> None:
     bare, model = bits(made(kind)), made(kind)
     with apply_policy(model, Policy.recompute(TWO)):
