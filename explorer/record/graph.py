@@ -192,6 +192,17 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
         return {fqn: tuple(blocks) for fqn, blocks in by_holder.items()}
 
     @cached_property
+    def saves_nothing(self) -> frozenset[str]:
+        """Called blocks that save no tensor for backward: dropout of rate 0, or what runs without gradients.
+
+        Empty if no block says where it saves: graphs of earlier versions do not.
+        """
+        known = any(block.last_saved_in for block in self.blocks)
+        return frozenset(
+            block.fqn for block in self.blocks if known and block.fqn and block.n_calls and not block.last_saved_in
+        )
+
+    @cached_property
     def next_in_turn(self) -> dict[str, str]:
         """For each block the sibling behind it that it can be recomputed together with, as one segment."""
         followers = {

@@ -126,3 +126,52 @@ def dense(n_blocks: int = 2) -> tuple[nn.Module, Tensor]:
         blocks.append(DenseBlock({f"layer{i}": DenseLayer(WIDTH * (1 + i)) for i in range(3)}))
         blocks.append(nn.Linear(4 * WIDTH, WIDTH))
     return nn.Sequential(*blocks), torch.randn(32, WIDTH)
+
+
+class Angles(nn.Module):
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.linspace(0.0, 1.0, x.shape[1])[:, None].expand(-1, x.shape[2]).cos()
+
+
+class Attention(nn.Module):
+    """Takes its tensors by keyword, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, *, hidden: Tensor, angles: Tensor) -> Tensor:
+        query, key, value = self.qkv(hidden).chunk(3, -1)
+        weights = torch.softmax((query * angles) @ (key * angles).transpose(1, 2), -1)
+        return self.out(weights @ value)
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.attention, self.behind = nn.LayerNorm(WIDTH), Attention(), nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.GELU(), nn.Linear(2 * WIDTH, WIDTH))
+        self.dropout = nn.Dropout(0.0)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        x = x + self.attention(hidden=self.before(x), angles=angles)
+        return x + self.dropout(self.mlp(self.behind(x)))
+
+
+class Decoder(nn.Module):
+    """Attention by keyword, angles without gradients, dropout that drops nothing: a Llama in small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles, self.layers = Angles(), nn.ModuleList(DecoderLayer() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        angles = self.angles(x)
+        for layer in self.layers:
+            x = layer(x, angles)
+        return x
+
+
+def decoder() -> tuple[nn.Module, Tensor]:
+    return Decoder(), torch.randn(8, 24, WIDTH)

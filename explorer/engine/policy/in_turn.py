@@ -37,6 +37,8 @@ _ASKED_OF_SHAPES = frozenset(
     | {"element_size", "is_contiguous", "is_floating_point", "is_complex", "__len__", "__hash__"}
 )
 """What a stand-in answers."""
+_CONVERSIONS = frozenset({"to", "type", "type_as", "float", "double", "half", "bfloat16", "cpu", "cuda"})
+"""What a stand-in answers with itself where nothing is to be converted."""
 _ONE_BY_ONE = "Recompute these blocks one by one, each as a unit of its own."
 
 
@@ -102,6 +104,10 @@ class StandIn(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__self__.__name__ if func.__name__ in ("__get__", "__set__") else func.__name__
+        if name in _CONVERSIONS and isinstance(args[0], StandIn):
+            empty = torch.empty(0, dtype=args[0].dtype, device=args[0].device)
+            if func(empty, *args[1:], **(kwargs or {})) is empty:
+                return args[0]
         if name not in _ASKED_OF_SHAPES:
             _read(name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():

@@ -25,6 +25,7 @@ import numpy as np
 
 from explorer.plan.forecast.offload_inside import kept_by, without
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, SAVED, UNATTRIBUTED, Replay
+from explorer.plan.forecast.rerun_flops import run_again
 from explorer.plan.forecast.saved_by_call import SavedByCall, late_bytes, most_at_once, saved_by_calls
 from explorer.plan.memory.series import Bytes, Mask
 from explorer.plan.names import is_within, operator_word
@@ -69,8 +70,8 @@ class PlayedStep:
 
 def calls_of(step: PlayedStep, unit: Unit, policy: Policy, inside: Collection[str] = ()) -> list[SavedByCall]:
     """What each call of `unit` leaves behind under its action and the options of `policy`; `inside` are its units."""
-    if unit.action == "offload" and not step.on_gpu:
-        return []
+    if not run_again(step.graph, unit.blocks, policy) or (unit.action == "offload" and not step.on_gpu):
+        return []  # a checkpoint around what saves nothing is gone when forward returns
     replay = step.replay
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
     if unit.action == "offload":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from explorer.plan.forecast.rerun_flops import stops_inside
+from explorer.plan.forecast.rerun_flops import run_again, stops_inside
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy, Unit
@@ -25,13 +25,13 @@ def unit_ms(
     """
     if unit.save_ops and (measurement.times is None or measurement.times.kept_operator_ms is None):
         return None
-    again = 0.0
-    for fqn in unit.blocks:
+    again, blocks = 0.0, run_again(graph, unit.blocks, policy)
+    for fqn in blocks:
         cost = measurement.by_fqn.get(fqn)
         if cost is None:
             continue
         block = None if graph is None else graph.by_fqn.get(fqn)
-        late = policy.stops_early and fqn == unit.blocks[-1]
+        late = policy.stops_early and fqn == blocks[-1]
         share = rerun_share(cost, block if late else None, kept=unit.save_ops)
         if share is None:
             return None

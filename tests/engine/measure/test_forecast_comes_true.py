@@ -14,6 +14,7 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
 from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
+from tests.engine import preset_nets
 
 FEW: dict[str, dict[str, int]] = {
     "gpt": {"n_layers": 6, "batch": 4},
@@ -105,6 +106,23 @@ def test_any_units_inside_units(sample: str, batch: int, seed: int) -> None:
     draw = random.Random(seed)
     chosen = [fqn for fqn in (called if seed == 0 else containers) if draw.random() < 0.6]
     holds(graph, base, Policy.recompute(chosen), within=1e-4)
+
+
+@pytest.mark.parametrize(
+    "units",
+    [
+        ["layers.0", "layers.0.attention", "layers.1", "layers.1.attention", "layers.2.attention"],
+        ["angles", "layers.0"],
+        [("layers.0.mlp", "layers.0.dropout"), ("layers.2.mlp", "layers.2.dropout")],
+        ["layers.0", ("layers.0.mlp", "layers.0.dropout"), "layers.1.dropout"],
+    ],
+    ids=["keywords inside", "saves nothing", "ends in what saves nothing", "both inside"],
+)
+def test_units_of_a_decoder(units: list[str | tuple[str, ...]]) -> None:
+    """An inner unit that takes its tensors by keyword; units and ends of units that save nothing."""
+    model = preset_nets.ref("decoder")
+    graph, base = describe(model), measure(RunSpec(model=model, n_repeats=0))
+    holds(graph, base, Policy.recompute(units), within=1e-5)
 
 
 def test_a_checkpoint_keeps_what_it_was_given_until_its_backward_has_ended() -> None:

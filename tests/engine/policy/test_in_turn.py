@@ -69,6 +69,17 @@ class ByKeyword(Net):
         return self.head(x)
 
 
+class Converting(Net):
+    """Conversions between blocks that convert nothing, as diffusers writes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        args, keywords = self.arguments(x)
+        for block in self.blocks:
+            x = block(x, *args, **keywords).to(dtype=torch.float32).type_as(args[0]).float()
+        return self.head(x)
+
+
 class Returning(nn.Module):
     """A block that returns what it was given first and second, and something for nobody."""
 
@@ -189,7 +200,7 @@ def segments(*lengths: int) -> list[tuple[str, ...]]:
 TWO = segments(2, 4)
 
 
-@pytest.mark.parametrize("kind", [Net, ByKeyword, ByTuple, ByBias, ByState])
+@pytest.mark.parametrize("kind", [Net, ByKeyword, Converting, ByTuple, ByBias, ByState])
 def test_segments_of_a_list_give_the_bare_step(kind: Callable[[], nn.Module]) -> None:
     bare, model = bits(made(kind)), made(kind)
     with apply_policy(model, Policy.recompute(TWO)):

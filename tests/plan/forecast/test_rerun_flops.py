@@ -29,6 +29,15 @@ def test_only_the_last_block_of_a_segment_stops_early() -> None:
     assert rerun_flops(RUN, None, ("layers.1",), PLAIN) == FLOPS
 
 
+def test_a_segment_stops_in_its_last_block_that_saves_and_a_unit_that_saves_nothing_never_runs_again() -> None:
+    graph = of(*HALF.blocks, block("layers.2", "Dropout"))
+    assert rerun_flops(RUN, graph, ("layers.0", "layers.1", "layers.2"), PLAIN) == FLOPS + FLOPS // 2
+    assert rerun_flops(RUN, graph, ("layers.0", "layers.1", "layers.2"), WHOLE) == 3 * FLOPS
+    assert rerun_flops(RUN, graph, ("layers.2",), PLAIN) == rerun_flops(RUN, graph, ("layers.2",), WHOLE) == 0
+    assert rerun_flops(RUN, graph, ("layers.2",), Policy(use_reentrant=True)) == FLOPS
+    assert stops_inside(graph, Unit(blocks=("layers.1", "layers.2")), Unit(blocks=("layers.1.inner",)))
+
+
 def test_a_rerun_that_ends_in_a_unit_inside_leaves_that_to_it() -> None:
     outer, inner = Unit(blocks=("layers.1",)), Unit(blocks=("layers.1.inner",))
     other = Unit(blocks=("layers.1.other",))
