@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from explorer.engine.world.bits import same_bits
+from explorer.engine.world.bits import dense, same_bits
 from explorer.record.diffs import Presence, TensorDiff
 
 Tensors = Mapping[str, Tensor | None]
@@ -96,7 +96,7 @@ def difference(
     )
     if baseline is None or candidate is None:
         return diff
-    baseline, candidate = _dense(baseline), _dense(candidate)
+    baseline, candidate = dense(baseline), dense(candidate)
     if baseline.shape != candidate.shape or baseline.dtype != candidate.dtype:
         return diff
     same = same_bits(baseline, candidate)
@@ -232,10 +232,6 @@ def _presence(baseline: Tensor | None, candidate: Tensor | None) -> Presence:
     if baseline is None:
         return "neither" if candidate is None else "candidate only"
     return "baseline only"
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    return tensor.to_dense() if tensor.layout is not torch.strided else tensor
 
 
 def _ordered(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.engine.world.bits import same_bits
+from explorer.engine.world.bits import dense, same_bits
 
 DISK = Path("/var/tmp")
 """By custom on a disk, where /tmp may lie in memory; TMPDIR says otherwise."""
@@ -98,10 +98,7 @@ class Kept(Mapping[str, Tensor | None]):
 
 def on_cpu(tensor: Tensor | None) -> Tensor | None:
     """Dense and detached; the very memory of a dense tensor that is there already."""
-    if tensor is None:
-        return None
-    dense = tensor.detach().to_dense() if tensor.layout is not torch.strided else tensor.detach()
-    return dense.to("cpu")
+    return None if tensor is None else dense(tensor)
 
 
 def as_bytes(tensor: Tensor) -> Any:

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
-from explorer.engine.watch.storages import KnownTensor, parts
+from explorer.engine.watch.storages import KnownTensor
+from explorer.engine.world.bits import storages
 
 
 def tensors_before_step(
@@ -21,7 +22,7 @@ def tensors_before_step(
     for name, parameter in model.named_parameters():
         known.append(KnownTensor(parameter, "parameter", owner(name)))
         if parameter.grad is not None:
-            known += [KnownTensor(part, "gradient", owner(name)) for part in parts(parameter.grad)]
+            known.append(KnownTensor(parameter.grad, "gradient", owner(name)))
     known += [KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
     for fqn, module in model.named_modules():
         plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
@@ -56,5 +57,5 @@ def owner(name: str) -> str:
 
 def _storages(things: Iterable[KnownTensor], device: torch.device) -> Iterator[torch.UntypedStorage]:
     for thing in things:
-        if thing.tensor.device.type == device.type and thing.tensor.layout == torch.strided:
-            yield thing.tensor.untyped_storage()
+        if thing.tensor.device.type == device.type:
+            yield from storages(thing.tensor)

@@ -10,6 +10,7 @@ from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.before_step import tensors_before_step
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
+from explorer.engine.world.bits import storages
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef
@@ -30,8 +31,7 @@ def held_at_refusal(
     known += [KnownTensor(one, "unattributed", "") for one in tensors_in_memory()]
     rows: dict[int, tuple[int, int, int]] = {}
     for thing in known:
-        if thing.tensor.device.type == device.torch.type and thing.tensor.layout is torch.strided:
-            storage = thing.tensor.untyped_storage()
+        for storage in storages(thing.tensor) if thing.tensor.device.type == device.torch.type else ():
             row = (storage.nbytes(), ROLES.index(thing.role), number.get(thing.owner, 0))
             if storage.nbytes():
                 rows.setdefault(storage._cdata, row)

@@ -7,6 +7,8 @@ from typing import TypedDict
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from explorer.engine.world.bits import n_bytes
+
 
 class OfModule(TypedDict):
     """Fields of a Block."""
@@ -23,8 +25,8 @@ def of_module(fqn: str, module: nn.Module) -> OfModule:
     return OfModule(
         fqn=fqn,
         kind=type(module).__name__,
-        parameter_bytes=sum(parameter.nbytes for parameter in module.parameters()),
-        buffer_bytes=sum(buffer.nbytes for buffer in module.buffers()),
+        parameter_bytes=sum(map(n_bytes, module.parameters())),
+        buffer_bytes=sum(map(n_bytes, module.buffers())),
         own_parameters=tuple(
             f"{fqn}.{name}".lstrip(".") for name, own in module._parameters.items() if own is not None
         ),

@@ -14,13 +14,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.world.bits import same_bits
+from explorer.engine.world.bits import same_bits, storages
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import read_state
 
@@ -84,13 +83,11 @@ def _remembered(model: nn.Module) -> Any:
 
 
 def _equal_and_apart(one: Tensor, other: Tensor) -> bool:
-    if one is other or (one.numel() and one.device.type != "meta" and one.data_ptr() == other.data_ptr()):
-        return False
-    return _equal(one, other)
+    addresses = [{storage.data_ptr() for storage in storages(tensor) if storage.nbytes()} for tensor in (one, other)]
+    return one is not other and not addresses[0] & addresses[1] and _equal(one, other)
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
-        left, right = (t.detach().to_dense() if t.layout is not torch.strided else t.detach() for t in (one, other))
-        return one.requires_grad == other.requires_grad and same_bits(left, right)
+        return one.requires_grad == other.requires_grad and same_bits(one, other)
     return type(one) is type(other)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._C import _functorch  # type: ignore[attr-defined]
 
 from explorer.record.graph import INPUT
 
@@ -118,4 +119,5 @@ class DataFlow:
 
 
 def dense(tensor: Tensor) -> bool:
-    return tensor.layout == torch.strided
+    """Whether a storage stands behind it: a sparse tensor has several, one inside `torch.func` is a wrapper."""
+    return tensor.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor)

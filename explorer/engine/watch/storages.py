@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.world.bits import storages
 from explorer.record.allocations import ROLES, Role
 
 NONE = -1
@@ -74,18 +75,15 @@ class Storages:
     def see_all(self, out: Any, op: int) -> None:
         """Everything that operator number `op` returned."""
         if isinstance(out, torch.Tensor):
-            self._see(out, op)
+            if self._is_here(out):
+                for storage in storages(out):
+                    self._see(storage, op)
         elif isinstance(out, (tuple, list)):
             for part in out:
                 self.see_all(part, op)
 
-    def _see(self, tensor: torch.Tensor, op: int) -> int:
-        """Number of the tensor's storage, counted as born now if it is new or was resized; NONE: not on this device."""
-        if not self._is_here(tensor):
-            return NONE
-        storage = _storage(tensor)
-        if storage is None:
-            return NONE
+    def _see(self, storage: torch.UntypedStorage, op: int) -> int:
+        """Number of the storage, counted as born now if it is new or was resized; NONE for one without bytes."""
         key, n_bytes = storage._cdata, storage.nbytes()
         watched = self._live.get(key)
         if watched is not None:
@@ -112,10 +110,8 @@ class Storages:
         indices: dict[int, None] = {}
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
-                for part in parts(leaf):
-                    storage = _storage(part)
-                    watched = self._live.get(storage._cdata) if storage is not None else None
-                    if watched is not None:
+                for storage in storages(leaf):
+                    if (watched := self._live.get(storage._cdata)) is not None:
                         indices[watched.index] = None
         return list(indices)
 
@@ -126,17 +122,13 @@ class Storages:
             self.died_ns[watched.index] = time.time_ns()
 
     def _tag(self, thing: KnownTensor) -> None:
-        index = self._see(thing.tensor, NONE)
-        if index != NONE and self.role[index] == NONE:
-            self.role[index] = ROLES.index(thing.role)
-            self.owner[index] = self._owners.get(thing.owner, 0)
-
-
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that hold a tensor's bytes: itself, or indices and values of a sparse one."""
-    if tensor.layout == torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    return (tensor,)
+        if not self._is_here(thing.tensor):
+            return
+        for storage in storages(thing.tensor):
+            index = self._see(storage, NONE)
+            if index != NONE and self.role[index] == NONE:
+                self.role[index] = ROLES.index(thing.role)
+                self.owner[index] = self._owners.get(thing.owner, 0)
 
 
 def tensors_in_memory() -> list[torch.Tensor]:
@@ -151,11 +143,3 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
         return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
     except (RuntimeError, NotImplementedError):  # fake, functional and sparse ones, and what is under construction
         return False
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """None for a sparse tensor: its parts are tensors of their own."""
-    try:
-        return tensor.untyped_storage()
-    except NotImplementedError:
-        return None

@@ -38,7 +38,7 @@ from explorer.engine.watch.calls import CallLog
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.watch.scopes import BlockScopes, Frame
-from explorer.engine.watch.storages import NONE, KnownTensor, Storages, parts
+from explorer.engine.watch.storages import NONE, KnownTensor, Storages
 from explorer.engine.watch.uncounted import is_uncounted
 from explorer.record.allocations import PHASES, Phase
 
@@ -226,7 +226,7 @@ class Tracker(TorchDispatchMode):
     def _gradient(self, owner: str) -> Any:
         def hook(parameter: torch.Tensor) -> None:
             if parameter.grad is not None:
-                self.storages.tag(KnownTensor(part, "gradient", owner) for part in parts(parameter.grad))
+                self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
 
         return hook
 

@@ -2,7 +2,7 @@
 
     sparse ─▶ indices, values    quantised ─▶ integers, scales    nested ─▶ values, sizes    MKLDNN ─▶ its dense copy
     wrapper subclass (DTensor: its local shard), functorch's wrapper ─▶ the tensors inside
-    meta, fake, freed, not yet made ─▶ none
+    meta, fake, freed, not yet made ─▶ none    the zero of forward differentiation, which has no memory ─▶ zeros
 
 A tensor without bytes has its form alone. A kernel that does not know a kind of tensor may end the process, so each
 kind is asked for its parts in its own way.
@@ -21,6 +21,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.utils._python_dispatch import _disable_current_modes
 
 _NOT_MADE = (UninitializedBuffer, UninitializedParameter)
+_PLAIN = (Tensor, torch.nn.Parameter)
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _COMPRESSED = {
     torch.sparse_csr: (Tensor.crow_indices, Tensor.col_indices, Tensor.values),
@@ -61,7 +62,10 @@ def n_bytes(tensor: Tensor) -> int:
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """Memory behind `tensor`; none where Python has no access to it, and where there are no bytes."""
+    """Memory behind `tensor`, of zero bytes where it was freed; none where Python has no access to it."""
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor):
+        has_none = tensor.is_meta or tensor._is_zerotensor()
+        return [] if has_none else [tensor.untyped_storage()]  # nearly all: a recorder asks at every operator
     with _unseen():
         return [storage for part in _parts(tensor) if (storage := _storage(part)) is not None]
 
@@ -102,7 +106,7 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
         yield from _parts(_functorch.get_unwrapped(tensor))
     elif tensor.layout in _COMPRESSED:
         yield from (part(_plain(tensor)) for part in _COMPRESSED[tensor.layout])
-    elif type(tensor) in (Tensor, torch.nn.Parameter) or _has_own_memory(tensor):
+    elif type(tensor) in _PLAIN or _has_own_memory(tensor):
         yield _plain(tensor)
     else:
         inside = [getattr(tensor, name) for name in _names_inside(tensor)]
@@ -126,16 +130,17 @@ def _has_own_memory(tensor: Tensor) -> bool:
 
 def _plain(tensor: Tensor) -> Tensor:
     """Without gradient and without the behaviour of a subclass, in the same memory."""
+    if tensor._is_zerotensor():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
         return tensor.detach()
 
 
 def _storage(part: Tensor) -> torch.UntypedStorage | None:
-    """None for what has no bytes here: opaque, meta, fake, freed."""
+    """None for what has no memory here: opaque, meta, fake."""
     try:
         storage = part.untyped_storage()
-        is_real = storage.device.type == part.device.type != "meta" and storage.nbytes() and storage.data_ptr()
-        return storage if is_real else None
+        return storage if storage.device.type == part.device.type != "meta" else None
     except (RuntimeError, NotImplementedError):
         return None
 
@@ -143,7 +148,7 @@ def _storage(part: Tensor) -> torch.UntypedStorage | None:
 def _contents(part: Tensor) -> Iterator[Tensor]:
     if part.layout is not torch.strided:
         yield _as_integers(part.to_dense())
-    elif part.numel() and _storage(part) is None:
+    elif _has_no_bytes(part):
         return
     elif part.is_quantized or part.is_nested:  # no kernel looks into those: the whole memory is read
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -166,11 +171,18 @@ def _beside(part: Any) -> Iterator[Tensor]:
 def _dense(part: Tensor) -> Tensor | None:
     if part.layout is not torch.strided:
         return part.to_dense().cpu()
-    if part.numel() and _storage(part) is None:
+    if _has_no_bytes(part):
         return None
     if part.is_nested:
         return torch.cat([one.flatten() for one in part.unbind()]).cpu()
+    if part.is_floating_point() and part.element_size() == 1:  # float8 has no arithmetic, and float32 holds its values
+        return part.float().cpu()
     return part.dequantize().cpu() if part.is_quantized else part.cpu()
+
+
+def _has_no_bytes(part: Tensor) -> bool:
+    storage = _storage(part)
+    return bool(part.numel()) and (storage is None or not storage.nbytes())
 
 
 def _as_integers(tensor: Tensor) -> Tensor:

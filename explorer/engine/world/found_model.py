@@ -16,6 +16,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
+from explorer.engine.world.bits import storages
 from explorer.engine.world.rng import RngState
 
 _TORCHS = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_call_impl"}
@@ -28,7 +29,7 @@ class FoundModel:
         """`modules`: those of `model` whose attributes are the model's own; a wrapper's are not."""
         self._model = model
         self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
-        self._values = [tensor.detach().clone() for tensor, _, _ in self._tensors]
+        self._memory = [(storage, storage.clone()) for tensor, _, _ in self._tensors for storage in storages(tensor)]
         self._held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
         self._modes = [(module, module.training) for module in model.modules()]
         self._attributes = [(module, _plain(module)) for module in modules]
@@ -58,11 +59,13 @@ class FoundModel:
             module._parameters.update(parameters)
             module._buffers.clear()
             module._buffers.update(buffers)
-        with torch.no_grad():
-            for (tensor, data, _), value in zip(self._tensors, self._values):
-                tensor.grad = None  # torch refuses to change the type of a tensor beside its gradient
-                tensor.data = data
-                tensor.copy_(value)
+        for tensor, data, _ in self._tensors:
+            tensor.grad = None  # torch refuses to change the type of a tensor beside its gradient
+            tensor.data = data
+        for storage, content in self._memory:
+            if storage.nbytes() != content.nbytes():
+                storage.resize_(content.nbytes())
+            storage.copy_(content)
         for module, training in self._modes:
             module.training = training
         for (module, _), before in zip(self._attributes, attributes):

@@ -29,6 +29,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
+from explorer.engine.world.bits import storages
 from explorer.engine.world.kept_inside import is_own_function, is_own_module
 from explorer.engine.world.rng import RngState
 from explorer.engine.world.spoken_of import names_in
@@ -144,9 +145,16 @@ class _Bits:
     bytes_: NDArray[np.uint8] | None
     like: Tensor
     """A tensor of the same form without memory; a copy where there are no bytes."""
+    memory: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
+    """Storages of a tensor that no kernel writes, and what they held."""
 
     def __init__(self, tensor: Tensor) -> None:
         detached = tensor.detach()
+        self.memory = []
+        if type(detached) is Tensor and _is_not_written(detached):
+            self.bytes_, self.like = None, detached
+            self.memory = [(storage, storage.clone()) for storage in storages(detached)]
+            return
         if type(detached) is not Tensor or detached.layout is not torch.strided or detached.device.type == "meta":
             self.bytes_, self.like = None, detached.clone()
             return
@@ -155,8 +163,11 @@ class _Bits:
         self.like = torch.empty_strided(detached.shape, detached.stride(), dtype=detached.dtype, device="meta")
 
     def write_into(self, tensor: Tensor) -> None:
+        for storage, content in self.memory:
+            storage.copy_(content)
         if self.bytes_ is None:
-            tensor.copy_(self.like)
+            if not self.memory:
+                tensor.copy_(self.like)
         elif self.bytes_.size:
             tensor.copy_(torch.from_numpy(self.bytes_).view(self.like.dtype).reshape(self.like.shape))
 
@@ -174,6 +185,11 @@ class _Bits:
         tensor = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype, device=device)
         self.write_into(tensor)
         return tensor
+
+
+def _is_not_written(tensor: Tensor) -> bool:
+    """Quantised, nested, or expanded: several elements lie in one place."""
+    return tensor.is_quantized or tensor.is_nested or (tensor.layout is torch.strided and 0 in tensor.stride())
 
 
 def _set_gradient(parameter: Tensor, before: _Bits | None) -> None:

@@ -77,8 +77,9 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def get_position(generator: Any) -> bytes:
-    """A comparable image of its state."""
-    return image(get_state(generator))
+    """A comparable image of its state. Inside a transform of `torch.func` the state would be a wrapper."""
+    with torch._C._DisableFuncTorch():  # type: ignore[attr-defined]
+        return image(get_state(generator))
 
 
 def identity(generator: torch.Generator) -> int:

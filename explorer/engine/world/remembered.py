@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from explorer.engine.world.bits import dense
 from explorer.engine.world.kept_inside import captured, is_own_function, is_own_module, state_of_itself
 from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
 
@@ -214,24 +215,13 @@ def _number(value: Any) -> Any:
 
 
 def _tensor(value: Tensor) -> Any:
-    if value.device.type == "meta":
-        return f"meta {tuple(value.shape)}"
-    if _is_freed(value):
-        return f"freed {tuple(value.shape)}"
-    detached = value.detach()
-    dense = detached.to_dense() if value.layout is not torch.strided else detached
-    copy = dense.to("cpu", copy=True)
+    held = dense(value)
+    if not held.numel() and (held.shape != value.shape or value.is_meta):  # reading a sharded, freed one crashes
+        return f"{'meta' if value.is_meta else 'freed'} {tuple(value.shape)}"
+    copy = held.clone() if value.device.type == "cpu" else held
     if value.is_leaf and value.grad is not None:
         return {"value": copy, "grad": _tensor(value.grad)}
     return copy
-
-
-def _is_freed(value: Tensor) -> bool:
-    """Whether its memory was given back while it stands, as a sharded model does behind a layer: reading it crashes."""
-    try:
-        return bool(value.numel()) and value.layout is torch.strided and not value.untyped_storage().nbytes()
-    except (NotImplementedError, RuntimeError):  # a subclass without memory of its own
-        return False
 
 
 def _array(value: Any, walk: Any) -> Any:

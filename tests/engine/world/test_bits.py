@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.masked import masked_tensor
 from torch.nn.parameter import UninitializedBuffer
 
+import explorer
+from explorer.engine.compare.compare import compare
+from explorer.engine.model.describe import describe
 from explorer.engine.world.bits import contents, dense, n_bytes, same_bits, storages
+from explorer.record.graph import ModelRef
+from explorer.record.policy import KEEP_ALL
+from explorer.record.run import RunSpec
 
 NAN = torch.tensor([math.nan])
 OTHER_NAN = torch.tensor([0x7FC00001], dtype=torch.int32).view(torch.float32)
@@ -144,7 +150,12 @@ def _fake() -> Tensor:
                                   lambda: UninitializedBuffer()])  # fmt: skip
 def test_a_tensor_without_bytes_is_its_form(make: Callable[[], Tensor]) -> None:
     assert same_bits(make(), make()) and not same_bits(make(), torch.ones(3, 1))
-    assert not storages(make()) and not dense(make()).numel()
+    assert not sum(storage.nbytes() for storage in storages(make())) and not dense(make()).numel()
+
+
+def test_a_zero_without_memory_is_zeros() -> None:
+    zero = torch._efficientzerotensor(3)
+    assert not storages(zero) and same_bits(zero, torch.zeros(3)) and torch.equal(dense(zero), torch.zeros(3))
 
 
 def test_a_wrapper_of_functorch_is_what_it_wraps() -> None:
@@ -159,3 +170,50 @@ def test_a_wrapper_of_functorch_is_what_it_wraps() -> None:
     torch.func.vmap(forward)(torch.ones(2, 3))
     torch.func.grad(lambda value: forward(value).sum())(torch.ones(3))
     assert seen == [(12, True, 3), (24, True, 6), (12, True, 3)]
+
+
+class Holder(nn.Module):
+    """A block with a buffer and an attribute of one kind; the buffer takes part where torch can multiply with it."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.register_buffer("held", KINDS[kind](1.0))
+        self.attribute = [KINDS[kind](1.0)]
+        self.fc = nn.Linear(4, 4)
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind in ("torch.sparse_coo", "torch.sparse_csr"):
+            x = (self.get_buffer("held") @ x.t()).t()
+        if self.kind == "parameter":
+            with warnings.catch_warnings(action="ignore"):
+                return torch.func.jvp(self.fc, (x,), (x,))[1] + torch.func.vmap(self.fc)(x)
+        return torch.relu(self.fc(x)) + x
+
+
+def every_kind() -> tuple[nn.Module, Tensor]:
+    kinds = [kind for kind in KINDS if "wrapper" not in kind and kind != "flattened"]
+    return nn.Sequential(*map(Holder, kinds)), torch.randn(64, 4)
+
+
+def _step(model: nn.Module, batch: Tensor) -> Tensor:
+    model.zero_grad()
+    loss: Tensor = model(batch).square().sum()
+    loss.backward()
+    return loss
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
+def test_a_model_with_buffers_of_every_kind_opens_in_every_instrument() -> None:
+    ref = ModelRef(target=f"{__file__}:every_kind")
+    assert len(describe(ref).blocks) > len(KINDS)
+    model, batch = every_kind()
+    with explorer.record_step(model) as run:
+        _step(model, batch)
+    assert run.measurement.step_peak_bytes > 0
+    assert explorer.judge(_step, _step, model, batch).verdict == "bitwise equal"
+    plan = explorer.auto_policy(model, lambda: _step(model, batch), budget="95%")
+    assert plan.policy.units
+    specs = [RunSpec(model=ref, optimizer="none", policy=policy, n_repeats=1) for policy in (KEEP_ALL, plan.policy)]
+    compared = compare(*specs)
+    assert compared.verdict == "bitwise equal", compared.failure or compared.not_reproducible_because
