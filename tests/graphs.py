@@ -90,6 +90,17 @@ def gpt(n_layers: int = 12, *, n_inner: int = 0, names: str = "blocks") -> Model
     )
 
 
+def single_operations(n_blocks: int) -> ModelGraph:
+    """Layers that each keep their input and nothing else: no preset recomputes one. Without blocks the model is one."""
+    names = [f"layer{i}" for i in range(n_blocks)]
+    blocks = [block("", "Net", 1.0 * max(n_blocks, 1)), *(block(name, "Linear") for name in names)]
+    edges = [Edge(source=before, target=after, n_bytes=MIB // 2) for before, after in zip(names, names[1:])]
+    edges += [Edge(source="", target=name, n_bytes=MIB // 2) for name in names[:1]]
+    return ModelGraph(
+        model=ModelRef(target="sample_models/gpt.py"), blocks=tuple(blocks), edges=tuple(edges), chain=tuple(names)
+    )
+
+
 def unet(n_levels: int = 4) -> ModelGraph:
     """Down path, bottom, up path; each level skips across. Every block is of its own width, so nothing repeats."""
     down = [f"down{i}" for i in range(n_levels)]
@@ -130,7 +141,7 @@ def measured(graph: ModelGraph, spec: RunSpec) -> Measurement:
     Recomputed blocks save nothing in forward and run again in backward. The numbers are made up; the record is whole.
     """
     on = set(spec.policy.blocks)
-    leaves = [block for block in graph.blocks if block.fqn in graph.chain] or list(graph.blocks[1:])
+    leaves = [block for block in graph.blocks if block.fqn in graph.chain] or list(graph.blocks[1:] or graph.blocks)
     names = tuple(block.fqn for block in graph.blocks)
     tick = 0
     rows: list[list[int]] = []

@@ -24,11 +24,13 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
         "Recomputed blocks save their input; the rest is made again when backward arrives."
     )
     called = [known.fqn for known in graph.blocks if known.fqn and known.n_calls]
+    if not called:
+        st.caption("This model has no block inside it that its forward calls; there is no picture to choose.")
+        return None
     choice, button = st.columns([5, 2], vertical_alignment="bottom")
     with choice:
-        usual = (
-            block if block in called else (pictures.block if pictures and pictures.block in called else _small(graph))
-        )
+        drawn = pictures.block if pictures else ""
+        usual = next((fqn for fqn in (block, drawn, *graph.repeats) if fqn in called), called[0])
         chosen = st.selectbox("Block", called, index=called.index(usual), key=f"autograd_block_{usual}")
     with button:
         asked = st.button(
@@ -44,12 +46,6 @@ def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, bloc
         with recomputed:
             _picture(f"{pictures.block} recomputed", pictures.recomputed, "recomputed", full=full)
     return chosen if asked else None
-
-
-def _small(graph: ModelGraph) -> str:
-    """A block whose graph is a good first look: the first that repeats, else the first called."""
-    called = [block.fqn for block in graph.blocks if block.fqn and block.n_calls]
-    return next((fqn for fqn in graph.repeats if fqn in called), called[0])
 
 
 def _picture(title: str, picture: AutogradPicture, key: str, *, full: bool) -> None:

@@ -30,10 +30,8 @@ ACTIONS = {"save_ops": "save ops", "offload": "offload"}
 
 
 def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -> None:
-    """Presets, undo, redo, search. `expected`: what each preset should do, in words."""
-    titles = {
-        name: f"{title}: {words}" if (words := expected.get(name)) else title for name, title in preset_titles().items()
-    }
+    """Presets, undo, redo, search. `expected`: the predicted effect of each preset of this model, in words."""
+    titles = {name: f"{preset_titles()[name]}: {effect}".removesuffix(": ") for name, effect in expected.items()}
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="tools"):
         st.menu_button(
             "Presets",

@@ -11,7 +11,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.explore import plans, work
 from explorer.ui.explore.budget import points
-from explorer.ui.explore.shown import Shown, cost, cost_word, predicted, presets_foreseen, shown
+from explorer.ui.explore.shown import Shown, cost, cost_word, predicted, predicted_presets, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import known as known_runs
 from explorer.ui.session import pins
@@ -73,7 +73,7 @@ def marks_of(state: ExploreState, known: Shown, graph: ModelGraph) -> tuple[Mark
         for point in front
     ]
     titles = preset_titles()
-    for name, (chosen, one) in presets_foreseen(known, graph, policy).items():
+    for name, (chosen, one) in predicted_presets(known, graph, policy).items():
         if chosen.units and (mark := _foretold(chosen, one, titles[name], counts)) is not None:
             marks.append(mark)
     runs = _runs(state, known)

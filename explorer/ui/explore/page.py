@@ -25,7 +25,7 @@ from explorer.ui.explore.files import policy_menu, run_menu
 from explorer.ui.explore.forecast import worth_recomputing
 from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.shown import Shown, facts, predicted, presets_foreseen, shown
+from explorer.ui.explore.shown import Shown, facts, predicted, predicted_presets, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
@@ -104,11 +104,11 @@ def _tour(state: ExploreState) -> None:
         return
     known, graph = shown(state), drafts.graph_of(state.draft)
     policy = state.draft.spec.policy
-    everything = presets_foreseen(known, graph, policy)["all"][1] if graph is not None and known.kept else None
+    presets = predicted_presets(known, graph, policy) if graph is not None and known.kept else {}
     seen = OnPage(
         baseline=known.baseline,
         comparison=known.comparison if known.candidate is not None else None,
-        foreseen_bytes=everything.step_peak_bytes if everything is not None else None,
+        foreseen_bytes=presets["all"][1].step_peak_bytes if "all" in presets else None,
         n_units=len(policy.units),
         is_read=graph is not None or state.job.id is None,
     )
@@ -167,8 +167,8 @@ def _desk(state: ExploreState, places: Places) -> None:
     _danger(places, hazards)
     if graph is not None and drawn is not None:
         peak = known.baseline.step_peak_bytes if known.baseline else None
-        foretold = presets_foreseen(known, graph, policy)
-        tools(state, graph, {name: expected(one, peak) for name, (chosen, one) in foretold.items() if chosen.units})
+        presets = predicted_presets(known, graph, policy)
+        tools(state, graph, {name: expected(one, peak) if chosen.units else "" for name, (chosen, one) in presets.items()})
         budget_row(state, known, graph, foreseen)
         graph_panel(state, drawn)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open

@@ -17,7 +17,7 @@ from explorer.record.base import to_json
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Front, Plan
-from explorer.ui.explore.shown import Shown, presets_foreseen, shown
+from explorer.ui.explore.shown import Shown, predicted_presets, shown
 from explorer.ui.explore.state import Budget, ExploreState
 from explorer.ui.session import backend
 from explorer.ui.shared import draft as drafts
@@ -117,7 +117,7 @@ def _segments_reach(state: ExploreState, graph: ModelGraph) -> str:
     if wish is None or wish.budget_bytes is None:
         return ""
     known, policy = shown(state), state.draft.spec.policy
-    peaks = {name: one.step_peak_bytes for name, (_, one) in presets_foreseen(known, graph, policy).items()}
+    peaks = {name: one.step_peak_bytes for name, (_, one) in predicted_presets(known, graph, policy).items()}
     fits = [name for name, peak in peaks.items() if peak is not None and peak <= wish.budget_bytes]
     return f" But the preset {preset_titles()[fits[0]]} does, predicted." if fits else ""
 

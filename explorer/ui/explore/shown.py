@@ -19,7 +19,7 @@ from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
-from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work
 from explorer.ui.explore.forecast import forecast, price_figures, price_tags
@@ -197,22 +197,28 @@ def cost_word(known: Shown) -> CostWord:
     return "time" if known.kept is None or known.kept.times is not None else "FLOPs"
 
 
-def presets_foreseen(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
-    """Every preset that the menu offers, with the options of the drawn `policy`, and what it should do."""
+def predicted_presets(known: Shown, graph: ModelGraph, policy: Policy) -> dict[str, tuple[Policy, Forecast]]:
+    """The presets of the menu by name: each as a policy with the options of `policy`, and its forecast.
+
+    A preset that chooses no block of this model is absent.
+    """
     key = f"presets {known.kept_key} {known.baseline_key} {graph.fingerprint} {to_json(with_units(policy, ()))!r}"
     key += f" {_seen(known, graph)}"
-    foreseen: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
-    if foreseen is None:
-        foreseen = {}
-        for name in preset_titles():
-            try:
-                units = preset(name, graph).units
-            except InvalidPolicy:  # nothing to choose from: whoever takes it is told
-                continue
-            chosen = with_units(policy, units)
-            foreseen[name] = chosen, predicted(known, graph, chosen)
-        backend.records().keep(key, foreseen)
-    return foreseen
+    presets: dict[str, tuple[Policy, Forecast]] | None = backend.records().get(key)
+    if presets is None:
+        chosen = {name: with_units(policy, _units_of(name, graph)) for name in preset_titles()}
+        presets = {
+            name: (one, predicted(known, graph, one)) for name, one in chosen.items() if one.units or name == "keep-all"
+        }
+        backend.records().keep(key, presets)
+    return presets
+
+
+def _units_of(name: str, graph: ModelGraph) -> tuple[Unit, ...]:
+    try:
+        return preset(name, graph).units
+    except InvalidPolicy:  # no block of this model is worth recomputing by itself
+        return ()
 
 
 def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:

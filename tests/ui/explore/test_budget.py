@@ -77,14 +77,14 @@ def test_an_impossible_budget_is_told_what_can_be_reached(app: App) -> None:
 
 
 def test_a_preset_of_segments_may_reach_what_no_plan_does(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    foreseen = plans.presets_foreseen
+    foreseen = plans.predicted_presets
 
     def lower(*asked: Any) -> dict[str, Any]:
         policy, one = foreseen(*asked)["sqrt"]
         return {"sqrt": (policy, msgspec.structs.replace(one, step_peak_bytes=MIB))}
 
     at = app()
-    monkeypatch.setattr(plans, "presets_foreseen", lower)
+    monkeypatch.setattr(plans, "predicted_presets", lower)
     line = texts(typed(at, "3 MiB")).replace("\\", "")
     assert "least that can be reached is 34" in line and "But the preset √n segments does, predicted." in line
 

@@ -8,7 +8,9 @@ from explorer.jobs.protocol import Describe, RunArena
 from explorer.plan.catalogue import Sample
 from explorer.plan.factory_arguments import FactoryArguments
 from explorer.record import ModelRef, Policy
+from explorer.ui.explore.results import TABS
 from explorer.ui.session import backend
+from explorer.view.words.tour import STEPS
 from tests import graphs
 from tests.ui.explore.visits import ALL, App, press, spec
 from tests.ui.fake_worker import FakeWorker
@@ -105,3 +107,23 @@ def test_the_arena_asks_for_what_was_chosen_and_shows_what_came(app: App, worker
     at = settle(at.run())
     assert "Rotor at 50 %: did not run: It plans chains." in texts(at)
     assert not at.exception
+
+
+@pytest.mark.parametrize("n_blocks", [0, 1, 4])
+def test_a_model_whose_presets_choose_nothing_has_every_tab_and_the_guided_path(
+    app: App, worker: FakeWorker, n_blocks: int
+) -> None:
+    worker.graph = graphs.single_operations(n_blocks)
+    at = app()
+    assert next(menu for menu in at.get("menu_button") if "presets" in menu.proto.id).proto.options == ["Keep all"]
+    at = press(at, "tour_begin")
+    for step in STEPS[:4]:
+        assert f"**{step.title}**" in texts(at)
+        at = press(at, "tour_next")
+    for tab in TABS:
+        at.session_state["tabs"] = tab
+        at = settle(at.run())
+    assert [tab.label for tab in at.tabs] == TABS
+    if n_blocks:
+        at = press(say(at, on=["layer0"]), "run")
+        assert figures(at)["Gradients"] == "bitwise equal"
