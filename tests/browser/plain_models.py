@@ -108,17 +108,3 @@ def buffers_only():
 
 def three_hundred():
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(300))), torch.randn(16, 8)
-
-
-ALL = (
-    linear,
-    convolution,
-    two_layers,
-    mnist,
-    lstm,
-    gan,
-    without_dropout,
-    one_parameter,
-    buffers_only,
-    three_hundred,
-)

@@ -86,7 +86,7 @@ def _take_preset(state: ExploreState, graph: ModelGraph) -> None:
     if name is None:
         return
     draft = state.draft
-    with page_job.failing(state.job):
+    with page_job.refusing(state.job):
         drafts.set_policy(draft, drafts.with_units(draft.spec.policy, preset(name, graph).units), graph)
 
 
@@ -103,7 +103,7 @@ def _search(state: ExploreState, graph: ModelGraph) -> None:
 def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
     """Recomputes what matches beside what is recomputed already."""
     policy = state.draft.spec.policy
-    with page_job.failing(state.job):
+    with page_job.refusing(state.job):
         matches = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
         new = Policy.recompute(fqn for fqn in matches if fqn not in policy.blocks).units
         drafts.set_policy(state.draft, drafts.with_units(policy, (*policy.units, *new)), graph)

@@ -61,7 +61,7 @@ def _take_upload(state: ExploreState, graph: ModelGraph) -> None:
 
 def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
     """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
-    with page_job.failing(state.job):
+    with page_job.refusing(state.job):
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
         read = door.read(_text(data), graph)

@@ -68,13 +68,11 @@ def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
-    """The figure of the policy says how much was chosen; that all of it runs again is a word beside it."""
-    if headline.key != "n_recompute" or headline.value == NOT_MEASURED:
+    """The number of chosen blocks, of those worth recomputing, if the run recomputed them all; else the run's count."""
+    if headline.key != "n_recompute" or headline.value == NOT_MEASURED or headline.delta:
         return headline
     runs = "would run again" if headline.origin == PREDICTED else "ran again"
-    return replace(
-        headline, value=drawn.chosen, delta=headline.delta or (f"all {runs}" if drawn.policy.units else "none chosen")
-    )
+    return replace(headline, value=drawn.chosen, delta=f"all {runs}" if drawn.policy.units else "none chosen")
 
 
 def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:

@@ -239,7 +239,7 @@ def _start(state: ExploreState, graph: ModelGraph | None) -> None:
 
 def _next_step(state: ExploreState) -> str:
     """What stands beside Run while nothing runs."""
-    if state.job.failure is not None:
+    if state.job.run_failed:
         return "The last run has no result; the reason is shown above."
     if state.draft.predict:
         return "Choose blocks to recompute; Predict plays a step with them. Nothing is allocated and nothing runs."

@@ -62,7 +62,7 @@ def prepare(state: ExploreState) -> None:
         return
     if (run := known.measured(baseline) or known.fitted(baseline)) is not None:
         state.baseline = run[0]
-    if state.job.id is not None or state.job.failure is not None:
+    if state.job.id is not None or state.job.run_failed:
         return
     if backend.graph_of(spec) is None:
         page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, device=spec.device))
@@ -75,7 +75,7 @@ def _foresee(state: ExploreState, baseline: RunSpec) -> None:
     key, spec = backend.foreseen_key(baseline), state.draft.spec
     if backend.records().get(key) is not None:
         state.baseline = key
-    if state.job.id is not None or state.job.failure is not None:
+    if state.job.id is not None or state.job.run_failed:
         return
     if drafts.graph_of(state.draft) is None:
         page_job.start(state.job, Describe(model=spec.model, seed=spec.seed, without_data=True))
@@ -140,7 +140,7 @@ def measure(state: ExploreState, policies: list[Policy]) -> None:
 
 def measure_next(state: ExploreState) -> None:
     """Goes on with the policies that are left; a run without a result, cancelled too, ends it."""
-    if state.job.failure is not None:
+    if state.job.run_failed:
         state.to_measure = []
     if not state.to_measure or state.job.id is not None:
         return

@@ -90,7 +90,7 @@ def _first() -> LabState:
     query = st.query_params.to_dict()
     query.pop("job", None)
     state = LabState()
-    with page_job.failing(state.job):
+    with page_job.refusing(state.job):
         lesson = lesson_called(query.pop("experiment", state.name))
         state.device = "cuda" if query.pop("device", "cpu") == "cuda" else "cpu"
         state.switches[lesson.name] = settings(lesson, query)

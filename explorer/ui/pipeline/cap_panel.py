@@ -59,7 +59,7 @@ def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | No
         return
     pipeline_state.absorb(split, graph, until_press=True)
     split.planned, split.job.failure = None, None
-    with page_job.failing(split.job):
+    with page_job.refusing(split.job):
         wish = CapWish(asked=plan_of(split, pipeline_state.stages_of(split, graph)), cap_bytes=parse_bytes(split.cap))
         page_job.start(split.job, FindJointPlan(profile=profile, graph=graph, wish=wish))
 
@@ -68,7 +68,7 @@ def take_plan(split: PipelineState, request: FindJointPlan, joint: JointPlan) ->
     """Takes over what was planned, unless another plan was drawn meanwhile: cut and policy are a step of undo each."""
     graph, drawn = request.graph, backend.graph_of(split.draft.spec)
     if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
-        page_job.fail(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more."))
+        page_job.refuse(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more."))
         return
     pipeline_state.choose(split, "n_microbatches", joint.plan.n_microbatches)
     pipeline_state.cut_at(split, graph, joint.plan.stages)

@@ -174,7 +174,7 @@ def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
 
 def _cut(split: PipelineState, graph: ModelGraph, wanted: tuple[int, CutRule], profile: PipelineProfile | None) -> None:
     n_stages, rule = wanted
-    with page_job.failing(split.job):
+    with page_job.refusing(split.job):
         pressure = None
         if rule == "by-memory":
             pressure = (split.draft.spec.policy, rows_of(plan_of(split, ((),) * n_stages)))

@@ -79,7 +79,7 @@ def _take(split: PipelineState, graph: ModelGraph) -> None:
 def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
     """Its rows become the schedule, with as many stages and microbatches as they name. A fault is a sentence."""
     split.job.failure = None
-    with page_job.failing(split.job):
+    with page_job.refusing(split.job):
         rows = rows_in(data, name)
         n_stages = 1 + max(action.stage for row in rows for action in row)
         n_microbatches = 1 + max(action.microbatch for row in rows for action in row)

@@ -24,7 +24,7 @@ ASKED = (Describe, ProfileStages, FindJointPlan, RunPipeline)
 
 def prepare(split: PipelineState) -> None:
     """First visit: the model is described and its blocks are priced, without being asked. One attempt each."""
-    if split.job.id is not None or split.job.failure is not None or split.draft.predict:
+    if split.job.id is not None or split.job.run_failed or split.draft.predict:
         return
     spec = split.draft.spec
     graph = backend.graph_of(spec)

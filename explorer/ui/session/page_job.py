@@ -42,7 +42,14 @@ class PageJob:
     cancelling: bool = False
     """Cancel was pressed, and the job has not ended yet."""
     failure: Failure | None = None
-    """Why the last job has no result."""
+    """Why the last job has no result, or the last input was refused."""
+    refused: bool = False
+    """True if `failure` is about an input of a person: no run failed."""
+
+    @property
+    def run_failed(self) -> bool:
+        """True if the last job has no result."""
+        return self.failure is not None and not self.refused
 
 
 def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
@@ -59,12 +66,13 @@ def start(life: PageJob, request: Request) -> None:
     if life.id is not None:  # a button that was drawn before that started
         return
     life.failure, life.cancelling = None, False
-    with failing(life):
+    with refusing(life):
         for model in _models(request):
             backend.check_offered(model)
         backend.give_way()
         foreseen = isinstance(request, Measure) and request.without_data  # no run: the list of runs has none of it
         life.id, life.what = backend.worker().submit(request, keep=not foreseen).id, type(request).__name__
+    life.refused = False
     _name_in_address(life)
 
 
@@ -75,7 +83,7 @@ def running(life: PageJob) -> Job | None:
     job = backend.worker().job(life.id)
     if job is None:
         forget(life)
-        life.failure = LOST
+        life.failure, life.refused = LOST, False
     return job
 
 
@@ -85,7 +93,7 @@ def settle(life: PageJob, take: Take) -> bool:
     if job is None or not job.finished:
         return False
     forget(life)
-    life.failure = job.failure
+    life.failure, life.refused = job.failure, False
     if job.failure is None:
         take(job)
     return True
@@ -103,20 +111,18 @@ def cancel(life: PageJob) -> None:
         job.cancel()
 
 
-def fail(life: PageJob, failure: Failure | ExplorerError) -> None:
-    """What went wrong is a result too: it stays on the page until the next run."""
-    if isinstance(failure, ExplorerError):
-        failure = Failure(kind="bad input", sentence=failure.sentence, hint=failure.hint)
-    life.failure = failure
+def refuse(life: PageJob, error: ExplorerError) -> None:
+    """Keeps why an input was refused: the reason stays on the page until the next run."""
+    life.failure, life.refused = Failure(kind="bad input", sentence=error.sentence, hint=error.hint), True
 
 
 @contextmanager
-def failing(life: PageJob) -> Iterator[None]:
-    """An ExplorerError raised inside ends what is inside and becomes the failure."""
+def refusing(life: PageJob) -> Iterator[None]:
+    """Ends its block at an ExplorerError and keeps the error as a refusal."""
     try:
         yield
     except ExplorerError as error:
-        fail(life, error)
+        refuse(life, error)
 
 
 def forget(life: PageJob) -> None:
@@ -127,7 +133,7 @@ def forget(life: PageJob) -> None:
 
 def record(life: PageJob, key: str | None) -> Any:
     """The record under `key`; None where there is none. What cannot be read becomes the failure."""
-    with failing(life):
+    with refusing(life):
         return backend.record(key)
     return None
 

@@ -8,6 +8,8 @@ from explorer.record.failure import Failure
 from explorer.ui.session.page_job import PageJob
 from explorer.view.drawing.units import mib
 
+REFUSED = "This cannot be used"
+"""Title of an input that was refused."""
 TITLES = {
     "bad input": "This cannot run",
     "model raised": "The model raised an error",
@@ -21,20 +23,20 @@ TITLES = {
 
 
 def last_failure(life: PageJob, *, key: str) -> None:
-    """Why the last job of a page has no result; it stands there until the next one starts, or a person closes it."""
-    if life.failure is not None and failure_panel(life.failure, key=key):
+    """Why the last job has no result or an input was refused, until the next job starts or a person closes it."""
+    if life.failure is not None and failure_panel(life.failure, key=key, title=REFUSED if life.refused else ""):
         life.failure = None
         st.rerun()
 
 
-def failure_panel(failure: Failure, *, key: str) -> bool:
-    """Draws it; returns whether a person closed it."""
+def failure_panel(failure: Failure, *, key: str, title: str = "") -> bool:
+    """Draws the failure under `title`, or under that of its kind. Returns whether a person closed it."""
     calm = failure.kind == "cancelled"
     with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
         words, close = st.columns([8, 1], vertical_alignment="top")
         with words:
             st.markdown(
-                f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{TITLES[failure.kind]}**]"
+                f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{title or TITLES[failure.kind]}**]"
             )
             # st.text: sentences carry names from models, which must not become markup.
             st.text(failure.sentence)

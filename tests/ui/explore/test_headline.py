@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
+from msgspec.structs import replace
+
 from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
+from explorer.record.failure import Failure
 from explorer.record.forecast import Forecast
 from explorer.ui.explore.headline import Drawn, cells, figures
 from explorer.ui.explore.shown import Shown
+from explorer.view.compare.headline import headlines
 from explorer.view.words import explore as glossary
 from tests import graphs
 from tests.six_layers import ALL, GRAPH, SPEC
@@ -44,6 +49,25 @@ def test_the_last_figure_says_how_much_was_chosen_of_what_could_be() -> None:
         last = figures(known(comparison, None), Drawn(policy=policy, worth=worth))[-1]
         assert (last.value, last.delta) == (value, delta)
     assert figures(known(None, None), Drawn(policy=Policy()))[-1].value == "0 blocks", "the graph is not known yet"
+
+
+@pytest.mark.parametrize("failed", [False, True])
+@pytest.mark.parametrize("n_again", [0, 1, 6])
+def test_the_page_counts_the_recomputed_blocks_of_a_run_as_its_report_does(n_again: int, failed: bool) -> None:
+    """Blocks that were chosen and did not run again are no recomputed blocks."""
+    both = graphs.compared(GRAPH, SPEC)
+    again = set(ALL[:n_again])
+    blocks = tuple(replace(cost, n_recompute=int(cost.fqn in again)) for cost in both.candidate.blocks)
+    failure = Failure(kind="model raised", sentence="It raised.") if failed else None
+    both = replace(both, candidate=replace(both.candidate, blocks=blocks, failure=failure))
+    shown = figures(known(both, None), Drawn(policy=SPEC.policy, worth=frozenset([*ALL, "head"])))[-1]
+    reported = headlines(both)[-1]
+    assert shown.key == reported.key == "n_recompute" and shown.origin == reported.origin == ("counted",)
+    if n_again == len(ALL):
+        assert (shown.value, shown.delta) == ("6 of 7 blocks", "all ran again")
+    else:
+        assert (shown.value, shown.delta) == (reported.value, reported.delta)
+        assert shown.value == f"{n_again} of 6 blocks" and shown.delta
 
 
 def test_stale_figures_keep_the_old_value_beside_the_prediction() -> None:
