@@ -234,6 +234,8 @@ def test_a_folded_box_says_what_is_chosen_inside(open_graph: Callable[..., Page]
     row(page, "blocks.0").locator(".fold").click()
     row(page, "blocks.0.mlp").wait_for(state="detached")
     assert row(page, "blocks.0").locator(".count").inner_text() == "1 inside recomputed"
+    assert row(page, "blocks.0").locator(".chip").inner_text() == "part inside"
+    assert row(page, "blocks.0").get_attribute("aria-description") == "1 inside recomputed"
     row(page, "blocks").locator(".fold").click()
     row(page, "blocks.0").wait_for(state="detached")
     assert row(page, "blocks").locator(".count").inner_text() == "1 of 3, 1 inside them"

@@ -50,7 +50,7 @@ def _walk(page: Page, address: str) -> str:
     if (offer := page.get_by_role("button", name="Show me")).count():  # not where nothing can be measured
         offer.click()
         for step in STEPS[:4]:
-            page.locator(".st-key-tour").get_by_text(step.title, exact=True).wait_for()
+            page.locator(".st-key-tour strong").get_by_text(step.title, exact=True).wait_for()
             page.get_by_role("button", name=re.compile("Next|Skip this step")).click()
     for tab in TABS:
         page.get_by_role("tab", name=tab, exact=True).click()

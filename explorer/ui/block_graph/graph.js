@@ -15,7 +15,7 @@ const views = new WeakMap()
 const NARROW = 900 // pixels of width below which graph and charts stand one above the other
 const OUTSIDE = ["pointerdown", "click", "keydown"] // a press by mouse, by script, by key
 const SVG = "http://www.w3.org/2000/svg"
-const WORDS = { true: "recompute", false: "keep", inside: "recomputed" }
+const WORDS = { true: "recompute", false: "keep", inside: "recomputed", every: "all inside", some: "part inside" }
 
 function element(tag, className, act) {
   const made = document.createElement(tag)
@@ -207,15 +207,19 @@ function mark(v) {
     say(node.box, "aria-selected", v.selected === node.id)
     const outer = around(v, node.members[0] || node.id)
     node.box.classList.toggle("within", !!outer)
-    say(node.box, "aria-description", outer ? `recomputed with ${outer}` : "")
+    // How many blocks inside a box are chosen, of those that presets count.
+    const n = node.foldable ? chosenBelow(v, [node.id]) : 0
+    const below = n ? `${n}${n <= node.nInside ? ` of ${node.nInside}` : ""} inside recomputed` : ""
+    say(node.box, "aria-description", outer ? `recomputed with ${outer}` : below)
     if (node.chip) {
-      const word = v.on.has(node.id) ? v.actions[node.id] || WORDS.true : outer ? WORDS.inside : WORDS.false
-      put(node.chip, word)
-      node.chip.title = outer ? `Runs again with ${outer}` : ""
+      const whole = node.nInside && n >= node.nInside
+      const kept = outer ? WORDS.inside : !n ? WORDS.false : whole ? WORDS.every : WORDS.some
+      put(node.chip, v.on.has(node.id) ? v.actions[node.id] || WORDS.true : kept)
+      node.chip.title = outer ? `Runs again with ${outer}` : below
     }
     for (const cell of node.cells) cell.classList.toggle("on", v.on.has(cell.dataset.fqn))
     if (node.count) markRun(v, node, outer)
-    if (node.inside) markInside(v, node)
+    if (node.inside) put(node.inside, below)
   }
   for (const [id, cut] of v.cutNodes) say(cut, "aria-checked", v.cuts.has(id))
 }
@@ -225,13 +229,6 @@ function markRun(v, node, outer) {
   const below = chosenBelow(v, node.members)
   const own = outer && !n ? WORDS.inside : `${n} of ${node.members.length}`
   put(node.count, below ? `${own}, ${below} inside them` : own)
-}
-
-// Of a folded box that is no run: how many blocks inside are chosen, of those that presets count.
-function markInside(v, node) {
-  const n = chosenBelow(v, [node.id])
-  const of = n <= node.nInside ? ` of ${node.nInside}` : ""
-  put(node.inside, n ? `${n}${of} inside recomputed` : "")
 }
 
 function paint(v, data) {

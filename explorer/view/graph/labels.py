@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
+from functools import cached_property
 
+from explorer.plan.names import above
 from explorer.record.base import Record
 from explorer.record.graph import Block, ModelGraph, Trait
 from explorer.record.hazard import Hazard
@@ -64,6 +67,16 @@ class Facts(Record):
     overlay: Overlay | None = None
     """Drawn as bars instead, where no moment is chosen."""
 
+    @cached_property
+    def recomputed_inside(self) -> dict[str, tuple[str, ...]]:
+        """The outermost recomputed blocks below each block that is kept."""
+        on, below = set(self.policy.blocks), defaultdict[str, list[str]](list)
+        for fqn in self.policy.blocks:
+            if _recomputed_with(fqn, on) is None:
+                for holder in above(fqn):
+                    below[holder].append(fqn)
+        return {holder: tuple(fqns) for holder, fqns in below.items()}
+
 
 def labels(facts: Facts) -> dict[str, Label]:
     """A label for every node of the drawing."""
@@ -106,7 +119,8 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
     if len(each) == 1:
         return f"{each.pop()} each"
     before = sum(_saved(facts, fqn) for fqn in members)
-    held = [_held(facts, fqn) if fqn in on or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members]
+    touched = {*on, *facts.recomputed_inside}
+    held = [_held(facts, fqn) if fqn in touched or _recomputed_with(fqn, on) else _saved(facts, fqn) for fqn in members]
     after = None if None in held else sum(size or 0 for size in held)
     if after == before:
         return f"{mib(before)} in all"
@@ -115,11 +129,11 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
 
 
 def _held(facts: Facts, fqn: str) -> int | None:
-    """What a block that is recomputed, alone or inside another, still keeps: measured, else predicted."""
+    """What a block that is recomputed, by itself, around or inside others, still keeps: measured, else predicted."""
     if facts.candidate and (cost := facts.candidate.by_fqn.get(fqn)):
         return cost.saved_after_forward_bytes
-    freed = facts.freed_bytes.get(fqn)
-    return None if freed is None else max(_saved(facts, fqn) - freed, 0)
+    freed = [facts.freed_bytes.get(one) for one in facts.recomputed_inside.get(fqn, (fqn,))]
+    return None if None in freed else max(_saved(facts, fqn) - sum(size or 0 for size in freed), 0)
 
 
 def _arrow(saved: int, after: str) -> str:
@@ -131,9 +145,9 @@ def _change(facts: Facts, fqn: str, on: set[str]) -> str:
     saved = _saved(facts, fqn)
     if fqn not in on:
         outer = _recomputed_with(fqn, on)
-        if outer is None:
+        if outer is None and fqn not in facts.recomputed_inside:
             return mib(saved)
-        if facts.candidate is None or fqn not in facts.candidate.by_fqn:
+        if outer and (facts.candidate is None or fqn not in facts.candidate.by_fqn):
             return f"{mib(saved)} with {outer}"
     return _arrow(saved, _after(facts, fqn))
 

@@ -79,6 +79,23 @@ def test_a_block_inside_a_recomputed_one_does_not_say_that_it_keeps_its_bytes() 
     assert after["blocks.0.mlp"].bytes.startswith("6.0 → ")
 
 
+def test_a_block_whose_blocks_are_recomputed_does_not_say_that_it_keeps_their_bytes() -> None:
+    base = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
+    policy = Policy.recompute(["blocks.0.attention", "blocks.0.mlp", "blocks.1"])
+    facts = Facts(graph=GRAPH, policy=policy, baseline=base)
+    assert labels(facts)["blocks.0"].bytes == "15.0 MiB → ?"
+    freed = {fqn: 5 * graphs.MIB for fqn in policy.blocks}
+    drawn = labels(msgspec.structs.replace(facts, freed_bytes=freed))
+    assert drawn["blocks.0"].bytes == "15.0 → ≈ 5.0 MiB" and drawn["blocks.2"].bytes == "15.0 MiB"
+    assert drawn["blocks"].bytes == "90.0 → ≈ 75.0 MiB in all"
+    costs = tuple(
+        msgspec.structs.replace(cost, saved_after_forward_bytes=4 * graphs.MIB) if cost.fqn == "blocks.0" else cost
+        for cost in base.blocks
+    )
+    ran = msgspec.structs.replace(facts, candidate=msgspec.structs.replace(base, blocks=costs))
+    assert labels(ran)["blocks.0"].bytes == "15.0 → 4.0 MiB"
+
+
 def test_what_a_block_keeps_is_one_figure_in_every_state_of_the_page() -> None:
     pinned = graphs.measured(GRAPH, SPEC)
     kept = {"": None, "measured": graphs.measured(GRAPH, RunSpec(model=GRAPH.model)), "pinned": pinned}
