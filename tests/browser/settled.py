@@ -17,10 +17,10 @@ IS_STILL = """([since, still]) => {
 }"""
 
 
-def settled(page: Page) -> Page:
-    """The page once no script runs and no element waits to be replaced, for `STILL_MS`."""
+def settled(page: Page, *, still_ms: int = STILL_MS) -> Page:
+    """The page once no script runs and no element waits to be replaced, for `still_ms`."""
     since = page.evaluate_handle("() => ({at: performance.now()})")
-    page.wait_for_function(IS_STILL, arg=[since, STILL_MS])
+    page.wait_for_function(IS_STILL, arg=[since, still_ms])
     return page
 
 

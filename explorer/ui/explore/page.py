@@ -168,7 +168,8 @@ def _desk(state: ExploreState, places: Places) -> None:
     if graph is not None and drawn is not None:
         peak = known.baseline.step_peak_bytes if known.baseline else None
         presets = predicted_presets(known, graph, policy)
-        tools(state, graph, {name: expected(one, peak) if chosen.units else "" for name, (chosen, one) in presets.items()})
+        effects = {name: expected(one, peak) if chosen.units else "" for name, (chosen, one) in presets.items()}
+        tools(state, graph, effects)
         budget_row(state, known, graph, foreseen)
         graph_panel(state, drawn)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open

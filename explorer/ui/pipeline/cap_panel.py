@@ -68,7 +68,9 @@ def take_plan(split: PipelineState, request: FindJointPlan, joint: JointPlan) ->
     """Takes over what was planned, unless another plan was drawn meanwhile: cut and policy are a step of undo each."""
     graph, drawn = request.graph, backend.graph_of(split.draft.spec)
     if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
-        page_job.refuse(split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more."))
+        page_job.refuse(
+            split.job, InvalidPlan("The plan was changed while another was sought.", hint="Plan once more.")
+        )
         return
     pipeline_state.choose(split, "n_microbatches", joint.plan.n_microbatches)
     pipeline_state.cut_at(split, graph, joint.plan.stages)

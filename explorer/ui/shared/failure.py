@@ -35,9 +35,8 @@ def failure_panel(failure: Failure, *, key: str, title: str = "") -> bool:
     with st.container(border=True, gap="xsmall", key=f"failure_{key}"):
         words, close = st.columns([8, 1], vertical_alignment="top")
         with words:
-            st.markdown(
-                f":{'gray' if calm else 'red'}[:material/{'block' if calm else 'error'}: **{title or TITLES[failure.kind]}**]"
-            )
+            colour, icon = ("gray", "block") if calm else ("red", "error")
+            st.markdown(f":{colour}[:material/{icon}: **{title or TITLES[failure.kind]}**]")
             # st.text: sentences carry names from models, which must not become markup.
             st.text(failure.sentence)
             if failure.asked_bytes is not None:
