@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -20,11 +21,13 @@ from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.place import holders, in_place
-from explorer.plan.memory.series import array_of, held
-from explorer.plan.planners.candidates import Named, candidates_of
+from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.plan.planners.candidates import candidates_of
+from explorer.plan.planners.chain import ChainProgram
 from explorer.plan.planners.columns import Columns
-from explorer.plan.planners.offered import offered_whole
+from explorer.plan.planners.offered import Named, OfferedChoices, chains, offered_whole
 from explorer.plan.planners.pieces import pieces_of
+from explorer.plan.planners.places import is_chain_of_few, places_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.sizes import mib, mib_up, parse_bytes
@@ -65,19 +68,41 @@ class Planner:
                 "A plan is made from a complete step with its timeline, and this run is none.",
                 hint="Measure again, with --policy keep-all or, where that does not fit, with --policy all.",
             )
-        self._baseline, self._seconds = baseline, seconds
-        self.candidates = candidates_of(baseline, graph, replay, among=among, without=without)
-        stash = stash_bytes(baseline, KEEP_ALL)
-        pieces = pieces_of(replay, self.candidates, stash_bytes=stash)
-        self._program = Program(
+        self._seconds = seconds
+        self._baseline, self._graph, self._replay = baseline, graph, replay
+        offer = OfferedChoices(among=None if among is None else tuple(among), without=tuple(without))
+        self._program: Program | ChainProgram = self._of_chain(offer) or self._of_any(offer)
+        self._floor: Plan | None = None
+
+    def _of_chain(self, offer: OfferedChoices) -> ChainProgram | None:
+        """The program of a chain of few choices; None: the model is another, or the choices were named."""
+        if offer.among is not None or not is_chain_of_few(self._graph):
+            return None
+        replay = self._replay
+        self.candidates = candidates_of(self._baseline, self._graph, replay, replace(offer, every_stretch=True))
+        places = places_of(replay, self.candidates, chains(self._graph), self._line_of)
+        if places is None:
+            return None
+        return ChainProgram(
             line=replay.line,
+            places=places,
+            cost=self.candidates.cost,
+            peak_of=self._peak_of,
+            suggested=self._presets(),
+        )
+
+    def _of_any(self, offer: OfferedChoices) -> Program:
+        self.candidates = candidates_of(self._baseline, self._graph, self._replay, offer)
+        stash = stash_bytes(self._baseline, KEEP_ALL)
+        pieces = pieces_of(self._replay, self.candidates, stash_bytes=stash)
+        return Program(
+            line=self._replay.line,
             pieces=pieces,
-            reruns=reruns_of(replay, self.candidates, stash_bytes=stash),
+            reruns=reruns_of(self._replay, self.candidates, stash_bytes=stash),
             columns=Columns(self.candidates, pieces),
             peak_of=self._peak_of,
-            suggested=self._presets(graph),
+            suggested=self._presets(),
         )
-        self._floor: Plan | None = None
 
     @property
     def keep_all_bytes(self) -> int:
@@ -90,7 +115,7 @@ class Planner:
 
     def cost_of(self, chosen: Sequence[int]) -> float:
         """What recomputing these candidates takes, in the candidates' unit."""
-        return self._program.columns.cost(tuple(chosen))
+        return self.candidates.cost(tuple(chosen))
 
     def presets(self) -> Iterator[tuple[int, float]]:
         """Peak and cost of every preset whose units are candidates; no plan is worse than one."""
@@ -156,20 +181,25 @@ class Planner:
             plan = msgspec.structs.replace(cheap, budget_bytes=None, certificate=plan.certificate)
         return msgspec.structs.replace(plan, time_budget=more_time)
 
-    def _presets(self, graph: ModelGraph) -> tuple[tuple[int, ...], ...]:
+    def _presets(self) -> tuple[tuple[int, ...], ...]:
         """Those of their units that are candidates; one that is none frees nothing, or is no good.
 
         A preset that keeps results is left out where those have no price: then no such unit is a candidate.
         """
         number = {one.unit: i for i, one in enumerate(self.candidates.units)}
         priced = {unit.action for unit in number}
-        wholes = (whole for whole in offered_whole(graph) if all(unit.action in priced for unit in whole))
+        wholes = (whole for whole in offered_whole(self._graph) if all(unit.action in priced for unit in whole))
         return tuple(tuple(sorted(number[unit] for unit in whole if unit in number)) for whole in wholes)
 
     def _peak_of(self, chosen: tuple[int, ...]) -> int:
         peak = self._forecaster.peak_bytes(self.policy(chosen))
         assert peak is not None, "every candidate can be forecast"
         return peak
+
+    def _line_of(self, chosen: tuple[int, ...]) -> Bytes:
+        line = self._forecaster.line(self.policy(chosen))
+        assert line is not None, "every candidate can be forecast"
+        return line
 
     def _plan(self, solution: Solution, *, budget_bytes: int | None) -> Plan:
         policy = self.policy(solution.chosen)
@@ -180,7 +210,7 @@ class Planner:
             budget_bytes=budget_bytes,
             step_peak_bytes=forecast.step_peak_bytes,
             baseline_step_peak_bytes=self.keep_all_bytes,
-            extra_cost=self._program.columns.cost(solution.chosen),
+            extra_cost=self.candidates.cost(solution.chosen),
             step_cost=self.candidates.step_cost,
             cost_unit=self.candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,

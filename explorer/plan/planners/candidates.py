@@ -11,7 +11,7 @@ operators where those were timed, see keeping.py. Offload is not: nobody has mea
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from explorer.plan.forecast.actions import PlayedStep, calls_of
@@ -23,15 +23,12 @@ from explorer.plan.forecast.rerun_time import overhead_ms, rerun_scale
 from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
 from explorer.plan.planners.keeping import is_kept_apart, keeping_units
-from explorer.plan.planners.offered import offered, offered_whole
+from explorer.plan.planners.offered import Named, OfferedChoices, offered, offered_whole
 from explorer.plan.policy.counted import in_error
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-
-Named = str | Fqns | Unit
-"""A block, a segment, or a unit with its action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,28 +56,24 @@ class Candidates:
     step_cost: float
     """The cost of the whole step without recompute, in the same unit."""
 
+    def cost(self, chosen: tuple[int, ...]) -> float:
+        """The cost of recomputing these."""
+        named = set(chosen)
+        holders = ((i, next((o for o in self.around[i] if o in named), None)) for i in chosen)
+        return float(sum(self.units[i].cost - (0.0 if o is None else self.spared.get((i, o), 0.0)) for i, o in holders))
 
-def candidates_of(
-    baseline: Measurement,
-    graph: ModelGraph,
-    replay: Replay,
-    *,
-    among: Iterable[Named] | None = None,
-    without: Iterable[Named] = (),
-) -> Candidates:
-    """Candidates on a keep-all step, recomputed with torch's own defaults; of `among` alone where it is given.
 
-    `without`: units that are no candidates, such as segments that the model refuses.
-    """
+def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offer: OfferedChoices) -> Candidates:
+    """Candidates on a keep-all step, recomputed with torch's own defaults."""
     costs = _Costs(baseline, graph)
-    if among is None:
-        named = [Unit(blocks=blocks) for blocks in _named(graph)]
+    if offer.among is None:
+        named = [Unit(blocks=blocks) for blocks in _named(graph, every_stretch=offer.every_stretch)]
         named += keeping_units(baseline, graph, replay) if costs.unit == "ms" else ()
     else:
-        named = [_unit(one) for one in among]
-    struck = {_unit(one) for one in without}
+        named = [_unit(one) for one in offer.among]
+    struck = {_unit(one) for one in offer.without}
     named = [unit for unit in named if unit not in struck]
-    wrong = set(in_error(graph, [unit.blocks for unit in named]))
+    wrong = _in_error(graph, [unit.blocks for unit in named])
     step = PlayedStep(replay=replay, graph=graph, on_gpu=baseline.environment.device != "cpu")
     left = [(unit, tuple(_calls(step, unit))) for unit in named if unit.blocks not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
@@ -108,6 +101,19 @@ def candidates_of(
     )
 
 
+def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
+    """Units that a hazard forbids. Hazards of a segment's first or last block are none of one that holds it inside."""
+    wrong = set(in_error(graph, [unit for unit in units if len(unit) == 1]))
+    segments = [unit for unit in units if len(unit) > 1]
+    by_end = []
+    for end in (0, -1):
+        groups: dict[str, list[Fqns]] = defaultdict(list)
+        for unit in segments:
+            groups[unit[end]].append(unit)
+        by_end.append({unit for group in groups.values() for unit in in_error(graph, group)})
+    return wrong | (by_end[0] & by_end[1])
+
+
 def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
     """For each candidate those that it lies in, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
@@ -122,9 +128,9 @@ def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
     )
 
 
-def _named(graph: ModelGraph) -> list[Fqns]:
+def _named(graph: ModelGraph, *, every_stretch: bool) -> list[Fqns]:
     of_presets = [unit.blocks for whole in offered_whole(graph) for unit in whole if len(unit.blocks) > 1]
-    return list(dict.fromkeys((*offered(graph), *of_presets)))
+    return list(dict.fromkeys((*offered(graph, every_stretch=every_stretch), *of_presets)))
 
 
 def _unit(named: Named) -> Unit:

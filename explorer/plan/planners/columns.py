@@ -95,9 +95,7 @@ class Columns:
 
     def cost(self, chosen: tuple[int, ...]) -> float:
         """The cost of recomputing these, in the candidates' unit."""
-        named, around = set(chosen), self._candidates.around
-        ways = ((i, next((o for o in around[i] if o in named), None)) for i in chosen)
-        return float(sum(self.costs[self.number[way]] for way in ways))
+        return self._candidates.cost(chosen)
 
     def bytes_of(self, old: Values) -> dict[int, float]:
         """A row over columns, made from one over those of pieces.py."""

@@ -3,12 +3,16 @@
 A segment keeps one input for several blocks. It matters where inputs are most of what is kept: in a chain of single
 operations, which alone free nothing, and for the lowest peaks of a chain of blocks.
 
+A chain of few choices (places.py) is offered stretches of every length. Another model is offered the shortest ones.
 Presets are offered as a whole beside them, with whatever segments they have: a plan shall never be worse than one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.names import Fqns, lineage
@@ -17,19 +21,36 @@ from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 
+Named = str | Fqns | Unit
+"""A block, a segment, or a unit with its action."""
 MOST_CANDIDATES = 800
 """A model with more is offered only what no repeated block holds: a program stays a matter of seconds."""
 MOST_SEGMENTS = 24
 """Stretches of one length more are not offered where there would be more than that."""
+MOST_STRETCHES = 600
+"""Stretches of a chain of few choices: of every length, or of lengths in equal ratios where those are more."""
 
 
-def offered(graph: ModelGraph) -> list[Fqns]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfferedChoices:
+    """What a planner may choose from."""
+
+    among: tuple[Named, ...] | None = None
+    """None: everything that `offered` names."""
+    without: tuple[Named, ...] = ()
+    """Units that are struck off, such as segments that the model refuses."""
+    every_stretch: bool = False
+
+
+def offered(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqns]:
     """Single blocks first."""
     singles = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
     if len(singles) > MOST_CANDIDATES:
         repeated = set(graph.repeats)
         singles = [fqn for fqn in singles if repeated.isdisjoint(list(lineage(fqn))[1:])]
-    return [*((fqn,) for fqn in singles), *dict.fromkeys(_segments(graph))]
+    counted = (unit for unit in counted_units(graph) if len(unit) > 1)
+    stretches = _of_all_lengths(chains(graph)) if every_stretch else _of_few_lengths(chains(graph))
+    return [*((fqn,) for fqn in singles), *dict.fromkeys((*counted, *stretches))]
 
 
 def offered_whole(graph: ModelGraph) -> list[tuple[Unit, ...]]:
@@ -45,16 +66,37 @@ def offered_whole(graph: ModelGraph) -> list[tuple[Unit, ...]]:
     return list(dict.fromkeys(wholes))
 
 
-def _segments(graph: ModelGraph) -> Iterator[Fqns]:
-    counted = counted_units(graph)
-    yield from (unit for unit in counted if len(unit) > 1)
-    stretches = [[fqn for unit in stretch for fqn in unit] for stretch in runs(counted, graph)]
+def chains(graph: ModelGraph) -> list[Fqns]:
+    """Blocks that hand on to each other, in order of execution: those that presets count, and what lies between."""
+    counted = {fqn for unit in counted_units(graph) for fqn in unit}
+    around = {above for fqn in counted for above in lineage(fqn)}
+    between = {fqn for fqn in graph.chain if fqn not in around and counted.isdisjoint(lineage(fqn))}
+    blocks = [block for block in graph.blocks if block.fqn in counted or (block.fqn in between and block.n_calls)]
+    stretches = runs([(block.fqn,) for block in blocks], graph)
+    return [tuple(fqn for unit in stretch for fqn in unit) for stretch in stretches]
+
+
+def _of_few_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
     n_offered = 0
-    for length in range(2, max(map(len, stretches), default=0) + 1):
-        windows = [
-            tuple(chain[first : first + length]) for chain in stretches for first in range(len(chain) - length + 1)
-        ]
+    for length in range(2, max(map(len, chains), default=0) + 1):
+        windows = list(_windows(chains, length))
         n_offered += len(windows)
         if n_offered > MOST_SEGMENTS:
             break
         yield from windows
+
+
+def _of_all_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:
+    longest = max(map(len, chains), default=0)
+    lengths: Iterable[int] = range(2, longest + 1)
+    n_lengths = longest - 1
+    while sum(len(list(_windows(chains, length))) for length in lengths) > MOST_STRETCHES and n_lengths > 1:
+        n_lengths -= 1
+        lengths = np.unique(np.geomspace(2, longest, n_lengths).round().astype(int)).tolist()
+    for length in lengths:
+        yield from _windows(chains, length)
+
+
+def _windows(chains: Sequence[Fqns], length: int) -> Iterator[Fqns]:
+    for chain in chains:
+        yield from (chain[first : first + length] for first in range(len(chain) - length + 1))

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from explorer.plan.names import above, is_within
+from explorer.plan.planners.candidates import _in_error
+from explorer.plan.planners.offered import offered
 from tests.plan.planners.test_budget import planner
+from tests.plan.planners.test_offered import _chain, _changed
 
 
 def test_candidates_lie_in_blocks_that_are_safe() -> None:
@@ -27,3 +30,9 @@ def test_a_price_is_less_than_the_step_and_segments_are_offered() -> None:
     assert all(0 <= price < candidates.step_cost for price in prices.values())
     segments = [blocks for blocks in prices if len(blocks) > 1]
     assert segments
+
+
+def test_a_block_that_writes_into_its_input_forbids_the_segments_that_begin_with_it_alone() -> None:
+    graph = _changed(_chain(5), "h.2", traits=("changes_inputs",))
+    units = offered(graph, every_stretch=True)
+    assert _in_error(graph, units) == {unit for unit in units if unit[0] == "h.2"}

@@ -7,7 +7,7 @@ from collections import Counter
 import msgspec
 import pytest
 
-from explorer.plan.planners.offered import MOST_CANDIDATES, MOST_SEGMENTS, offered, offered_whole
+from explorer.plan.planners.offered import MOST_CANDIDATES, MOST_SEGMENTS, MOST_STRETCHES, offered, offered_whole
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Unit
 from tests.graphs import block
@@ -55,6 +55,15 @@ def test_a_length_is_offered_as_a_whole_or_not_at_all(n: int) -> None:
     assert lengths == {length: n - length + 1 for length in range(2, max(lengths, default=1) + 1)}
     following = max(lengths, default=1) + 1
     assert following > n or lengths.total() + n - following + 1 > MOST_SEGMENTS, "one length more would have fitted"
+
+
+@pytest.mark.parametrize("n", [3, 8, 26, 32, 60, 150])
+def test_a_chain_of_few_choices_is_offered_stretches_up_to_all_of_it_from_every_block(n: int) -> None:
+    stretches = [unit for unit in offered(_chain(n), every_stretch=True) if len(unit) > 1]
+    lengths = Counter(map(len, stretches))
+    assert len(stretches) <= MOST_STRETCHES and {2, n} <= set(lengths)
+    assert lengths == {length: n - length + 1 for length in lengths}
+    assert len(lengths) == n - 1 or n * (n - 1) // 2 > MOST_STRETCHES, "all lengths where they are few enough"
 
 
 def test_of_a_large_model_nothing_inside_repeated_blocks_is_offered() -> None:

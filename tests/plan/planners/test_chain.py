@@ -1,0 +1,229 @@
+"""A plan of a chain is held against every way to cut it into segments, and against segments made by hand."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from explorer.engine.measure.measure import measure
+from explorer.engine.model.describe import describe
+from explorer.errors import BadInput
+from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.planners.budget import Planner
+from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
+from explorer.record.policy import Policy, Unit
+from tests.graphs import block
+from tests.view.builders import HOST, Book
+
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one block: bytes that it saves for itself, its output (which the next block saves as well), and its time."""
+
+    saved: int = 0
+    output: int = 1024 * KIB
+    ms: float = 1.0
+
+
+def chain_of(sizes: Sequence[Size], *, inner: bool = False) -> tuple[ModelGraph, Measurement]:
+    """A keep-all step of a chain; `inner`: a module inside each block saves what the block saves for itself."""
+    names = [f"body.{i}" for i in range(len(sizes))]
+    book = Book()
+    outputs = [book.hold("input", "", sizes[0].output)]
+    book.phase("forward")
+    saved: list[list[int]] = []
+    for name, size in zip(names, sizes):
+        first = book.tick
+        scratch = book.alloc("temporary", name, size.output)
+        saved.append([])
+        if size.saved:
+            saved[-1].append(book.alloc("saved activation", f"{name}.act" if inner else name, size.saved))
+        if inner:
+            book.calls.append((f"{name}.act", book.tick - 1, book.tick, (scratch,), ()))
+        outputs.append(book.alloc("saved activation", name, size.output, "aten::tanh"))
+        book.free(scratch)
+        book.calls.append((name, first, book.tick, (outputs[-2],), (outputs[-1],)))
+    loss = book.alloc("saved activation", "", 4)
+    book.phase("backward")
+    gradient = book.alloc("temporary", "", sizes[-1].output)
+    book.free(loss)
+    for i, (name, size) in reversed(list(enumerate(zip(names, sizes)))):
+        before = book.alloc("temporary", name, size.output)
+        for entry in (gradient, outputs[i + 1], *saved[i]):
+            book.free(entry)
+        gradient = before
+    book.free(gradient)
+    return _graph(names, sizes, inner=inner), _run(book, names, sizes, inner=inner)
+
+
+def _graph(names: Sequence[str], sizes: Sequence[Size], *, inner: bool) -> ModelGraph:
+    blocks = [block("", "Net"), block("body", "ModuleList", n_calls=0)]
+    for i, (name, size) in enumerate(zip(names, sizes)):
+        one = block(name, "B", follows=names[i - 1] if i else "")
+        blocks.append(msgspec.structs.replace(one, saved_bytes=size.output + size.saved))
+        if inner:
+            blocks.append(msgspec.structs.replace(block(f"{name}.act", "Act"), saved_bytes=size.saved))
+    return ModelGraph(model=ModelRef(target="tests:chain"), blocks=tuple(blocks), edges=(), chain=tuple(names))
+
+
+def _run(book: Book, names: Sequence[str], sizes: Sequence[Size], *, inner: bool) -> Measurement:
+    times = {name: size.ms for name, size in zip(names, sizes)}
+    total = sum(times.values())
+    if inner:
+        times |= {f"{name}.act": size.ms / 3 for name, size in zip(names, sizes)}
+    blocks = [
+        MeasuredBlock(
+            fqn=fqn, n_forward=1, n_recompute=0, saved_after_forward_bytes=0, at_peak_bytes=0, forward_flops=100,
+            recompute_flops=0, backward_flops=200, forward=Samples(ms=(ms,) * 3),
+        )
+        for fqn, ms in {"": total, "body": total, **times}.items()
+    ]  # fmt: skip
+    return Measurement(
+        spec=RunSpec(model=ModelRef(target="tests:chain"), optimizer="none"),
+        environment=HOST,
+        allocations=book.close(),
+        phases=tuple(book.spans),
+        blocks=tuple(blocks),
+        times=Times(clock="process CPU time", step=Samples(ms=(3 * total,) * 3), forward=Samples(ms=(total,) * 3)),
+        loss=1.0,
+    )
+
+
+def partitions(n: int, first: int = 0) -> Iterator[list[tuple[int, int]]]:
+    """Every way to keep each block from `first` on or to recompute it in a segment of neighbours."""
+    if first == n:
+        yield []
+        return
+    yield from partitions(n, first + 1)
+    for end in range(first + 1, n + 1):
+        yield from ([(first, end), *rest] for rest in partitions(n, end))
+
+
+def policy_of(segments: Sequence[tuple[int, int]]) -> Policy:
+    return Policy(units=tuple(Unit(blocks=tuple(f"body.{i}" for i in range(*segment))) for segment in segments))
+
+
+def points(run: Measurement, graph: ModelGraph, policies: Iterable[Policy]) -> list[tuple[int, float]]:
+    """Peak and cost, a share of the step, of each policy by the forecast."""
+    forecaster = Forecaster(run, graph)
+    forecasts = [forecaster.forecast(policy) for policy in policies]
+    return [(one.step_peak_bytes or 0, (one.time_ratio or 0.0) - 1) for one in forecasts]
+
+
+def is_the_best_of(planner: Planner, every: Sequence[tuple[int, float]]) -> None:
+    lowest, highest = min(peak for peak, _ in every), planner.keep_all_bytes
+    for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
+        budget = round(lowest + share * (highest - lowest))
+        plan = planner.within(budget)
+        best = min(cost for peak, cost in every if peak <= budget)
+        assert plan.step_peak_bytes <= budget
+        assert plan.extra_cost / plan.step_cost <= best * (1 + 1e-6) + 1e-9, "a cheaper choice fits"
+        assert plan.certificate.bound / plan.step_cost <= best * (1 + 1e-6) + 1e-9, "what is called proven is beaten"
+        assert plan.certificate.gap <= 1e-5
+    with pytest.raises(BadInput, match="No policy"):
+        planner.within(lowest - 1)
+    floor = planner.floor()
+    assert floor.certificate.bound - 1 <= lowest == floor.step_peak_bytes
+    for share in (0.0, 0.1, 0.2, 0.4):
+        plan = planner.least_memory(share)
+        assert plan.step_peak_bytes == min(peak for peak, cost in every if cost <= share + 1e-9)
+
+
+def unequal(n: int, seed: int, *, saved: int = 0) -> list[Size]:
+    dice = random.Random(seed)
+    return [
+        Size(
+            saved=dice.randint(saved // 4, saved) * KIB, output=dice.randint(100, 2000) * KIB, ms=dice.uniform(0.5, 3.0)
+        )
+        for _ in range(n)
+    ]
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [Size()] * 8,
+        unequal(8, seed=1),
+        unequal(8, seed=2, saved=4000),
+        pytest.param([Size()] * 10, marks=pytest.mark.slow),
+        pytest.param(unequal(10, seed=3, saved=1000), marks=pytest.mark.slow),
+    ],
+    ids=["8 equal", "8 unequal", "8 that save more", "10 equal", "10 unequal"],
+)
+def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
+    graph, run = chain_of(sizes)
+    is_the_best_of(Planner(run, graph), points(run, graph, map(policy_of, partitions(len(sizes)))))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_choice_of_segments_and_of_modules_beats_the_plan(seed: int) -> None:
+    """A block may also be kept but for the module inside it, or have it recomputed again inside."""
+    graph, run = chain_of(unequal(5, seed, saved=3000), inner=True)
+    policies = []
+    for segments in partitions(5):
+        alone = {first for first, end in segments if end - first == 1}
+        free = sorted(
+            {*range(5), *alone} - {i for first, end in segments if end - first > 1 for i in range(first, end)}
+        )
+        for taken in itertools.product((False, True), repeat=len(free)):
+            inside = [Unit(blocks=(f"body.{i}.act",)) for i, one in zip(free, taken) if one]
+            policies.append(Policy(units=(*policy_of(segments).units, *inside)))
+    is_the_best_of(Planner(run, graph), points(run, graph, policies))
+
+
+BY_HAND = {0.6: [17], 0.5: [11, 10], 0.4: [9, 9, 8], 0.35: [8, 8, 5, 6, 4]}
+"""Lengths of segments from the front, by the share of the peak that a person reached with them."""
+
+
+def by_hand(lengths: Sequence[int]) -> Policy:
+    return policy_of(list(pairwise(accumulate(lengths, initial=0))))
+
+
+def test_a_chain_of_32_equal_blocks_is_planned_at_least_as_well_as_by_hand() -> None:
+    graph, run = chain_of([Size()] * 32)
+    planner = Planner(run, graph)
+    for share, lengths in BY_HAND.items():
+        ((peak, cost),) = points(run, graph, [by_hand(lengths)])
+        budget = int(share * planner.keep_all_bytes)
+        assert peak <= budget, "the policy by hand keeps the budget"
+        plan = planner.within(budget)
+        assert plan.step_peak_bytes <= budget
+        assert plan.extra_cost / plan.step_cost <= cost * (1 + 1e-6)
+        assert plan.certificate.gap <= 1e-5
+
+
+PLAIN = """
+import torch
+from torch import nn
+
+
+class Block(nn.Linear):
+    def forward(self, x):
+        return torch.tanh(super().forward(x))
+
+
+def build():
+    model = nn.Sequential(*(Block(64, 64) for _ in range(32)))
+    return model, (torch.randn(1024, 64), torch.zeros(())), lambda output, _: output.square().mean()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_of_a_plain_chain_keeps_the_budget_that_segments_by_hand_keep(tmp_path: Path) -> None:
+    (tmp_path / "plain.py").write_text(PLAIN)
+    model = ModelRef(target=f"{tmp_path / 'plain.py'}:build")
+    spec = RunSpec(model=model, optimizer="sgd", n_repeats=1)
+    planner = Planner(measure(spec), describe(model))
+    plan = planner.within(int(0.4 * planner.keep_all_bytes))
+    run = measure(msgspec.structs.replace(spec, policy=plan.policy))
+    assert run.step_peak_bytes == pytest.approx(plan.step_peak_bytes, abs=64)
+    assert max(len(unit.blocks) for unit in plan.policy.units) > 4 and plan.certificate.gap <= 1e-5
