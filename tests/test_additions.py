@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import InvalidPlan
-from explorer.plan.arena import rivals, table
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
 from explorer.plan.hazards import known
 from explorer.plan.hazards.case import Case
@@ -93,28 +92,6 @@ def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "few" in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, larger)}
 
 
-COIN = '''"""Recomputes what the coin says."""
-
-from explorer.plan.arena.rival import Rival
-from explorer.plan.policy.presets import preset
-
-RIVAL = Rival(
-    title="a coin", source="this test", place=99, choose=lambda situation, budget: preset("all", situation.graph)
-)
-'''
-
-
-def test_a_planner_in_the_arena_is_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "coin_flip.py").write_text(COIN)
-    monkeypatch.setattr(rivals, "__path__", [*rivals.__path__, str(tmp_path)])
-    table.rivals.cache_clear()
-    try:
-        assert list(table.rivals())[-1] == "coin-flip" and table.chosen(["coin-flip"])["coin-flip"].title == "a coin"
-    finally:
-        table.rivals.cache_clear()
-        sys.modules.pop(f"{rivals.__name__}.coin_flip", None)
-
-
 CHART = '''"""How many of each."""
 
 from explorer.view.drawing.chart import Chart
@@ -144,7 +121,7 @@ def test_a_chart_is_one_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert not at.exception
     assert [fold.label for fold in at.expander] == ["One more as a table"] and len(at.get("plotly_chart")) == 1
     in_report = drawn(import_module("one_more_chart").one_more())
-    assert "<svg" in in_report and "Seven apples." in in_report and "<td>apples</td>" in in_report
+    assert '<figure class="chart"' in in_report and "Seven apples." in in_report and "<td>apples</td>" in in_report
     sys.modules.pop("one_more_chart")
 
 

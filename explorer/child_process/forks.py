@@ -36,8 +36,6 @@ WARM = (
     "explorer.engine.compare.compare",
     "torch._dynamo",  # the first checkpoint call imports it (seconds)
     "explorer.engine.measure.autograd_graph",
-    "explorer.engine.derivatives.matrix",
-    "explorer.engine.arena.run",
     "explorer.lab.run",
     "explorer.engine.pipeline.run",
     "explorer.engine.pipeline.play.rank_main",

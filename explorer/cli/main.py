@@ -15,7 +15,7 @@ import typer
 from explorer import __version__
 from explorer.cli import verbs
 
-_FIRST = ("models", "graph", "check", "export", "measure", "compare", "plan", "matrix", "pipeline", "run", "lab")
+_FIRST = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
 """How `--help` lists them: in the order in which one meets them. A verb that is not named here comes after these."""
 
 app = typer.Typer(

@@ -21,7 +21,6 @@ from explorer.plan.imports.own_file import OWN
 from explorer.plan.policy.pattern import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
-from explorer.record.arena import ARENA_REPEATS
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile
@@ -121,16 +120,7 @@ class StepOptions(ConditionOptions):
     n_accumulation: Annotated[
         int, typer.Option("--accumulate", min=1, help="Microbatches before the optimizer step.", rich_help_panel="Step")
     ] = 1
-    n_repeats: Annotated[
-        int | None,
-        typer.Option(
-            "--repeats",
-            min=0,
-            show_default=False,
-            help=f"Timed steps: {N_REPEATS} without it; {ARENA_REPEATS} in an arena, where five decide nothing.",
-            rich_help_panel="Step",
-        ),
-    ] = None
+    n_repeats: Annotated[int, typer.Option("--repeats", min=0, help="Timed steps.", rich_help_panel="Step")] = N_REPEATS
     n_threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel="Step")] = 1
     memory_limit: Annotated[
         str | None,
@@ -140,10 +130,9 @@ class StepOptions(ConditionOptions):
         float, typer.Option("--time-limit", min=1.0, metavar="SECONDS", rich_help_panel="Limits")
     ] = 600.0
 
-    def spec(self, model: ModelRef, policy: Policy, *, seed: int, n_repeats: int = N_REPEATS) -> RunSpec:
-        """`n_repeats`: where nobody says. Raises BadInput for a memory limit that is no size."""
+    def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:
+        """Raises BadInput for a memory limit that is no size."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
-        plain["n_repeats"] = n_repeats if self.n_repeats is None else self.n_repeats
         limit = plain.pop("memory_limit")
         plain["frozen"] = tuple(plain["frozen"] or ())
         plain["memory_limit_bytes"] = None if limit is None else parse_bytes(limit)

@@ -12,14 +12,12 @@ import struct
 from typing import IO, Any, Generic, TypeVar
 
 from explorer.errors import UnreadableFile
-from explorer.record.arena import Arena
 from explorer.record.autograd import AutogradPictures
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
 from explorer.record.pipeline_plan import PipelineEngine
@@ -72,22 +70,6 @@ class DrawAutograd(Record, tag=True):
     block: str
 
 
-class DeriveMatrix(Record, tag=True):
-    """-> DerivativeMatrix: which derivatives survive which kind of checkpointing."""
-
-    spec: RunSpec
-
-
-class RunArena(Record, tag=True):
-    """-> Arena: planners side by side on one step. `spec.time_limit_s` is of each bout."""
-
-    spec: RunSpec
-    shares: tuple[float, ...]
-    """Budgets, of the peak with everything kept."""
-    only: tuple[str, ...] = ()
-    """Names of rivals (plan/arena/rivals); empty: all."""
-
-
 class RunPipeline(Record, tag=True):
     """-> PipelineRun: one step of `spec` under its plan, held against the unsplit model."""
 
@@ -130,11 +112,13 @@ class FindJointPlan(Record, tag=True):
 
 
 class RunLab(Record, tag=True):
-    """-> LabOutcome: one experiment of the lab; switches that are not given stand at their defaults."""
+    """-> LabOutcome: one experiment of the lab; switches without a value stand at their defaults."""
 
     name: str
     switches: dict[str, str] = {}
     device: Device = "cpu"
+    model: ModelRef | None = None
+    """For a lesson that takes a model; None: the lesson's own."""
 
 
 Request = (
@@ -143,8 +127,6 @@ Request = (
     | SaveSnapshot
     | Compare
     | DrawAutograd
-    | DeriveMatrix
-    | RunArena
     | RunPipeline
     | OpenRanks
     | ProfileStages
@@ -159,8 +141,6 @@ RESULTS: dict[type[Record], type[Record]] = {
     SaveSnapshot: SavedFile,
     Compare: Comparison,
     DrawAutograd: AutogradPictures,
-    DeriveMatrix: DerivativeMatrix,
-    RunArena: Arena,
     RunPipeline: PipelineRun,
     OpenRanks: PipelineRun,
     ProfileStages: PipelineProfile,
@@ -172,8 +152,6 @@ RESULTS: dict[type[Record], type[Record]] = {
 
 DESCRIBE_LIMIT_S = 600.0
 """For requests without a RunSpec, such as Describe."""
-MOST_BOUTS = 100
-"""More bouts an arena is not given time for: each has a limit of its own, this one ends a job that lost its way."""
 
 
 def model_of_request(request: Request) -> str:
@@ -232,8 +210,6 @@ _MOST_BYTES = 1 << 40
 
 def time_limit_s(request: Request) -> float:
     """How long a request may work: the longest limit among its run specs, else that of a RunSpec by default."""
-    if isinstance(request, RunArena):
-        return request.spec.time_limit_s * MOST_BOUTS
     fields = (getattr(request, name) for name in request.__struct_fields__)
     limits = [field.time_limit_s for field in fields if isinstance(field, RunSpec)]
     return max(limits, default=DESCRIBE_LIMIT_S)

@@ -16,11 +16,9 @@ import msgspec
 from msgspec import Meta, Raw
 
 from explorer.errors import UnreadableFile, message_of
-from explorer.record.arena import Arena
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelRef
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
@@ -31,8 +29,6 @@ from explorer.record.sound import unsound
 KINDS: dict[str, type[Record]] = {
     "measurement": Measurement,
     "comparison": Comparison,
-    "derivative matrix": DerivativeMatrix,
-    "arena": Arena,
     "pipeline run": PipelineRun,
     "recorded ranks": RecordedRanks,
 }
@@ -102,8 +98,6 @@ def name_of(record: Record) -> str:
         return f"{spec.model.target.removeprefix(RECORDED)} {spec.device}, recorded"
     stem = spec.model.target.rpartition("/")[2].replace(".py", "")
     what = " ".join(filter(None, (stem, spec.model.size, spec.device)))
-    if isinstance(record, Arena):
-        return f"{what}, {kind_of(record)}"
     return f"{what}, {'forward alone' if spec.forward_only else _in_words(spec.policy)}"
 
 

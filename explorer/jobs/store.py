@@ -89,7 +89,8 @@ class Store:
                 "select id, name, kind, model, created, pinned, headlines, note, spec, machine from runs "
                 "order by pinned desc, created desc"
             ).fetchall()
-        return tuple(_listed(row) for row in rows)
+        # Kinds that an earlier release kept (arenas, derivative matrices) stay in the file and are not listed.
+        return tuple(listed for listed in map(_listed, rows) if listed.kind in KINDS)
 
     def load(self, run_id: str) -> Record:
         """The record of a run. Raises BadInput for an unknown id, UnreadableFile for a damaged record."""

@@ -18,7 +18,6 @@ from explorer.engine.device.free_memory import n_oom_kills
 from explorer.jobs.job_process import Process
 from explorer.jobs.protocol import (
     Compare,
-    DeriveMatrix,
     Describe,
     DrawAutograd,
     FindJointPlan,
@@ -27,7 +26,6 @@ from explorer.jobs.protocol import (
     OpenRanks,
     ProfileStages,
     Request,
-    RunArena,
     RunLab,
     RunPipeline,
     SaveSnapshot,
@@ -83,14 +81,6 @@ def _answer(request: Request, report: Report) -> Record:
             from explorer.engine.measure.autograd_graph import draw_autograd
 
             return draw_autograd(request.spec, request.block, report)
-        case DeriveMatrix():
-            from explorer.engine.derivatives.matrix import derivative_matrix
-
-            return derivative_matrix(request.spec, report)
-        case RunArena():
-            from explorer.engine.arena.run import run_arena
-
-            return run_arena(request.spec, request.shares, request.only, report=report)
         case FindPlans():
             from explorer.plan.planners.front import find_plans
 
@@ -98,7 +88,7 @@ def _answer(request: Request, report: Report) -> Record:
         case RunLab():
             from explorer.lab.run import run_lab
 
-            return run_lab(request.name, request.switches, device=request.device, report=report)
+            return run_lab(request.name, request.switches, device=request.device, model=request.model, report=report)
         case _:
             return _pipeline_answer(request, report)
 

@@ -13,24 +13,34 @@ from collections.abc import Mapping
 import torch
 
 from explorer.engine.world.as_found import left_as_found
-from explorer.errors import NotOnThisDevice
+from explorer.errors import BadInput, NotOnThisDevice
 from explorer.lab.kit.bench import Answer, LabBench
 from explorer.plan.lessons import lesson_called, settings
+from explorer.record.graph import ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.progress import Report, silent
 from explorer.record.run import Device
 
 
-def run_lab(name: str, switches: Mapping[str, str], *, device: Device = "cpu", report: Report = silent) -> LabOutcome:
-    """Runs the lesson called `name`; switches that are not given stand at their defaults.
+def run_lab(
+    name: str,
+    switches: Mapping[str, str],
+    *,
+    device: Device = "cpu",
+    model: ModelRef | None = None,
+    report: Report = silent,
+) -> LabOutcome:
+    """Runs the lesson called `name`; switches without a value stand at their defaults.
 
-    Raises BadInput (unknown lesson, switch or value) and NotOnThisDevice.
+    Raises BadInput (unknown lesson, switch or value; a model for a lesson that brings its own) and NotOnThisDevice.
     """
     lesson = lesson_called(name)
+    if model is not None and not lesson.takes_model:
+        raise BadInput(f"The experiment {name} brings its own nets, and a model was named.", hint="Leave it out.")
     setting = settings(lesson, switches)
     if device == "cuda" and not torch.cuda.is_available():
         raise NotOnThisDevice("The lab was asked to run on CUDA, and torch finds no CUDA device.", hint="Use the CPU.")
-    bench = LabBench(torch.device(device), report)
+    bench = LabBench(torch.device(device), report, model)
     bench.tell(lesson.title, 0, 1)
     file = importlib.import_module(f"explorer.lab.{name.replace('-', '_')}")
     start = time.perf_counter()

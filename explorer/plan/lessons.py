@@ -6,6 +6,7 @@ A lesson is one file of `explorer/lab/`. Its docstring is the title and the stor
     QUESTION       the one thing that it answers
     SWITCHES       {name: (question, {value: what it means})}, the default value first
     WORDS          terms of the glossary (explorer/view/words/lab.py)
+    TAKES_MODEL    True: a person may name a model for it; without it the lesson brings its own nets
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
             "paragraphs": [" ".join(paragraph.split()) for paragraph in story.split("\n\n")],
             "switches": _switches(literals["SWITCHES"]),
             "words": literals["WORDS"],
+            "takes_model": literals.get("TAKES_MODEL", False),
         }
         shelf = get_args(Theme)
         read = from_plain(lesson, Lesson)
@@ -92,7 +94,7 @@ def _literals(tree: ast.Module) -> dict[str, Any]:
         if isinstance(statement, ast.Assign):
             target = ast.unparse(statement.targets[0]).strip("()")
             names = target.split(", ")
-            if not {*names} & {*_LITERALS, "PLACE"}:
+            if not {*names} & {*_LITERALS, "PLACE", "TAKES_MODEL"}:
                 continue
             try:
                 value = ast.literal_eval(statement.value)

@@ -58,6 +58,8 @@ class Lesson(Record):
     switches: tuple[Switch, ...]
     words: tuple[str, ...] = ()
     """Terms of the glossary that the lesson and its outcome use."""
+    takes_model: bool = False
+    """Whether a person may name a model for it."""
 
 
 class LabFigure(Record):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Literal
@@ -50,25 +49,6 @@ class Times(Record):
     kept_operator_ms: float | None = None
     """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
     torch looks at every one in Python. None: not measured."""
-
-
-SURE = 0.95
-"""Probability with which an interval holds the median that a clock would show if it was read for ever."""
-
-
-def ratio_interval(candidate: Samples, baseline: Samples, sure: float = SURE) -> tuple[float, float] | None:
-    """The two paired ratios of an interleaved A/B run between which the true median lies, with `sure` or more.
-
-    Whatever the ratios are distributed like: of n, each lies below their median as often as above, so that the k-th
-    from either end bound it but for twice the chance of fewer than k heads in n throws. None of so few pairs that they
-    cannot say so much: below six for 0.95, below eight for 0.99. Source: https://en.wikipedia.org/wiki/Sign_test
-    """
-    pairs = sorted(a / b for a, b in zip(candidate.ms, baseline.ms) if b)
-    outside, k = 2.0 ** (1 - len(pairs)), 0
-    while outside <= 1 - sure:
-        k += 1
-        outside += math.comb(len(pairs), k) * 2.0 ** (1 - len(pairs))
-    return (pairs[k - 1], pairs[-k]) if k else None
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:

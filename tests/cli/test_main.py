@@ -20,7 +20,7 @@ from tests.cli.asked import read, run
 
 def test_every_verb_explains_itself() -> None:
     listed = run("--help").stdout
-    for name in ("models", "graph", "measure", "compare", "check", "export", "matrix", "lab", "pipeline"):
+    for name in ("models", "graph", "measure", "compare", "check", "export", "lab", "pipeline"):
         assert name in listed and "Usage" in run(name, "--help").stdout
     assert run("--version").stdout.strip()
 

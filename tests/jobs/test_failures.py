@@ -26,7 +26,6 @@ from explorer.errors import (
 from explorer.jobs.failures import crash, failure_of_job
 from explorer.jobs.protocol import (
     Compare,
-    DeriveMatrix,
     Describe,
     DrawAutograd,
     Measure,
@@ -205,7 +204,6 @@ def requests(model: ModelRef) -> Iterator[Request]:
     yield Measure(spec=spec, without_data=True)
     yield Compare(baseline=spec, candidate=msgspec.structs.replace(spec, policy=Policy.recompute(["0"])))
     yield DrawAutograd(spec=spec, block="0")
-    yield DeriveMatrix(spec=spec)
     yield RunPipeline(spec=msgspec.structs.replace(spec, plan=plan))
     yield ProfileStages(spec=spec, groups=plan.stages, n_microbatches=2)
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from explorer.errors import UnreadableFile
 from explorer.jobs.protocol import (
     DESCRIBE_LIMIT_S,
-    MOST_BOUTS,
     CancelJob,
     Command,
     Compare,
@@ -19,7 +18,6 @@ from explorer.jobs.protocol import (
     EndJob,
     Frames,
     Measure,
-    RunArena,
     RunLab,
     Submit,
     model_of_request,
@@ -80,7 +78,6 @@ def test_the_longest_limit_of_its_runs_counts() -> None:
     longer = RunSpec(model=ModelRef(target="b.py"), time_limit_s=90.0)
     assert time_limit_s(Measure(spec=SPEC)) == 30.0
     assert time_limit_s(Compare(baseline=SPEC, candidate=longer)) == 90.0
-    assert time_limit_s(RunArena(spec=SPEC, shares=(0.5,))) == 30.0 * MOST_BOUTS
     assert time_limit_s(Describe(model=SPEC.model)) == DESCRIBE_LIMIT_S
 
 

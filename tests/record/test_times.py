@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
 
-from explorer.record.times import Samples, ratio_interval, ratio_with_spread
+from explorer.record.times import Samples, ratio_with_spread
 
 
 def test_too_few_readings_have_no_figure() -> None:
@@ -29,17 +28,3 @@ def test_a_ratio_is_of_pairs_so_that_what_slows_both_cancels() -> None:
 def test_a_scaled_clock_gives_that_ratio_without_spread(ms: list[float], scale: float) -> None:
     pair = ratio_with_spread(Samples(ms=tuple(scale * one for one in ms)), Samples(ms=tuple(ms)))
     assert pair is not None and pair == (pytest.approx(scale), pytest.approx(0, abs=1e-6 * scale))
-
-
-@pytest.mark.parametrize("n", [6, 8, 9, 12, 15, 50])
-def test_an_interval_of_ratios_ends_where_the_sign_test_would_begin_to_doubt(n: int) -> None:
-    interval = ratio_interval(Samples(ms=tuple(float(i) for i in range(n, 0, -1))), Samples(ms=(1.0,) * n))
-    assert interval is not None
-    k = round(interval[0])
-    assert interval == (k, n + 1 - k)
-    assert binomtest(k - 1, n).pvalue <= 0.05 < binomtest(k, n).pvalue
-
-
-def test_five_pairs_bound_nothing() -> None:
-    assert ratio_interval(Samples(ms=(1.0,) * 5), Samples(ms=(1.0,) * 5)) is None
-    assert ratio_interval(Samples(), Samples()) is None

@@ -8,10 +8,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from explorer.errors import BadInput
-from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure, RunArena
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph
-from explorer.record.arena import Arena, Bout, Ground
 from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.base import to_json
 from explorer.record.plan import Front, Wish
@@ -79,11 +78,6 @@ class FakeWorker:
                 job.finish(graphs.measured(self.graph, spec))
             case Compare(candidate=spec):
                 job.finish(graphs.compared(self.graph, spec))
-            case RunArena(spec=spec):
-                bouts = (Bout(rival="rotor", share=0.5, budget_bytes=1, why="It plans chains."),)
-                environment = graphs.measured(self.graph, spec).environment
-                ground = Ground(peak_bytes=2, saved_bytes=1, is_measured=True)
-                job.finish(Arena(spec=spec, environment=environment, ground=ground, bouts=bouts))
             case DrawAutograd(block=block):
                 picture = AutogradPicture(dot="digraph { a -> b }", n_nodes=2, n_saved_tensors=1, saved_bytes=1024)
                 job.finish(AutogradPictures(block=block, kept=picture, recomputed=picture))

@@ -6,11 +6,9 @@ from collections import Counter
 
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, ModelRef, RunSpec
-from explorer.record.matrix import DerivativeCell, DerivativeMatrix
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
-from explorer.view.compare.matrix import matrix_chart
 from explorer.view.drawing.chart import Chart
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.ledger import ledger_chart
@@ -63,9 +61,7 @@ def of_a_pipeline() -> list[Chart]:
 
 
 def all_charts() -> list[Chart]:
-    cell = DerivativeCell(derivative="backward", variant="recompute", outcome="bitwise equal", sentence="Equal.")
-    matrix = DerivativeMatrix(spec=RunSpec(model=ModelRef(target="m.py")), blocks=("a",), cells=(cell,))
-    return [*of_a_comparison(compared(recompute=range(6))), *of_a_pipeline(), matrix_chart(matrix), front_chart(MARKS)]
+    return [*of_a_comparison(compared(recompute=range(6))), *of_a_pipeline(), front_chart(MARKS)]
 
 
 def test_no_two_charts_share_their_words() -> None:

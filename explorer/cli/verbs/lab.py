@@ -17,6 +17,7 @@ from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import RunLab
 from explorer.plan.lessons import lesson_called, lessons, settings
+from explorer.record.graph import ModelRef
 from explorer.record.lab import LabOutcome, Lesson
 from explorer.view.lab import lab_origins, lab_table
 
@@ -24,6 +25,9 @@ WIDTH = 100
 _ANY_WIDTH, _LONGEST_WORD = 1000, 14
 
 Name = Annotated[str | None, typer.Argument(metavar="[NAME]", help="An experiment; without it they are listed.")]
+LabModel = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="For an experiment that takes a model, such as derivatives.")
+]
 Switches = Annotated[
     list[str] | None, typer.Option("--set", metavar="SWITCH=VALUE", help="Flips a switch; may be given repeatedly.")
 ]
@@ -31,7 +35,7 @@ Where = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Where t
 
 
 @verb
-def lab(output: Output, name: Name = None, set: Switches = None, device: Where = "cpu") -> None:
+def lab(output: Output, name: Name = None, model: LabModel = None, set: Switches = None, device: Where = "cpu") -> None:
     """Experiments: short stories about checkpointing, each with a real run of seconds and what to take away."""
     if name is None:
         _list(output)
@@ -39,7 +43,8 @@ def lab(output: Output, name: Name = None, set: Switches = None, device: Where =
     lesson = lesson_called(name)
     chosen = settings(lesson, switches_from(set or []))
     with worker() as engine:
-        outcome = ask(engine, RunLab(name=name, switches=chosen, device=device))
+        ref = None if model is None else ModelRef(target=model)
+        outcome = ask(engine, RunLab(name=name, switches=chosen, device=device, model=ref))
     if output.json:
         print_json(outcome)
     else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.errors import message_of
+from explorer.record.graph import ModelRef
 from explorer.record.lab import LabChart, LabRow
 from explorer.record.progress import Progress, Report, silent
 
@@ -23,10 +24,12 @@ Setting = Mapping[str, str]
 
 @dataclass(frozen=True)
 class LabBench:
-    """Where a lesson runs and whom it tells."""
+    """Where a lesson runs, on which model, and where it reports."""
 
     device: torch.device = torch.device("cpu")
     report: Report = silent
+    model: ModelRef | None = None
+    """Model that a person named; None: the lesson's own."""
 
     def tell(self, what: str, done: int, total: int) -> None:
         """Reports progress; raises Cancelled where a person cancelled."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.lab.kit.bench import Gradients, Raised
+from explorer.plan.names import some
 from explorer.record.diffs import GradientDiff
 from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
 
@@ -101,7 +102,7 @@ def compared_row(
         return LabRow(label=label, outcome="raised", figures=figures, note=str(tried))
     apart = gap(baseline, tried, reference)
     absent = [diff.name for diff in apart.diffs if diff.presence == "baseline only"]
-    note = f"no gradient for {', '.join(absent)}" if absent else ""
+    note = f"no gradient for {some(absent)}" if absent else ""
     return LabRow(label=label, outcome=apart.outcome, figures=(*apart.figures(), *figures), note=note)
 
 

@@ -8,10 +8,8 @@ import streamlit as st
 
 from explorer.record.comparison import Comparison
 from explorer.record.diffs import Verdict
-from explorer.record.matrix import DerivativeMatrix
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
-from explorer.ui.shared.reports import report_button
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.compare.gradients import (
     buffer_table,
@@ -22,7 +20,6 @@ from explorer.view.compare.gradients import (
     unjudged_sentence,
     verdict_sentence,
 )
-from explorer.view.compare.matrix import matrix_chart
 from explorer.view.words import explore as glossary
 
 COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
@@ -73,21 +70,3 @@ def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]
         ("counts", "How often each block ran", recompute_count_table(comparison)),
     ]
     return [entry for entry in checked if entry[2]]
-
-
-def matrix_panel(matrix: DerivativeMatrix | None, key: str | None, *, busy: bool) -> bool:
-    """Which kinds of derivative survive which kind of checkpointing; returns whether a person asked for it.
-
-    `key`: of the stored matrix.
-    """
-    with fold("Other derivatives", icon=":material/grid_on:", key="derivatives"):
-        st.caption(
-            "Second backward, autograd.grad, Hessian-vector products and gradient penalties, each kept, recomputed, "
-            "reentrant and selective. Real runs; progress stands below."
-        )
-        asked = st.button("Take them", icon=":material/play_arrow:", key="derive", disabled=busy)
-        if matrix is not None:
-            draw(matrix_chart(matrix), key="matrix")
-            if key is not None:
-                report_button(key, stem="derivatives", widget="matrix_report")
-    return asked

@@ -1,20 +1,19 @@
-"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd, arena. Hidden ones are not computed."""
+"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden ones are not computed."""
 
 from __future__ import annotations
 
 import streamlit as st
 
-from explorer.jobs.protocol import DeriveMatrix, DrawAutograd, RunArena
+from explorer.jobs.protocol import DrawAutograd
 from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
-from explorer.ui.explore.arena import arena_panel
 from explorer.ui.explore.autograd import autograd_panel
 from explorer.ui.explore.cost import cost_panel
 from explorer.ui.explore.front import front_panel
-from explorer.ui.explore.gradients import gradients_panel, matrix_panel
+from explorer.ui.explore.gradients import gradients_panel
 from explorer.ui.explore.memory import memory_panel
 from explorer.ui.explore.shown import shown
 from explorer.ui.explore.state import ExploreState
@@ -31,7 +30,7 @@ from explorer.view.graph.nesting import RUN
 from explorer.view.words import explore as glossary
 from explorer.view.words.cut_short import what_failed
 
-TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd", "Arena"]
+TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
 
 
 def results(state: ExploreState) -> None:
@@ -46,7 +45,7 @@ def results(state: ExploreState) -> None:
         return
     block = drafts.marks_of(state.draft, graph).selected.removeprefix(RUN) if graph is not None else ""
     why_not = drafts.why_not_run(state.draft)
-    memory, budget, cost, gradients, blocks, autograd, arena = tabs
+    memory, budget, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
             _memory(state, baseline, comparison, graph, block)
@@ -70,21 +69,9 @@ def results(state: ExploreState) -> None:
             asked = autograd_panel(graph, work.result(state, "pictures"), block=block, busy=state.job.id is not None)
             if asked is not None:
                 _start(state, DrawAutograd(spec=state.draft.spec, block=asked))
-    if arena.open:
-        with arena:
-            _arena(state, why_not)
 
 
-def _arena(state: ExploreState, why_not: str) -> None:
-    if why_not:
-        st.caption(why_not)
-        return
-    request = arena_panel(state.draft.spec, work.result(state, "arena"), state.arena, busy=state.job.id is not None)
-    if request is not None:
-        _start(state, request)
-
-
-def _start(state: ExploreState, request: DrawAutograd | RunArena | DeriveMatrix) -> None:
+def _start(state: ExploreState, request: DrawAutograd) -> None:
     page_job.start(state.job, request)
     st.rerun()
 
@@ -137,5 +124,3 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)
-    if matrix_panel(work.result(state, "matrix"), state.matrix, busy=state.job.id is not None):
-        _start(state, DeriveMatrix(spec=spec))

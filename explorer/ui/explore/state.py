@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-import streamlit as st
-
-from explorer.record.arena import Arena
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
@@ -54,10 +50,6 @@ class ExploreState:
     """Key of the last comparison."""
     pictures: str | None = None
     """Key of the autograd graphs."""
-    matrix: str | None = None
-    """Key of the derivative matrix."""
-    arena: str | None = None
-    """Key of the arena."""
     tick: tuple[str, int] | None = None
     """Run and event that were picked in the timeline; None: the peak."""
     overlay: str = NOTHING
@@ -103,7 +95,7 @@ def _forget(state: ExploreState, job: PageJob) -> None:
 def _show(state: ExploreState, run: opened.Opened) -> None:
     """Model, policy, options and figures of a stored run; what is under way goes on."""
     record = run.record
-    assert isinstance(record, Comparison | Measurement | DerivativeMatrix | Arena), "no other kind is shown here"
+    assert isinstance(record, Comparison | Measurement), "no other kind is shown here"
     played = record.candidate if isinstance(record, Comparison) else record
     foreseen = isinstance(played, Measurement) and played.origin == "predicted"
     spec = record.candidate.spec if isinstance(record, Comparison) else record.spec
@@ -113,14 +105,8 @@ def _show(state: ExploreState, run: opened.Opened) -> None:
     _forget(state, state.job)
     if isinstance(record, Comparison):
         state.shown = run.run_id
-    elif isinstance(record, Measurement):
-        state.baseline = run.run_id
-    elif isinstance(record, Arena):
-        state.arena = run.run_id
-        st.session_state["tabs"] = "Arena"
     else:
-        state.matrix = run.run_id
-        st.session_state["tabs"] = "Gradients"
+        state.baseline = run.run_id
 
 
 def follow_selection(state: ExploreState, graph: ModelGraph) -> None:

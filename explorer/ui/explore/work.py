@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from explorer.jobs.client import Job
-from explorer.jobs.protocol import Compare, DeriveMatrix, Describe, DrawAutograd, Measure, RunArena
+from explorer.jobs.protocol import Compare, Describe, DrawAutograd, Measure
 from explorer.record.comparison import Comparison
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
@@ -16,7 +16,7 @@ from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend, known, page_job, pins
 from explorer.ui.shared import draft as drafts
 
-ASKED = (Describe, Measure, Compare, DrawAutograd, DeriveMatrix, RunArena)
+ASKED = (Describe, Measure, Compare, DrawAutograd)
 FIRST_WORD_S = 0.05
 """A warm worker says within this what it does: then the first drawing shows it, and not only the second."""
 
@@ -45,10 +45,6 @@ def take(state: ExploreState, job: Job) -> None:
                 state.shown, state.tick, state.doubt = key, None, ""
         case DrawAutograd():
             state.pictures = key
-        case DeriveMatrix():
-            state.matrix = key
-        case RunArena():
-            state.arena = key
 
 
 def prepare(state: ExploreState) -> None:
@@ -149,7 +145,7 @@ def measure_next(state: ExploreState) -> None:
     page_job.start(state.job, Compare(baseline=baseline_of(spec), candidate=candidate))
 
 
-def result(state: ExploreState, name: Literal["baseline", "shown", "pictures", "matrix", "arena"]) -> Any:
+def result(state: ExploreState, name: Literal["baseline", "shown", "pictures"]) -> Any:
     """The record that `name` points to; None where there is none. What cannot be read is forgotten, and said."""
     record = page_job.record(state.job, getattr(state, name))
     if record is None:

@@ -17,7 +17,7 @@ from explorer.view.words.runs import stored_flops, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""
-RANKS, ARENA = "recorded ranks", "arena"
+RANKS = "recorded ranks"
 PINNABLE = ("measurement", "comparison")
 """Kinds whose policy can be the baseline of new runs."""
 ALL = "all models"
@@ -88,7 +88,7 @@ def _row(run: StoredRun) -> dict[str, Any]:
         "step time": stored_time(run.headlines),
         "gradients": _gradients(run),
         "note": run.note,
-        "policy": "" if run.spec is None or run.kind == ARENA else in_words(run.spec.policy),
+        "policy": "" if run.spec is None else in_words(run.spec.policy),
         "pinned": run.pinned,
         "finished": datetime.fromtimestamp(run.created),
     }

@@ -10,9 +10,7 @@ from typing import NamedTuple
 import streamlit as st
 
 from explorer.jobs.store import StoredRun
-from explorer.record.arena import Arena
 from explorer.record.comparison import Comparison
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.ui.session import backend, known
@@ -20,8 +18,6 @@ from explorer.ui.session import backend, known
 PAGES = {
     "measurement": "explore",
     "comparison": "explore",
-    "derivative matrix": "explore",
-    "arena": "explore",
     "pipeline run": "pipeline",
 }
 """Which page shows which kind of run."""
@@ -32,7 +28,7 @@ class Opened(NamedTuple):
     """A run that its page shall show."""
 
     run_id: str
-    record: Measurement | Comparison | DerivativeMatrix | Arena | PipelineRun
+    record: Measurement | Comparison | PipelineRun
 
 
 def hand_over(run: StoredRun) -> str:

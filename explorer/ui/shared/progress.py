@@ -20,8 +20,6 @@ DOING = {
     "Measure": "Measuring the baseline",
     "Compare": "Running baseline and candidate",
     "DrawAutograd": "Drawing the autograd graph",
-    "DeriveMatrix": "Taking derivatives of every kind",
-    "RunArena": "Arena",
     "ProfileStages": "Measuring what each block costs",
     "FindJointPlan": "Planning below the cap",
     "RunPipeline": "Running the pipelined step and the unsplit ones",

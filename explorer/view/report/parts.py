@@ -7,11 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
 
-from explorer.record.arena import Arena
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.ranks import RecordedRanks
@@ -19,7 +17,7 @@ from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.report.html import anchor, box, document, paragraph, table
 
-Reported = Comparison | Measurement | RecordedRanks | PipelineRun | DerivativeMatrix | Arena
+Reported = Comparison | Measurement | RecordedRanks | PipelineRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

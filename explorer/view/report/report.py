@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from explorer.record.arena import Arena
-from explorer.record.matrix import DerivativeMatrix
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.ranks import RecordedRanks
-from explorer.view.report.arena import arena_report
-from explorer.view.report.matrix import matrix_report
 from explorer.view.report.one_or_two import run_report
 from explorer.view.report.parts import ReportOf
 from explorer.view.report.pipeline import pipeline_report
@@ -19,10 +15,6 @@ def report_text(of: ReportOf) -> str:
     match of.run:
         case PipelineRun():
             return pipeline_report(of, of.run)
-        case DerivativeMatrix():
-            return matrix_report(of, of.run)
-        case Arena():
-            return arena_report(of, of.run)
         case RecordedRanks():
             return ranks_report(of, of.run)
         case _:

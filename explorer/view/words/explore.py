@@ -57,14 +57,6 @@ ORIGIN = {
 }
 
 RUN = "Runs real training steps of baseline and candidate from the same start, in turns, and compares every gradient."
-ARENA = (
-    "Planners choose a policy for a memory budget; here each one's choice runs on real steps of this model. Peak and "
-    "time are measured, and every gradient is held against the step with everything kept."
-)
-ARENA_RIVALS = (
-    "torch sac_milp needs the packages pulp and pwlf; torch.compile takes about a minute a budget. Both are left out "
-    "at first."
-)
 UNDO = "Take back the last change of the policy"
 REDO = "Make it again"
 SEARCH = "A name jumps to its block; a pattern such as blocks.*.mlp recomputes every block that it matches."

@@ -11,10 +11,10 @@ from typer.testing import CliRunner, Result
 from explorer.cli import main as cli
 from explorer.jobs import run_file
 from explorer.jobs.store import Store
-from explorer.record import Comparison, Measurement, RunSpec
+from explorer.record import Comparison, Measurement
 from explorer.record.base import from_msgpack
-from explorer.record.matrix import DerivativeMatrix
 from tests import graphs
+from tests.view.report.kinds import pipelined
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 
@@ -57,12 +57,10 @@ def test_what_cannot_be_reported_is_one_sentence(tmp_path: Path, measured: Measu
 
 
 def test_every_kind_of_run_is_listed_and_reported(tmp_path: Path, measured: Measurement) -> None:
-    graph = graphs.gpt(4)
-    matrix = DerivativeMatrix(spec=RunSpec(model=graph.model), blocks=("blocks.0",), cells=())
-    kept = {"<h2>Outcomes</h2>": Store().save(matrix), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
+    sections = {"<h2>Schedule</h2>": Store().save(pipelined()), "<h2>Memory</h2>": Store().save(measured, "my run [2]")}
     listed = run().stdout
     assert "my run [2]" in listed
-    for section, run_id in kept.items():
+    for section, run_id in sections.items():
         assert run_id in listed
         run(run_id, "--out", str(tmp_path / "r.html"))
         assert section in (tmp_path / "r.html").read_text()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.jobs.protocol import Describe, RunArena
+from explorer.jobs.protocol import Describe
 from explorer.plan.catalogue import Sample
 from explorer.plan.factory_arguments import FactoryArguments
 from explorer.record import ModelRef, Policy
@@ -94,19 +94,6 @@ def test_names_from_a_model_never_become_markup(app: App, worker: FakeWorker) ->
     at.session_state["tabs"] = "Gradients"
     at = press(settle(at.run()), "run")
     assert not any("<script>" in str(markdown.value) for markdown in at.markdown)
-
-
-def test_the_arena_asks_for_what_was_chosen_and_shows_what_came(app: App, worker: FakeWorker) -> None:
-    at = app()
-    at.session_state["tabs"] = "Arena"
-    at = settle(at.run())
-    at.button(key="arena_run").click().run()
-    (job,) = worker.of(RunArena)
-    assert job.request.shares == (0.5, 0.7) and "explorer" in job.request.only
-    assert "compile-budget" not in job.request.only
-    at = settle(at.run())
-    assert "Rotor at 50 %: did not run: It plans chains." in texts(at)
-    assert not at.exception
 
 
 @pytest.mark.parametrize("n_blocks", [0, 1, 4])

@@ -97,16 +97,16 @@ def test_the_strip_names_no_other_origin(app: App) -> None:
     assert origins(switch(measured, on=True)) == {"predicted"}
 
 
-@pytest.mark.parametrize("tab", ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd", "Arena"])
+@pytest.mark.parametrize("tab", ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"])
 def test_every_tab_stands_and_offers_no_run(app: App, tab: str) -> None:
     at = switch(app(), on=True)
     at.session_state["tabs"] = tab
     at = settle(at.run())
-    running = ("draw", "arena_run", "derive", "measure_points")
+    running = ("draw", "measure_points")
     assert not [button.key for button in at.button if button.key in running and not button.disabled]
     if tab == "Cost":
         assert "Nothing has been played yet" in words(at)
-    if tab in ("Gradients", "Autograd", "Arena"):
+    if tab in ("Gradients", "Autograd"):
         assert NOTHING_RUNS in words(at)
     if tab == "Memory":
         assert at.toggle(key="memory_time").disabled, "the player's clock is not the step's"

@@ -11,7 +11,6 @@ from explorer.jobs.store import Store
 from explorer.record import Failure, ModelRef, RunSpec
 from tests import graphs, pipelines
 from tests.ui.runs.listing import SPEC
-from tests.view.report.kinds import arena
 
 
 def test_the_list_says_what_a_run_costs(runs_page: Callable[..., AppTest], store: Store) -> None:
@@ -46,12 +45,6 @@ def test_a_run_that_was_cut_short_has_no_arrow_in_the_list(runs_page: Callable[.
     store.save(msgspec.structs.replace(pair, baseline=baseline, gradients=(), failure=failure), "cut")
     (row,) = runs_page().dataframe[0].value.to_dict("records")
     assert row["step peak"] == "at least 104.5 MiB, then failed; 34.5 MiB"
-
-
-def test_an_arena_is_named_as_one_and_not_by_a_policy(runs_page: Callable[..., AppTest], store: Store) -> None:
-    store.save(arena())
-    (row,) = runs_page().dataframe[0].value.to_dict("records")
-    assert row["name"].endswith(" cpu, arena") and row["policy"] == ""
 
 
 def test_a_pipeline_run_shows_its_highest_rank_and_every_gradient(

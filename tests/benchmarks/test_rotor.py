@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.planners.rotor import ChainSchedule, HeterogeneousChain, Piece, cheapest_schedule
+from benchmarks._rotor import ChainSchedule, HeterogeneousChain, Piece, cheapest_schedule
 
 Tree = tuple[Piece, ...]
 

@@ -1,1 +1,0 @@
-"""Planners that are held against each other, one file a rival."""
