@@ -247,7 +247,8 @@ def ratio_interval(candidate: Samples, baseline: Samples, sure: float) -> tuple[
     """The two paired ratios of an interleaved A/B run between which the true median lies, with `sure` or more.
 
     Holds for any distribution: of n ratios each lies below the median as often as above, so the k-th from either end
-    bound it but for twice the chance of fewer than k heads in n throws. None for too few pairs: below eight for 0.99. Source: https://en.wikipedia.org/wiki/Sign_test
+    bound it but for twice the chance of fewer than k heads in n throws. None for too few
+    pairs: below eight for 0.99. Source: https://en.wikipedia.org/wiki/Sign_test
     """
     pairs = sorted(a / b for a, b in zip(candidate.ms, baseline.ms) if b)
     outside, k = 2.0 ** (1 - len(pairs)), 0
