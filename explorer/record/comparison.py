@@ -57,6 +57,8 @@ class Comparison(Record):
     masks: tuple[MaskDiff, ...] = ()
     masks_watched: bool = False
     """Whether a run was watched for `masks` and `state_changes`: without, both are empty and say nothing."""
+    equal_without_early_stop: bool | None = None
+    """Whether all gradients are the baseline's with early_stop off. None: not tried, because all was drawn again."""
     state_changes: tuple[StateChange, ...] = ()
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""

@@ -117,7 +117,9 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
             traceback=text,
         )
     if in_step or _raised_by_model(error):
-        hint = "The traceback shows the line of the model."
+        frames = traceback.extract_tb(error.__traceback__)
+        inside = frames and "-packages" in frames[-1].filename
+        hint = f"The traceback shows the line of {'the library that raised it' if inside else 'the model'}."
         return Failure(kind="model raised", sentence=f"The model raised {said_by(error)}.", hint=hint, traceback=text)
     hint = "Nothing foresaw this error; the traceback says where it was raised."
     return Failure(kind="internal", sentence=f"{said_by(error)}.", hint=hint, traceback=text)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
+from msgspec.structs import force_setattr
+
+from explorer.errors import InvalidPolicy
 from explorer.record.base import Record
 
 Action = Literal["recompute", "save_ops", "offload"]
@@ -20,6 +23,9 @@ class Unit(Record):
     """recompute: keep the input. save_ops: recompute all but `save_ops`. offload: what is saved waits on the CPU."""
     save_ops: tuple[str, ...] = ()
     """Operators whose results are kept, such as `aten.mm.default`; only with the action `save_ops`."""
+
+    def __post_init__(self) -> None:
+        _as_tuples(self, "blocks", "save_ops")
 
 
 class Policy(Record):
@@ -38,9 +44,14 @@ class Policy(Record):
     """Generators torch does not stash, set back at recompute: `python`, `numpy`, or the dotted path of a
     torch.Generator attribute in the model."""
 
+    def __post_init__(self) -> None:
+        _as_tuples(self, "units", "restore_rng")
+
     @classmethod
     def recompute(cls, blocks: Iterable[str | Iterable[str]], **options: Any) -> Policy:
         """A policy that recomputes each of `blocks`; a tuple of fqns is one segment."""
+        if isinstance(blocks, str):
+            raise _one_name("blocks", blocks)
         units = tuple(Unit(blocks=(entry,) if isinstance(entry, str) else tuple(entry)) for entry in blocks)
         return cls(units=units, **options)
 
@@ -64,6 +75,22 @@ class Policy(Record):
     def blocks(self) -> tuple[str, ...]:
         """Every fqn named, in order."""
         return tuple(fqn for unit in self.units for fqn in unit.blocks)
+
+
+def _as_tuples(record: Record, *fields: str) -> None:
+    """Lists become tuples, so that a record can be hashed. Raises InvalidPolicy for a name where names belong."""
+    for name in fields:
+        value = getattr(record, name)
+        if isinstance(value, str):
+            raise _one_name(name, value)
+        if not isinstance(value, tuple):
+            force_setattr(record, name, tuple(value))
+
+
+def _one_name(field: str, name: str) -> InvalidPolicy:
+    return InvalidPolicy(
+        f"{field} is {name!r}, one name where a list of names belongs.", hint=f"Write [{name!r}] for one."
+    )
 
 
 KEEP_ALL = Policy()

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.compare.compare import Meter, equivalence
+from explorer.engine.compare.compare import Meter, equivalence, with_causes
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.determinism import deterministic_kernels
-from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.policy import Policy
@@ -43,4 +42,4 @@ def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> 
         evidence = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
     comparison = Comparison(baseline=empty[0], candidate=empty[1], **evidence)
-    return msgspec.structs.replace(comparison, causes=causes(comparison))
+    return with_causes(comparison)

@@ -261,3 +261,80 @@ class Pairs(nn.Module):
 
 def pairs(*, trains: bool = True) -> Built:
     return whole(Pairs(trains=trains))
+
+
+class Flips(nn.Module):
+    """In eval mode from the start of backward on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.entry, self.block, self.exit = nn.Linear(WIDTH, WIDTH), Wrapped(nn.Dropout(0.3)), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.exit(self.block(self.entry(x)))
+        y.register_hook(lambda grad: self.eval() and None)
+        return y
+
+
+def flips() -> Built:
+    return whole(Flips())
+
+
+class Board:
+    noise = torch.ones(WIDTH)
+
+
+class Overwrites(nn.Module):
+    """Reads the noise that the block before it left, and leaves its own."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self.linear, self.board = nn.Linear(WIDTH, WIDTH), board
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x) * self.board.noise)
+        self.board.noise = torch.rand(WIDTH)
+        return y
+
+
+def overwritten() -> Built:
+    board = Board()
+    return built([Overwrites(board), Overwrites(board)])
+
+
+class Carries(nn.Module):
+    """A hidden state from step to step; early stop leaves the recompute before it is written once more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.hidden = nn.Linear(WIDTH, WIDTH), torch.zeros(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(x) + self.hidden)
+        self.hidden = y.detach().mean(0)
+        return y
+
+
+def carries() -> Built:
+    return built([Carries()])
+
+
+class Observes(nn.Module):
+    """A fake quantiser: its scale follows what it sees, in float32 whatever autocast says."""
+
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("scale", torch.full((), 0.02))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        with torch.no_grad():
+            self.scale.lerp_(y.abs().max().float() / 127, 0.01)
+        return torch.tanh(torch.fake_quantize_per_tensor_affine(y.float(), self.scale, torch.tensor(0), -128, 127))
+
+
+def observes() -> Built:
+    return built([Observes()])

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import pytest
+
+from explorer.errors import InvalidPolicy
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
@@ -11,6 +16,26 @@ def test_a_name_is_a_unit_and_a_tuple_is_a_segment() -> None:
     assert policy.units == (Unit(blocks=("a",)), Unit(blocks=("b", "c")))
     assert policy.blocks == ("a", "b", "c") and not policy.early_stop
     assert Policy.recompute([]) == KEEP_ALL
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Policy.recompute("blocks.0"),
+        lambda: Policy.recompute(["blocks.0"], restore_rng="python"),
+        lambda: Policy(restore_rng="blocks.0"),
+        lambda: Unit(blocks="blocks.0"),
+        lambda: Unit(blocks=("blocks.0",), action="save_ops", save_ops="aten.mm.default"),
+    ],
+)
+def test_one_name_where_names_belong_is_refused_and_not_spelled_out(make: Callable[[], object]) -> None:
+    with pytest.raises(InvalidPolicy, match="one name where a list of names belongs"):
+        make()
+
+
+def test_lists_are_as_good_as_tuples() -> None:
+    listed = Policy(units=[Unit(blocks=["a"])], restore_rng=["python"])
+    assert listed == Policy.recompute(["a"], restore_rng=("python",)) and hash(listed.units) and listed.restore_rng
 
 
 def test_reentrant_checkpointing_never_stops_early() -> None:

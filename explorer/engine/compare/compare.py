@@ -7,6 +7,8 @@ baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate,
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -22,23 +24,27 @@ from explorer.engine.compare.outcome import (
     not_reproducible_because,
     parameter_differences,
     rng_differences,
+    same_gradients,
     take,
 )
 from explorer.engine.compare.reference import coarsest_epsilon, reference
-from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
+from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.step import Trainee, forward_backward, prepare
+from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
+from explorer.plan.hazards.known import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison
 from explorer.record.diffs import BufferDiff, GradientDiff, MaskDiff, StateChange
 from explorer.record.failure import Failure
+from explorer.record.hazard import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
@@ -82,8 +88,16 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     with left_as_found(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
         judged = equivalence(baseline, candidate, full=full, meter=meter)
     judged["without_tf32"] = coarse
-    comparison = msgspec.structs.replace(comparison, **judged)
-    return msgspec.structs.replace(comparison, causes=causes(comparison))
+    return with_causes(msgspec.structs.replace(comparison, **judged))
+
+
+def with_causes(comparison: Comparison) -> Comparison:
+    """With likely causes; the hazards of a candidate that is not the same are among them."""
+    spec, fired = comparison.candidate.spec, tuple[Hazard, ...]()
+    if comparison.verdict in ("different", "state moved") and spec.policy.units:
+        with suppress(Exception):  # what runs may still not be described: causes are read without hazards then
+            fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
+    return msgspec.structs.replace(comparison, causes=causes(comparison, fired))
 
 
 def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | None:
@@ -110,8 +124,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     base = take(trainee, full=full)
     fields: dict[str, Any] = {}
     rerun = exact = None
-    own_changes: frozenset[StateKey] = frozenset()
-    unjudged: frozenset[StateKey] = frozenset()
+    own_changes = unjudged = frozenset[StateKey]()
     if full:
         meter.step("baseline again: does it equal itself?")
         rerun, own_changes = _rerun(fresh(baseline), base)
@@ -124,20 +137,40 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         fields |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
     try:
-        cand = take(fresh(candidate), full=full, lead=base)
+        trainee = fresh(candidate)
+        cand = take(trainee, full=full, lead=base)
         meter.step("candidate, watched: masks and module state")
         if full and candidate.policy.units:
             fields["masks"], changes = _watched(fresh(candidate))
             own = own_changes | unjudged
             fields["state_changes"] = tuple(c for c in changes if (c.block, c.name, c.kind) not in own)
             fields["masks_watched"] = True
+            if candidate.policy.stops_early and any(mask.n_not_drawn_again for mask in fields["masks"]):
+                fields["equal_without_early_stop"] = same_gradients(base, _to_the_end(fresh, candidate, base))
     except Cancelled:
         raise
     except Exception as error:  # whatever a stranger's model raises when it runs again
-        return {**fields, "failure": failure_in_step(error)}
+        return {**fields, "failure": failure_in_words(error, trainee.model)}
     yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
     fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
-    return fields | side_by_side(base, cand, yardsticks)
+    return _moved_again(fields | side_by_side(base, cand, yardsticks))
+
+
+def _to_the_end(fresh: Callable[[RunSpec], Trainee], candidate: RunSpec, base: Outcome) -> Outcome:
+    policy = msgspec.structs.replace(candidate.policy, early_stop=False)
+    return take(fresh(msgspec.structs.replace(candidate, policy=policy)), full=False, like=base)
+
+
+def _moved_again(fields: dict[str, Any]) -> dict[str, Any]:
+    """What a recompute was seen to move once more differs by no rounding, however coarse the run computes."""
+    changed = {f"{change.block}.{change.name}".lstrip(".") for change in fields.get("state_changes", ())}
+    return fields | {
+        family: tuple(
+            msgspec.structs.replace(diff, candidate_error=None) if diff.name in changed else diff
+            for diff in fields[family]
+        )
+        for family in ("buffers", "carried")
+    }
 
 
 def side_by_side(base: Outcome, cand: Outcome, yardsticks: Yardsticks) -> dict[str, Any]:

@@ -107,7 +107,7 @@ def take(
 
 def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None, known: Outcome) -> None:
     """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
-    parted = lead is not None and not all(_same(lead.gradients.get(n), g) for n, g in outcome.gradients.items())
+    parted = lead is not None and not same_gradients(lead, outcome)
     for i in range(N_STEPS):
         if i:
             forward_backward(trainee)
@@ -272,6 +272,11 @@ def fingerprint(tensor: Tensor) -> bytes:
     dense = on_cpu(tensor)
     assert dense is not None
     return hashlib.blake2b(as_bytes(dense), digest_size=32).digest()
+
+
+def same_gradients(one: Outcome, other: Outcome) -> bool:
+    """Whether all gradients of the first backward agree in every bit."""
+    return all(_same(one.gradients.get(name), gradient) for name, gradient in other.gradients.items())
 
 
 def _same(left: Tensor | None, right: Tensor | None) -> bool:

@@ -27,8 +27,8 @@ from explorer.engine.compare.outcome import Outcome, Yardsticks, not_reproducibl
 from explorer.engine.compare.reference import does_not_run, epsilon_of, most_common_type, too_far
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.compare.step_program import StepProgram, hooked, take_steps
-from explorer.engine.device.limits import failure_in_step
 from explorer.engine.model.plain_names import plain_modules
+from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import State, StateKey
@@ -54,7 +54,7 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
         try:
             cand = take_steps(candidate, lead=base)
         except Exception as error:  # whatever a stranger's program raises
-            return {**fields, "failure": failure_in_step(error)}
+            return {**fields, "failure": failure_in_words(error, candidate.model)}
     yardsticks = Yardsticks(epsilon, rerun if because else base, exact)
     apart = _of_one_alone(*starts)
     for outcome in (base, cand):

@@ -16,15 +16,14 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-import msgspec
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, device_of, place_of
-from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.attribution import Attribution, attribute
 from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
@@ -35,7 +34,7 @@ from explorer.engine.measure.recording import doubts
 from explorer.engine.model.loaded import types_of
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.backward import around_backward
-from explorer.engine.watch.checkpoint_error import in_words
+from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
 from explorer.errors import BadInput
@@ -131,11 +130,10 @@ class LiveStep:
 
     def _failure(self, error: Exception) -> Failure:
         """torch's word about a recompute that differs is translated, in the record and in the error itself."""
-        failure, told = failure_in_step(error), in_words(error, self._model)
-        if not told:
-            return failure
-        error.add_note(told)
-        return msgspec.structs.replace(failure, sentence=told)
+        failure = failure_in_words(error, self._model)
+        if isinstance(error, CheckpointError):
+            error.add_note(failure.sentence)
+        return failure
 
     def _tensors_before(self) -> list[Any]:
         """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-import msgspec
 from torch import nn
 
 from explorer.engine.device.allocator import AllocatorLog, Probe, Refusal, clock_skew_ns, peak_bytes, take_probe
@@ -24,7 +23,7 @@ from explorer.engine.measure.limited import found_before_step, held_bytes, limit
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
 from explorer.engine.step import Trainee, prepare, run_step
-from explorer.engine.watch.checkpoint_error import in_words
+from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.tracker import Tracker
 from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
@@ -183,9 +182,7 @@ def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[No
     except Exception as error:
         if isinstance(error, ExplorerError) and not is_out_of_memory(error):
             raise
-        run.failure = failure_in_step(error)
-        if model is not None and (told := in_words(error, model)):
-            run.failure = msgspec.structs.replace(run.failure, sentence=told)
+        run.failure = failure_in_step(error) if model is None else failure_in_words(error, model)
 
 
 @contextmanager

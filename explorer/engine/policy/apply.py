@@ -30,6 +30,7 @@ from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
+from explorer.errors import BadInput
 from explorer.plan.policy.pattern import expanded
 from explorer.plan.policy.shape import differences, shape_of
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -91,6 +92,12 @@ def apply_policy(
     second time changes nothing, and neither does the `undo()` of that second handle: the first one is in charge.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
+    for value, kind, hint in (
+        (model, nn.Module, "Give the model first, then the policy."),
+        (policy, Policy, "Load one from a file with `explorer.load_policy`, or make one with `Policy.recompute`."),
+    ):
+        if not isinstance(value, kind):
+            raise BadInput(f"A {kind.__name__} was expected and {type(value).__name__} was given.", hint=hint)
     if part:
         here = {fqn for fqn, _ in model.named_modules(remove_duplicate=False)}
         policy = msgspec.structs.replace(policy, units=tuple(u for u in policy.units if here & set(u.blocks)))

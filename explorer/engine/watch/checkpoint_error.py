@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
+from explorer.engine.device.limits import failure_in_step
 from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.world.rng import RngState
+from explorer.record.failure import Failure
 
 _MISMATCH = re.compile(r"tensor at position (\d+):\nsaved metadata: (.*)\nrecomputed metadata: (.*)")
 _SHAPE, _DTYPE = re.compile(r"torch\.Size\(\[([^\]]*)\]\)"), re.compile(r"torch\.(float\w+|bfloat16|\w*int\w*|bool)")
@@ -57,6 +60,12 @@ def in_words(error: BaseException, model: nn.Module) -> str:
         f"The recompute{_of(seen.block)} made another tensor than forward: {what} was {_short(forward)} in forward and "
         f"{_short(again)} in the recompute. Usual cause: {_cause(forward, again)}."
     )
+
+
+def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
+    """What a step raised, as a result; torch's word about a recompute that differs is translated."""
+    failure, sentence = failure_in_step(error), in_words(error, model)
+    return replace(failure, sentence=sentence) if sentence else failure
 
 
 class _Third(TorchDispatchMode):

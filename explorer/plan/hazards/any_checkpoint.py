@@ -67,7 +67,7 @@ def moved_buffers(case: Case) -> Iterator[Hazard]:
         yield Hazard(
             rule="moved-buffers", severity="error", blocks=blocks,
             sentence=f"The forward of {some(blocks)} changes a buffer that is not a running statistic; running it "
-            "again changes it twice, and what reads the buffer computes another gradient.",
+            "again starts from the changed one, and what reads the buffer computes another gradient.",
             remedy="Keep these blocks, or skip the update while explorer.is_recomputing().",
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ def moved_attributes(case: Case) -> Iterator[Hazard]:
         yield Hazard(
             rule="moved-attributes", severity="warning", blocks=blocks,
             sentence=f"The forward of {some(blocks)} changes an attribute of the module (a counter, a kept loss, "
-            "a cache); running it again changes it once more.",
+            "a cache); running it again starts from the changed one.",
             remedy="Skip the update while explorer.is_recomputing(), or keep these blocks.",
         )  # fmt: skip
 

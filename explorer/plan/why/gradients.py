@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 
-from explorer.plan.names import listed
+from explorer.plan.names import is_within, listed
 from explorer.record.comparison import Comparison
 from explorer.record.diffs import ParameterDiff, StateChange
+from explorer.record.hazard import Hazard
 
 _STRAIGHT = 1e-4
 """How far a cosine or a ratio may be from one: more than float32 rounds."""
@@ -16,13 +18,17 @@ _MEANT = 0.01
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def causes(comparison: Comparison) -> tuple[str, ...]:
-    """Likely causes of a difference, most likely first, each one sentence; empty where nothing differs."""
+def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, ...]:
+    """Likely causes of a difference, most likely first, each one sentence; empty where nothing differs.
+
+    `fired` are the hazards of the candidate, which were known before it ran.
+    """
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
     causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_scaled(comparison)]
     causes_seen += _state(comparison)
     causes_seen += _nonfinite(comparison)
+    causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
     return tuple(causes_seen) or tuple(_what_is_left(comparison))
 
 
@@ -36,9 +42,24 @@ def _masks(comparison: Comparison) -> Iterator[str]:
             where = listed([mask.block for mask in wrong])
             yield f"{what} in {where} between forward and recompute, in up to {100 * worst:.0f} % of the elements{off}."
     left_out = [mask.block for mask in comparison.masks if mask.n_not_drawn_again]
-    stops_early = policy.early_stop and not policy.use_reentrant  # reentrant checkpointing always runs to the end
-    if left_out and stops_early and all(unit.action == "recompute" for unit in policy.units):
-        yield f"{listed(left_out)} drew in forward and not again: early stop ended the recompute before."
+    if not left_out or any(unit.action != "recompute" for unit in policy.units):
+        return
+    where = f"{listed(left_out)} drew in forward and not again"
+    if policy.stops_early and comparison.equal_without_early_stop:
+        yield f"{where}: early stop ended the recompute before. With early_stop off all gradients are equal."
+    elif not policy.stops_early:
+        yield f"{where}, though the recompute runs to its end. Usual causes: eval() before backward, another branch."
+
+
+def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) -> Iterator[str]:
+    """Those on a block that differs, or in a unit that does, and of which no evidence speaks."""
+    wrong = [diff.name for diff in comparison.all_diffs if diff.verdict == "different"]
+    for hazard in fired:
+        blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
+        around = [*blocks, *(unit for unit in comparison.candidate.spec.policy.blocks for block in blocks
+                             if is_within(block, unit))]  # fmt: skip
+        if hazard.severity != "note" and any(is_within(name, block) for name in wrong for block in around):
+            yield f"Known before the run: {hazard.sentence}"
 
 
 def _generators(comparison: Comparison) -> Iterator[str]:
@@ -155,12 +176,15 @@ def _looked_at(comparison: Comparison) -> str:
     seen = []
     if comparison.rng:
         seen.append(f"the positions of {_n(len(comparison.rng), 'generator')}")
-    if comparison.masks:
-        seen.append(f"the random numbers drawn in {_n(len(comparison.masks), 'block')}")
+    drawn_again = [mask for mask in comparison.masks if mask.n_elements]
+    if drawn_again:
+        seen.append(f"the random numbers drawn again in {_n(len(drawn_again), 'block')}")
     if comparison.n_carried:
         seen.append(f"{_n(comparison.n_carried, 'value')} that the model remembers")
     watched = comparison.masks_watched or not comparison.candidate.spec.policy.units
     unseen = [] if watched else ["random numbers in forward and recompute were not watched"]
+    if left_out := [mask.block for mask in comparison.masks if mask.n_not_drawn_again]:
+        unseen.append(f"random numbers that {listed(left_out)} drew in forward were not drawn again")
     if not comparison.n_carried:
         unseen.append("what the model remembers was not looked at")
     looked_at = f"Looked at and equal: {', '.join(seen)}." if seen else "Nothing beside the tensors was looked at."

@@ -94,6 +94,10 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
     ("noise source=numpy", ("1", "2"), {}, "The recompute drew from numpy once more"),
     ("rrelu", ("1",), {}, "1.1 drew in forward and not again: early stop"),
     ("nested", ("block",), {"use_reentrant": True}, "No gradient came for entry.weight"),
+    ("flips", ("block",), {"use_reentrant": True}, "block.trap drew in forward and not again, though the recompute"),
+    ("carries", ("1",), {}, "Known before the run: The forward of 1 changes an attribute of the module"),
+    ("renormalised", ("1",), {}, "Known before the run: In training 1.trap computes with its running statistics"),
+    ("observes", ("1",), {"run": {"autocast": "bfloat16"}}, "The recompute changed the buffer scale of 1 once more"),
 ]
 
 
@@ -127,7 +131,7 @@ def test_mismatched_masks_are_those_of_two_independent_draws(share: float) -> No
 
 
 @pytest.mark.parametrize(("net", "block", "words"), [
-    ("cache", "attention", "CheckpointError"),
+    ("cache", "attention", "The recompute of attention made another tensor than forward"),
     ("in_place", "1", "modified by an inplace operation"),
 ])  # fmt: skip
 def test_a_candidate_that_raises_is_a_result(net: str, block: str, words: str) -> None:
@@ -142,6 +146,26 @@ def test_causes_say_what_was_looked_at() -> None:
     assert cause.startswith("Looked at and equal: the positions of ") and "values that the model remembers" in cause
     (cause,) = judged("planted wrong=scaled", full=False).causes
     assert "Random numbers in forward and recompute were not watched" in cause
+
+
+def test_random_numbers_that_nobody_held_side_by_side_are_not_called_equal() -> None:
+    for net, blocks, options in [("flips", ("block",), {"use_reentrant": True}), ("overwritten", ("1", "2"), {})]:
+        comparison = judged(net, blocks, **options)
+        assert sum(mask.n_elements for mask in comparison.masks) == 0 < len(comparison.masks)
+        assert "drawn again in" not in " ".join(comparison.causes)
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+def test_early_stop_is_not_blamed_where_the_gradients_are_as_wrong_without_it(early_stop: bool) -> None:
+    comparison = judged("overwritten", ("1", "2"), early_stop=early_stop)
+    assert comparison.equal_without_early_stop is (False if early_stop else None)
+    assert comparison.causes and not any("early stop" in cause for cause in comparison.causes)
+
+
+def test_a_raised_recompute_is_said_in_the_same_words_everywhere() -> None:
+    failure = judged("flips", ("block",)).failure
+    assert failure is not None and failure.sentence.startswith("The recompute of block did other work than forward")
+    assert failure.hint == "The traceback shows the line of the library that raised it."
 
 
 def test_early_stop_is_no_cause_where_there_is_none() -> None:

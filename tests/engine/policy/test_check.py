@@ -8,7 +8,7 @@ from torch import nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.check import runs_its_children
-from explorer.errors import InvalidPolicy
+from explorer.errors import BadInput, InvalidPolicy
 from explorer.record.policy import Policy, Unit
 from tests.engine.policy.nets import net
 
@@ -43,6 +43,17 @@ def test_a_faulty_policy_says_what_is_wrong_and_changes_nothing(policy: Policy, 
         apply_policy(model, policy)
     assert words in caught.value.sentence
     assert {name: dict(vars(m)) for name, m in model.named_modules()} == before
+
+
+def test_what_is_no_model_and_what_is_no_policy_are_refused_in_one_sentence() -> None:
+    with pytest.raises(BadInput, match="A Module was expected and int was given"):
+        apply_policy(3, Policy())
+    with pytest.raises(BadInput, match="A Policy was expected and str was given"):
+        apply_policy(net(), "policy.yaml")
+
+
+def test_a_list_of_generators_is_as_good_as_a_tuple() -> None:
+    apply_policy(net(), Policy.recompute(["stem"], restore_rng=["python"])).undo()
 
 
 def test_all_faults_are_told_at_once() -> None:
