@@ -19,6 +19,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from difflib import get_close_matches
+from heapq import nsmallest
 
 LONGEST_MESSAGE = 300
 """Characters that are repeated of what somebody else's code raised."""
@@ -30,6 +31,7 @@ _LONGEST_WORD = 240
 _LONG_WORD = re.compile(rf"\S{{{_LONGEST_WORD + 1},}}")
 _LONGEST_READ = 20_000
 """Characters of a stranger's message that are looked at."""
+_MOST_COMPARED = 500
 _BORDER = re.compile(r"""(?<!e\.g)(?<!i\.e)(?<!vs)(?<!cf)(?<!No)(?<=[^.\s])[.!?][)"'`\]]?(?=\s+["'`(\[A-Z0-9])""")
 
 
@@ -140,8 +142,15 @@ def words_of(error: BaseException) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean ...?` for a name that is not among `known`, or an empty string."""
-    close = get_close_matches(name, list(known), n=3, cutoff=0.5)
+    """`Did you mean ...?` for a name that is not among `known`, or an empty string.
+
+    Of many names those are compared that share most parts of a dotted path, then those of about its length.
+    """
+    parts = set(name.split("."))
+    likely = nsmallest(
+        _MOST_COMPARED, known, key=lambda one: (-len(parts.intersection(one.split("."))), abs(len(one) - len(name)))
+    )
+    close = get_close_matches(name[:_SHORT], [one for one in likely if len(one) <= _SHORT], n=3, cutoff=0.5)
     return f"Did you mean {' or '.join(close)}?" if close else ""
 
 

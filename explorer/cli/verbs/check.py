@@ -11,10 +11,10 @@ import typer
 from rich.markup import escape
 
 from explorer.cli.command import DIFFERENT, Output, answer_console, print_json, say, verb
-from explorer.cli.options import ConditionOptions, Model, ModelOptions, PolicyPath, describe, refuse_strangers, tell
+from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, describe, refuse_strangers, tell
 from explorer.cli.report import in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
-from explorer.errors import InvalidPolicy
+from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.known import hazards
 from explorer.plan.imports import door
 from explorer.plan.policy import file as policy_file
@@ -30,10 +30,13 @@ _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 @verb
 def check(
     policy: PolicyPath,
-    model: Model,
     options: ModelOptions,
     conditions: ConditionOptions,
     output: Output,
+    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="As for `measure`.")] = None,
+    flags: Annotated[
+        str | None, typer.Option(metavar="LINE", help='Flags in place of a file: "--recompute-granularity full ...".')
+    ] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the policy with this model's own names.")
     ] = None,
@@ -41,23 +44,26 @@ def check(
     """Hazards and staleness of a policy file, or of a program's settings, on a model, before any run.
     Exit 1: stale, or an error-level hazard."""
     check_writable(out)
+    if (model is None) == (flags is None):
+        raise BadInput("A policy file or --flags is checked on one model.", hint=_USAGE)
+    target = model or policy  # with --flags the model is the only argument
     with worker() as engine:
-        graph = describe(engine, options.ref(model), options.seed)
+        graph = describe(engine, options.ref(target), options.seed)
     read, stale = None, ""
     try:
-        read = door.load(policy, graph)
+        read = door.load(policy, graph) if flags is None else door.read(flags, graph)
         stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)
     refuse_strangers(conditions.frozen or (), graph)
-    spec = conditions.under(options.ref(model), read.policy if read else KEEP_ALL)
+    spec = conditions.under(options.ref(target), read.policy if read else KEEP_ALL)
     fired = hazards(graph, read.policy, read.file.pipeline, spec) if read else ()
     because = not_foretold(read.policy, graph, Forecast()) if read else ""
     if output.json:
         verdict = {"fresh": not stale, "stale_because": stale, "fingerprint": graph.fingerprint}
         print_json({**verdict, "hazards": fired, "not_foretold_because": because, "read": read})
     else:
-        print_hazards(policy, graph, stale, fired)
+        print_hazards(flags or policy, graph, stale, fired)
         if read is not None:
             tell(msgspec.structs.replace(read, changed=""))
         if because:
@@ -67,6 +73,9 @@ def check(
         print_or_write(policy_file.dumps(written), out)
     if stale or any(hazard.severity == "error" for hazard in fired):
         raise typer.Exit(DIFFERENT)
+
+
+_USAGE = 'Write `check policy.yaml MODEL`, or `check MODEL --flags "--recompute-granularity full ..."`.'
 
 
 def print_hazards(policy_path: str, graph: ModelGraph, stale: str, hazards: tuple[Hazard, ...]) -> None:

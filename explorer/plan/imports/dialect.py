@@ -6,11 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from explorer.errors import InvalidPolicy
+import msgspec
+
+from explorer.errors import InvalidPolicy, UnreadableFile, message_of
 from explorer.plan.export.outcome import STATISTICS
 from explorer.plan.imports.settings import Settings
 from explorer.plan.names import Fqns, above, is_within
 from explorer.plan.policy.file import file_of
+from explorer.record.base import from_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 from explorer.record.reading import Reading
@@ -41,8 +44,11 @@ def reading(written_for: str, graph: ModelGraph, meant: Said) -> Reading:
     """`meant` as a policy of `graph`. Where a block has running statistics, they move twice as they do there."""
     blocks = [fqn for unit in meant.units for fqn in unit.blocks]
     moves = any(graph.by_fqn[fqn].running_statistics for fqn in blocks)
-    statistics = {"running_stats": "every_forward"} if moves else {}
-    policy = Policy(units=tuple(meant.units), **{**statistics, **dict(meant.options)})
+    options = {**({"running_stats": "every_forward"} if moves else {}), **dict(meant.options)}
+    try:
+        policy = msgspec.structs.replace(from_plain(options, Policy), units=tuple(meant.units))
+    except UnreadableFile as error:  # a list where true or false is meant
+        raise refused(written_for, f"{message_of(error)}") from error
     return Reading(
         source=written_for,
         file=file_of(policy, graph),
@@ -50,6 +56,26 @@ def reading(written_for: str, graph: ModelGraph, meant: Said) -> Reading:
         reasons=meant.reasons,
         notes=(*meant.notes, *((STATISTICS,) if moves else ())),
     )
+
+
+_UNREAD = {
+    "accelerate": ("fsdp_activation_checkpointing", "wraps the layers that FSDP wraps, by their class"),
+    "Composer or llm-foundry": ("fsdp_config.activation_checkpointing", "wraps the blocks that its model names"),
+}
+"""Programs whose settings name no blocks: a setting that tells them, and what it does."""
+
+
+def refuse_unread(settings: Settings) -> None:
+    """Raises InvalidPolicy that names the program, where `settings` are those of one that is not read."""
+    for program, (name, does) in _UNREAD.items():
+        for path, value in settings.items():
+            if path == name or path.endswith(f".{name}"):
+                raise refused(
+                    program, f"{path} is {value!r}, which {does}; their names do not stand there.", _NAME_THEM
+                )
+
+
+_NAME_THEM = "Name the blocks in a policy file, or write `gradient_checkpointing: true` where all layers are meant."
 
 
 def whole(fqns: Iterable[str]) -> tuple[Unit, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from explorer.errors import UnreadableFile
+from explorer.plan.imports.dialect import refuse_unread
 from explorer.plan.imports.hugging_face import HUGGING_FACE
 from explorer.plan.imports.megatron import MEGATRON
 from explorer.plan.imports.own_file import on_model
@@ -12,17 +13,22 @@ from explorer.plan.imports.settings import settings_of
 from explorer.plan.imports.torchtitan import TORCHTITAN
 from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.strict_yaml import Document
 from explorer.record.graph import ModelGraph
 from explorer.record.reading import Reading
 
 PROGRAMS = (HUGGING_FACE, TORCHTITAN, MEGATRON)
 SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")
-"""Names of files that may hold a policy."""
+"""Names of files that may hold a policy, or flags; a script is refused with a sentence that says so."""
 
 
 def read(text: str, graph: ModelGraph) -> Reading:
     """What `text` says of the model of `graph`. Raises UnreadableFile and InvalidPolicy, each in one sentence."""
-    settings = settings_of(text)
+    try:
+        document, fault = Document(text), None
+    except UnreadableFile as error:
+        document, fault = None, error
+    settings = settings_of(text, document and document.plain)
     paths = {program.name: [path for path in settings if program.says(path)] for program in PROGRAMS}
     programs = [program for program in PROGRAMS if paths[program.name]]
     speakers = [f"of {program.name} ({listed(paths[program.name])})" for program in programs]
@@ -38,8 +44,12 @@ def read(text: str, graph: ModelGraph) -> Reading:
         )
     if programs:
         return programs[0].read(settings, graph)
+    if "version" not in settings:
+        refuse_unread(settings)
     try:
-        return on_model(policy_file.loads(text), graph)
+        if document is None:
+            raise fault or AssertionError
+        return on_model(policy_file.in_document(document), graph)
     except UnreadableFile as error:
         if "version" in settings:
             raise

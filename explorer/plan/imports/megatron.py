@@ -85,6 +85,8 @@ def _stages(plain: dict[str, Any], layers: Fqns) -> tuple[list[Fqns], tuple[str,
         return [layers], ("The pipeline layout is not read: all layers are taken for one stage.",)
     n_ranks = plain.get("pipeline_model_parallel_size", 1)
     per_chunk = plain.get("num_layers_per_virtual_pipeline_stage")
+    if per_chunk is not None and (type(per_chunk) is not int or per_chunk < 1):
+        raise refused(_VERSION, f"num_layers_per_virtual_pipeline_stage is {per_chunk!r}.", "It is a number from 1 on.")
     n_stages = len(layers) // per_chunk if per_chunk else n_ranks
     if type(n_stages) is not int or n_stages < 1 or len(layers) % n_stages:
         raise refused(_VERSION, f"{len(layers)} layers do not go evenly into {n_stages} stages.")

@@ -31,7 +31,7 @@ def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
 
 
 def _patterns(policy: Policy, called: list[str]) -> tuple[str, ...]:
-    units = [unit for unit in policy.units if any(map(is_pattern, unit.blocks))]
+    units = [unit for unit in dict.fromkeys(policy.units) if any(map(is_pattern, unit.blocks))]
     rows_of = {" and ".join(unit.blocks): matches(unit, called) for unit in units}
     return tuple(
         f"{pattern} stands for {len(rows)} {'unit' if len(rows) == 1 else 'units'}: "

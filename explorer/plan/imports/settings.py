@@ -15,25 +15,35 @@ from contextlib import suppress
 from typing import Any
 
 from explorer.errors import BadInput, UnreadableFile
-from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
+from explorer.plan.policy.strict_yaml import Document
 
 Settings = Mapping[str, Any]
 """Dotted path and value; dashes are underscores, and what is null is left out."""
 
+_MOST_CHARACTERS = 50_000
+"""Of a text in another form than YAML and JSON."""
 
-def settings_of(text: str) -> Settings:
-    """Raises UnreadableFile where one path is given two values."""
-    if len(text) > LARGEST_BYTES:
-        return {}
-    for form in (_toml, _yaml, _call, _flags):
-        if pairs := list(form(text)):
+
+def settings_of(text: str, plain: Any) -> Settings:
+    """The table of `text`; `plain` is what it says as YAML, None where it is none.
+
+    Raises UnreadableFile where one path is given two values, and for a shell script with flags.
+    """
+    for form in (_nested(plain), *(form(text) for form in (_toml, _call, _flags) if len(text) <= _MOST_CHARACTERS)):
+        if pairs := list(form):
             return _one_each(pairs)
+    if flag := _RECOMPUTE_FLAG.search(text):
+        raise UnreadableFile(
+            f"This is no settings file, but a script in which the flag {flag[0]} stands; scripts are not read.",
+            hint=f'Paste its flags in one line: `check --flags "{flag[0]} ..." MODEL`.',
+        )
     return {}
 
 
+_RECOMPUTE_FLAG = re.compile(r"--(recompute[-_]\w[\w-]*|(activation|gradient)[-_]checkpoint\w*[\w.-]*)")
 _NAME = re.compile(r"\w[\w.-]*")
-_SUBCOMMAND = re.compile(r"[\w.-]*activation[_-]checkpoint:")
-"""Of torchtitan: `activation_checkpoint:full`."""
+_FLAG = re.compile(r"--|[\w.-]*activation[_-]checkpoint:")
+"""Or a subcommand of torchtitan: `activation_checkpoint:full`."""
 
 
 def last(path: str) -> str:
@@ -58,9 +68,8 @@ def _toml(text: str) -> Iterator[tuple[str, Any]]:
     yield from _flat(plain)
 
 
-def _yaml(text: str) -> Iterator[tuple[str, Any]]:
-    """JSON is YAML too; so is many a line of flags or of Python, with a key that is no name."""
-    plain = _value(text)
+def _nested(plain: Any) -> Iterator[tuple[str, Any]]:
+    """YAML or JSON. Many a line of flags or of Python is YAML too, with a key that is no name."""
     if isinstance(plain, dict) and all(_NAME.fullmatch(key) for key in plain):
         yield from _flat(plain)
 
@@ -88,20 +97,25 @@ def _literal(name: str, values: list[ast.expr]) -> Iterator[tuple[str, Any]]:
 
 
 def _flags(text: str) -> Iterator[tuple[str, Any]]:
-    """`--recompute-num-layers 4`, `--fp16`, `--activation_checkpoint.mode=full`, `activation_checkpoint:full`."""
+    """`--recompute-num-layers 4`, `--fp16`, `--activation_checkpoint.mode=full`, `activation_checkpoint:full`.
+
+    Nothing stands before the first flag: that would be a command, and a shell's variables are not known here.
+    """
     try:
         tokens = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError:
         return
+    if not tokens or not _FLAG.match(tokens[0]):
+        return
     name, values = "", []
     for token in [*tokens, "--"]:
-        if not token.startswith("--") and not _SUBCOMMAND.match(token):
-            values.append(token.rstrip("\\"))
+        if not _FLAG.match(token):
+            values.append(token)
             continue
         if name:
-            yield from _flat({name: _given([value for value in values if value])})
+            yield from _flat({name: _given(values)})
         name, values = "", []
-        if _SUBCOMMAND.match(token):
+        if not token.startswith("--"):
             yield "activation_checkpoint.mode", token.partition(":")[2].replace("-", "_")
         else:
             name, equals, value = token.removeprefix("--").partition("=")
@@ -124,7 +138,7 @@ def _value(text: str) -> Any:
 
 def _flat(plain: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in plain.items():
-        path = f"{above}{key}".replace("-", "_")
+        path = f"{above}{str(key).removeprefix('--')}".replace("-", "_")
         given = _value(value) if isinstance(value, str) and value.lstrip().startswith("{") else value
         if isinstance(given, Mapping):
             yield from _flat(given, f"{path}.")

@@ -50,6 +50,8 @@ _SECTIONS: dict[str, type[Record]] = {
 _FIELDS = ("version", *_SECTIONS)
 _OF_GRAPH = ("fingerprint", "blocks")
 """Fields of the section `model` that say what the model was like, beside how it is loaded."""
+_MOST_FAULTS = 20
+"""Told at once; further ones are not looked for."""
 _AT = re.compile(r" - at `(?:key in )?`?\$(.*)`$")
 _STEP = re.compile(r"\.([^.\[\]]+)|\[(\d+)\]|\[\.\.\.\]")
 
@@ -87,7 +89,11 @@ def dumps(file: PolicyFile) -> str:
 def loads(text: str) -> PolicyFile:
     """Strict: unknown fields, wrong types, doubled keys and unknown versions raise UnreadableFile, all that a section
     shows at once, each with its line."""
-    document = Document(text)
+    return in_document(Document(text))
+
+
+def in_document(document: Document) -> PolicyFile:
+    """The same of a text that has been parsed."""
     plain = document.plain
     if not isinstance(plain, dict) or "version" not in plain:
         raise UnreadableFile(
@@ -102,9 +108,8 @@ def loads(text: str) -> PolicyFile:
     faults: list[str] = []
     file = _read(document, plain, faults)
     if faults:
-        raise UnreadableFile(
-            f"The policy file cannot be used: {'; '.join(faults)}.", hint="Mend these lines and try again."
-        )
+        told = "; ".join(faults[:_MOST_FAULTS]) + ("; and more" if len(faults) > _MOST_FAULTS else "")
+        raise UnreadableFile(f"The policy file cannot be used: {told}.", hint="Mend these lines and try again.")
     return file
 
 
@@ -180,6 +185,8 @@ def _section(document: Document, name: str, section: Any, faults: list[str]) -> 
 
 def _unit(document: Document, index: int, plain: Any, faults: list[str]) -> Record | None:
     where: Where = ("policy", "units", index)
+    if len(faults) > _MOST_FAULTS:
+        return None
     if isinstance(plain, str):
         return Unit(blocks=(plain,))
     if isinstance(plain, dict):
@@ -216,11 +223,11 @@ def _convert(plain: Any, kind: type[Record], place: _Place, faults: list[str]) -
 
 def _unknown(document: Document, plain: dict[str, Any], known: tuple[str, ...], where: Where) -> list[str]:
     faults = []
-    for key in plain:
-        if key not in known and not (where == ("model",) and key in _OF_GRAPH):
-            close = get_close_matches(key, known, n=1)
-            meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
-            faults.append(f"line {document.line((*where, key))}: unknown field {_dotted((*where, key))}{meant}")
+    strangers = [key for key in plain if key not in known and not (where == ("model",) and key in _OF_GRAPH)]
+    for key in strangers[: _MOST_FAULTS + 1]:
+        close = get_close_matches(key[:100], known, n=1)
+        meant = f" (did you mean {close[0]}?)" if close else f" (there are {', '.join(known)})"
+        faults.append(f"line {document.line((*where, key))}: unknown field {_dotted((*where, key))}{meant}")
     return faults
 
 

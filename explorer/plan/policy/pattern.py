@@ -11,6 +11,8 @@ from explorer.errors import InvalidPolicy, nearest
 from explorer.plan.names import Fqns
 from explorer.record.policy import Policy, Unit
 
+_MOST_COMPARED = 1_000_000
+
 
 def is_pattern(name: str) -> bool:
     return "*" in name
@@ -36,9 +38,15 @@ def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
     """
     if not any(map(is_pattern, policy.blocks)):
         return policy
+    patterns = {fqn for fqn in policy.blocks if is_pattern(fqn)}
+    if len(patterns) * len(fqns) > _MOST_COMPARED:
+        raise InvalidPolicy(
+            f"The policy names {len(patterns)} patterns for a model of {len(fqns)} blocks, which is too many to try.",
+            hint="Name the blocks in full, or take fewer patterns.",
+        )
     named = {fqn for fqn in policy.blocks if not is_pattern(fqn)}
     units: dict[Unit, None] = {}
-    for unit in policy.units:
+    for unit in dict.fromkeys(policy.units):
         if not any(map(is_pattern, unit.blocks)):
             units[unit] = None
             continue

@@ -1,4 +1,7 @@
-"""YAML for a file that strangers send: no tags, no aliases, no doubled keys, no depth, and a line for every fault."""
+"""YAML for a file that strangers send: no tags, no aliases, no doubled keys, no depth, and a line for every fault.
+
+The text is parsed once, by libyaml where PyYAML has it, and read event by event: nothing is built before it is checked.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,12 @@ from explorer.errors import UnreadableFile, message_of
 
 LARGEST_BYTES = 1024**2
 _DEEPEST = 16
+MOST_VALUES = 30_000
+"""A file of the largest size that has no more is read in less than a second."""
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SCALARS: Any = yaml.SafeLoader("")
+"""Knows which text is a number, a truth or nothing."""
+_TYPES = tuple(f"tag:yaml.org,2002:{name}" for name in ("bool", "int", "float", "null"))
 
 Path = tuple[str | int, ...]
 """Keys and indices from the top of the document."""
@@ -24,15 +33,20 @@ class Document:
         if len(text.encode(errors="surrogatepass")) > LARGEST_BYTES:
             raise UnreadableFile(f"The file has more than {LARGEST_BYTES} bytes; a policy file is far smaller.")
         self._lines: dict[Path, int] = {}
+        self.plain: Any = None
         try:
-            _refuse_tricks(text)
-            self._loader = yaml.SafeLoader(text)
-            root = self._loader.get_single_node()
-            self.plain: Any = None if root is None else self._read(root, ())
+            self._events = yaml.parse(text, Loader=_PARSER)
+            n_documents = 0
+            for event in self._events:
+                if isinstance(event, yaml.DocumentStartEvent):
+                    n_documents += 1
+                    if n_documents > 1:
+                        raise UnreadableFile(f"This is not YAML: line {_line(event)}: a second document begins.")
+                    self.plain = self._read(next(self._events), ())
         except yaml.MarkedYAMLError as error:
             where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
             raise UnreadableFile(f"This is not YAML: {where}{error.problem}.") from error
-        except (yaml.YAMLError, ValueError) as error:  # a control character, or a date that no calendar has
+        except (yaml.YAMLError, ValueError) as error:  # a control character, half of a letter, an endless number
             raise UnreadableFile(f"This is not YAML: {message_of(error)}.") from error
 
     def line(self, path: Path) -> int:
@@ -41,50 +55,51 @@ class Document:
             path = path[:-1]
         return self._lines.get(path, 1)
 
-    def _read(self, node: yaml.Node, path: Path) -> Any:
-        self._lines.setdefault(path, _line(node))
-        if isinstance(node, yaml.SequenceNode):
-            return [self._read(child, (*path, i)) for i, child in enumerate(node.value)]
-        if isinstance(node, yaml.MappingNode):
-            return dict(self._pairs(node, path))
-        return self._scalar(node)
+    def _read(self, event: yaml.Event, path: Path) -> Any:
+        """The value that begins with `event`.
 
-    def _pairs(self, node: yaml.MappingNode, path: Path) -> Iterator[tuple[str, Any]]:
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            line = _line(key_node)
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
-            if not isinstance(key, str):
-                raise UnreadableFile(f"line {line}: a field name must be text; put it in quotes.")
-            if key in seen:
-                raise UnreadableFile(f"line {line}: the field {key} is there twice.")
-            seen.add(key)
-            self._lines[(*path, key)] = line
-            yield key, self._read(value_node, (*path, key))
-
-    def _scalar(self, node: yaml.Node) -> Any:
-        """The value by YAML's own rules; of another type than number, text, truth or nothing, its text."""
-        value = self._loader.construct_object(node)
-        return value if isinstance(value, bool | int | float | str) or value is None else node.value
-
-
-def _refuse_tricks(text: str) -> None:
-    """Before anything is built: aliases can grow without end, depth can exhaust the stack, tags name types."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        Aliases could grow without end, depth could exhaust the stack, tags name types.
+        """
         line = _line(event)
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
             raise UnreadableFile(f"line {line}: anchors and aliases (& and *) do not belong in a policy file.")
         if tag := getattr(event, "tag", None):
             raise UnreadableFile(f"line {line}: the tag {tag} does not belong in a policy file.")
-        if isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-        elif isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        if depth > _DEEPEST:
+        if len(self._lines) >= MOST_VALUES:
+            raise UnreadableFile(f"line {line}: more than {MOST_VALUES} values; a policy file has far fewer.")
+        self._lines.setdefault(path, line)
+        if isinstance(event, yaml.ScalarEvent):
+            return _value(event)
+        if len(path) >= _DEEPEST:
             raise UnreadableFile(f"line {line}: more than {_DEEPEST} levels deep.")
+        if isinstance(event, yaml.SequenceStartEvent):
+            return [self._read(child, (*path, i)) for i, child in enumerate(self._until(yaml.SequenceEndEvent))]
+        return self._mapping(path)
+
+    def _mapping(self, path: Path) -> dict[str, Any]:
+        plain: dict[str, Any] = {}
+        for event in self._until(yaml.MappingEndEvent):
+            line, key = _line(event), self._read(event, (*path, ""))
+            if not isinstance(key, str):
+                raise UnreadableFile(f"line {line}: a field name must be text; put it in quotes.")
+            if key in plain:
+                raise UnreadableFile(f"line {line}: the field {key} is there twice.")
+            self._lines[*path, key] = line
+            plain[key] = self._read(next(self._events), (*path, key))
+        self._lines.pop((*path, ""), None)
+        return plain
+
+    def _until(self, end: type[yaml.Event]) -> Iterator[yaml.Event]:
+        while not isinstance(event := next(self._events), end):
+            yield event
 
 
-def _line(part: yaml.Node | yaml.Event) -> int:
+def _value(event: yaml.ScalarEvent) -> Any:
+    """By YAML's own rules; of another type than number, text, truth or nothing, its text."""
+    tag = _SCALARS.resolve(yaml.ScalarNode, event.value, event.implicit)
+    return _SCALARS.construct_object(yaml.ScalarNode(tag, event.value)) if tag in _TYPES else event.value
+
+
+def _line(event: yaml.Event) -> int:
     """Counted from 1."""
-    return part.start_mark.line + 1 if part.start_mark else 1
+    return event.start_mark.line + 1 if event.start_mark else 1

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from explorer.errors import InvalidPolicy, UnreadableFile
 from explorer.plan.export.formats import exported
@@ -10,6 +15,7 @@ from explorer.plan.imports.door import read
 from explorer.plan.policy import file as policy_file
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
+from tests.graphs import gpt
 from tests.plan.imports.layers import FULL, LAYERS
 
 
@@ -34,6 +40,11 @@ from tests.plan.imports.layers import FULL, LAYERS
         ),
         ("recompute_granularity: selective\nrecompute_modules: [mlp]", tuple(f"{fqn}.mlp" for fqn in LAYERS)),
         ("--lr 1e-4 --recompute_num_layers 2", ()),
+        (
+            "MODEL_ARGS:\n  --recompute-granularity: full\n  --recompute-method: block\n  --recompute-num-layers: 3",
+            LAYERS[:3],
+        ),
+        ("disable_gradient_checkpointing: true\nfinetuning_type: lora", ()),
     ],
 )
 def test_exact_settings(text: str, chosen: tuple[str, ...], graph: ModelGraph) -> None:
@@ -54,6 +65,9 @@ def test_exact_settings(text: str, chosen: tuple[str, ...], graph: ModelGraph) -
         ),
         ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {debug: true}", "debug is not read"),
         ("gradient_checkpointing: false\nfsdp_config: {activation_checkpointing: true}", "FSDP would wrap"),
+        ("finetuning_type: lora\nstage: sft", "counted instead: layers"),
+        ("finetuning_type: full\ndisable_gradient_checkpointing: false", "counted instead: layers"),
+        ("gradient_checkpointing: true\nactivation_offloading: legacy", "activation_offloading: there the inputs"),
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"', "every second matrix product"),
         ("activation_checkpoint:full --activation_checkpoint.ac_config x", "ac_config is not read"),
         (f"{FULL} block --recompute-num-layers 2 --num-layers 32", "for 32 layers; this model has 8"),
@@ -80,7 +94,7 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
         ),
         ("gradient_checkpointing: true\nactivation_checkpointing: false", "say different things"),
         ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {every_n_layers: 0}", "every_n_layers is 0"),
-        ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: 'no'}", "use_reentrant is 'no'"),
+        ("gradient_checkpointing: true\ngradient_checkpointing_kwargs: {use_reentrant: 'no'}", "use_reentrant"),
         ('[activation_checkpoint]\nmode = "memory_budget"', "names no blocks"),
         ('[activation_checkpoint]\nmode = "some"', "there is no mode 'some'"),
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "ops"', "selective_ac_option is 'ops'"),
@@ -90,6 +104,12 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
         ("--recompute-granularity most", "there is no granularity 'most'"),
         ("--recompute-activations", "no block of this model stands for core_attn"),
         ("recompute_granularity: full\nrecompute_layer_ids: 3,8", "there is no layer 8; they go from 0 to 7"),
+        ("fsdp_config:\n  fsdp_activation_checkpointing: true", "settings of accelerate"),
+        ("model: {name: mpt}\nfsdp_config: {activation_checkpointing: true}", "settings of Composer or llm-foundry"),
+        ("gradient_checkpointing: [true]", "gradient_checkpointing is [True]"),
+        ("disable_gradient_checkpointing: 3", "disable_gradient_checkpointing is 3"),
+        ('[activation_checkpoint]\nmode = "full"\nearly_stop = [1]', "early_stop"),
+        (f"{FULL} block --recompute-num-layers 1 --num-layers-per-virtual-pipeline-stage x", "stage is 'x'"),
         ("learning_rate: 3", "no field `version`"),
         ("", "no field `version`"),
     ],
@@ -105,3 +125,62 @@ def test_what_was_exported_exactly_is_read_back(target: str, graph: ModelGraph) 
     policy = Policy.recompute(LAYERS[:3])
     form = exported(policy_file.file_of(policy, graph), target)
     assert form.fit == "exact" and read(form.text, graph).policy == policy
+
+
+KEYS = (
+    "gradient_checkpointing", "disable_gradient_checkpointing", "finetuning_type", "activation_offloading",
+    "gradient_checkpointing_kwargs", "use_reentrant", "every_n_layers", "offload", "activation_checkpoint", "mode",
+    "selective_ac_option", "early_stop", "preserve_rng_state", "recompute_granularity", "recompute_method",
+    "recompute_num_layers", "recompute_modules", "recompute_layer_ids", "recompute_activations", "num_layers",
+    "pipeline_model_parallel_size", "num_layers_per_virtual_pipeline_stage", "fsdp_config", "version", "policy",
+    "units",    "MODEL_ARGS", "activation_checkpointing", "fsdp_activation_checkpointing", "model",
+)  # fmt: skip
+VALUES = st.recursive(
+    st.sampled_from(
+        [True, False, None, 0, 1, -3, 1e9, "full", "block", "selective", "uniform", "op", "2", "", "\x1b[1m", "x" * 500]
+    ),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=5))
+def test_any_value_of_any_setting_is_read_or_refused_in_one_short_sentence(settings: dict[str, object]) -> None:
+    try:
+        assert read(json.dumps(settings), gpt(8, names="layers")).fit in ("exact", "approximated")
+    except (UnreadableFile, InvalidPolicy) as error:
+        assert error.sentence.isprintable() and "x" * 300 not in error.sentence
+
+
+LARGE = {
+    "a list": "- a\n" * 250_000,
+    "brackets": "{" * 1_000_000,
+    "a name": f"version: 1\npolicy: {{units: [{'b' * 900_000}]}}",
+    "a key": f"{'k' * 900_000}: 1",
+    "units": "version: 1\npolicy:\n  units:\n" + "  - layers.*\n" * 28_000 + "  - gone\n",
+    "patterns": "version: 1\npolicy:\n  units:\n" + "".join(f"  - 'layers.*.x{i}'\n" for i in range(14_500)),
+    "unknown fields": "version: 1\npolicy:\n" + "".join(f"  field{i}: 1\n" for i in range(14_500)),
+    "wrong units": "version: 1\npolicy:\n  units:\n" + "  - {blocks: 3}\n" * 9_000,
+    "other settings": "gradient_checkpointing: [1]\n" + "".join(f"a{i}: '{{b: 1}}'\n" for i in range(14_500)),
+    "flags": "--recompute-granularity no " + " ".join(f"--a{i} 1" for i in range(90_000)),
+    "python": "f(gradient_checkpointing=[1])\n" + "x = [1, 2]\n" * 80_000,
+    "a table": "gradient_checkpointing = [1]\n" + "".join(f"a{i} = 1\n" for i in range(90_000)),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_file_is_refused_by_few_steps_and_in_few_words(name: str, graph: ModelGraph) -> None:
+    """Steps are counted, not seconds: each is a call of a Python function."""
+    n_calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal n_calls
+        n_calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        with pytest.raises((UnreadableFile, InvalidPolicy)) as caught:
+            read(LARGE[name], graph)
+    finally:
+        sys.setprofile(None)
+    assert n_calls < 2_500_000 and len(str(caught.value)) < 6000
