@@ -175,3 +175,176 @@ class Decoder(nn.Module):
 
 def decoder() -> tuple[nn.Module, Tensor]:
     return Decoder(), torch.randn(8, 24, WIDTH)
+
+
+class Pair(nn.Module):
+    """An LSTM reads, another one writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.LSTM(WIDTH, WIDTH, batch_first=True), nn.LSTM(WIDTH, WIDTH, batch_first=True)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.decoder(x, self.encoder(x)[1])[0])
+
+
+def lstm_pair() -> tuple[nn.Module, Tensor]:
+    return Pair(), torch.randn(4, 12, WIDTH)
+
+
+class Adversary(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = nn.Sequential(
+            nn.ConvTranspose2d(8, 8, 4), nn.BatchNorm2d(8), nn.ReLU(inplace=True), nn.ConvTranspose2d(8, 3, 4, 2, 1)
+        )
+        self.critic = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.LeakyReLU(0.2), nn.Conv2d(8, 1, 4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.critic(self.generator(x))
+
+
+def gan() -> tuple[nn.Module, Tensor]:
+    return Adversary(), torch.randn(8, 8, 1, 1)
+
+
+class Stemmed(nn.Module):
+    """Operations of the model's own forward before and behind its layers, as in a ResNet or a plain U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.relu = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(inplace=True)
+        self.layers = nn.ModuleList((conv(8, 8), conv(8, 8)))
+        self.last, self.last_norm, self.last_act = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.norm(self.conv(x)))
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.last_act(self.last_norm(self.last(x)))
+
+
+def stemmed() -> tuple[nn.Module, Tensor]:
+    return Stemmed(), torch.randn(4, 3, 12, 12)
+
+
+class Listed(nn.Module):
+    """Layers that are lists of their parts, and are never called; with `drop` some are left out at random."""
+
+    def __init__(self, drop: float) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList((nn.LayerNorm(WIDTH), Layer(), nn.Dropout(0.1))) for _ in range(5))
+        self.drop = drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        for norm, layer, dropout in self.layers:
+            if torch.rand(()) >= self.drop:
+                x = x + dropout(layer(norm(x)))
+        return x
+
+
+class Wrapped(nn.Module):
+    """A body that is one block of the model."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.head, self.body = nn.Linear(WIDTH, 3), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def listed(drop: float = 0.0) -> tuple[nn.Module, Tensor]:
+    return Wrapped(Listed(drop)), torch.randn(4, 6, WIDTH)
+
+
+class Caching(nn.Module):
+    """A layer that adds to the cache that it is handed: it cannot run again, its feed-forward part can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.mlp = nn.Linear(WIDTH, WIDTH), Layer()
+
+    def forward(self, x: Tensor, cache: list[Tensor]) -> Tensor:
+        cache.append(self.mix(x))
+        return self.mlp(x + sum(cache))
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Caching() for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache: list[Tensor] = []
+        for layer in self.layers:
+            x = layer(x, cache)
+        return x
+
+
+def cached() -> tuple[nn.Module, Tensor]:
+    return Wrapped(Cached()), torch.randn(4, 6, WIDTH)
+
+
+class Biased(nn.Module):
+    """Hands its bias on, as T5's layers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x) + bias, bias
+
+
+class Handing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Biased() for _ in range(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = x.mean(0)
+        for layer in self.layers:
+            x, bias = layer(x, bias)
+        return x
+
+
+def handing() -> tuple[nn.Module, Tensor]:
+    return Handing(), torch.randn(4, 6, WIDTH)
+
+
+class Mnist(nn.Module):
+    """The net of PyTorch's own example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3)
+        self.dropout, self.fc1, self.fc2 = nn.Dropout(0.2), nn.Linear(64, 16), nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.relu(self.conv2(nn.functional.relu(self.conv1(x))))
+        return self.fc2(nn.functional.relu(self.fc1(self.dropout(nn.functional.max_pool2d(x, 2)).flatten(1))))
+
+
+def mnist() -> tuple[nn.Module, Tensor]:
+    return Mnist(), torch.randn(2, 1, 12, 12)
+
+
+def linear() -> tuple[nn.Module, Tensor]:
+    return nn.Linear(WIDTH, 2), torch.randn(4, WIDTH)
+
+
+class Scale(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def one_parameter() -> tuple[nn.Module, Tensor]:
+    return Scale(), torch.randn(4, WIDTH)

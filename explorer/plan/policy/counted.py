@@ -1,11 +1,11 @@
 """The units that presets count: what is worth recomputing, and safe to, as far as one observed forward can tell.
 
-repeated layers          always, also those that LayerDrop left out of the observed forward
-other blocks             where they save at least a quarter of what the smallest repeated one does (a U-Net's middle)
-a block without children only where it keeps more than what goes in and out of it: to recompute a lone convolution
-                         keeps its input, which is what the convolution keeps
-a Sequential of those    as about sqrt(n) segments: together they do free something
-what a hazard forbids    never; where the block around it is free of hazards, that one
+A unit is a block with children that the model's list of layers names, or that saves a quarter of what the smallest of
+those saves; a block that saves more than half of the model, or that a hazard forbids, is opened into the blocks in it.
+Single operations are units together: as neighbours of which each hands on to the next, where they free something.
+
+An operation by itself counts only where it keeps more than what goes in and out of it: a lone convolution keeps its
+input, and so would its checkpoint. Layers that LayerDrop left out of the observed forward count like the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ _WORTH = 4
 
 def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
     """In order of execution; each is one block, or a segment."""
-    return _without_errors(graph, list(_units(graph, _candidates(graph))))
+    units = list(_without_errors(graph, list(_units(graph, _candidates(graph)))))
+    order = {fqn: place for place, fqn in enumerate(graph.chain)}
+    for unit in _left_over(graph, units):
+        place = order.get(unit[0], len(order))
+        behind = (i for i, other in enumerate(units) if order.get(other[0], -1) > place)
+        units.insert(next(behind, len(units)), unit)
+    return tuple(units)
 
 
 def segments(blocks: Sequence[str], graph: ModelGraph) -> tuple[Fqns, ...]:
@@ -75,7 +81,54 @@ def _candidates(graph: ModelGraph) -> list[str]:
             candidates.update(dict.fromkeys(skipped.get(fqn, (fqn,))))
         elif graph.children[fqn] and block.saved_bytes >= least > 0 or (not least and block.n_calls):
             candidates[fqn] = None
-    return list(candidates)
+    return list(candidates) if skipped else [part for fqn in candidates for part in _parts(graph, fqn)]
+
+
+def _parts(graph: ModelGraph, fqn: str) -> list[str]:
+    """The block itself; of one that saves more than half of the model the blocks in it, where those free something."""
+    inside = _called_below(graph, fqn) if _is_body(graph, fqn) else []
+    parts = [part for one in inside for part in _parts(graph, one)]
+    return parts if any(_units(graph, parts)) else [fqn]
+
+
+def _is_body(graph: ModelGraph, fqn: str) -> bool:
+    """Whether the block saves more than half of the model in one call."""
+    block = graph.by_fqn[fqn]
+    return block.n_calls == 1 and block.saved_bytes * 2 > graph.by_fqn[""].saved_bytes > 0
+
+
+def _called_below(graph: ModelGraph, fqn: str) -> list[str]:
+    """The nearest blocks below that are called: lists of modules never are."""
+    inside = graph.children[fqn]
+    return [one for child in inside for one in ([child.fqn] if child.n_calls else _called_below(graph, child.fqn))]
+
+
+def _left_over(graph: ModelGraph, units: Sequence[Fqns]) -> list[Fqns]:
+    """Neighbours that no unit holds, and that free as much together as a small unit: the stem of a ResNet, say."""
+    taken = {fqn for unit in units for fqn in unit}
+    around = {above for fqn in taken for above in lineage(fqn)}
+    least = min((sum(graph.by_fqn[fqn].saved_bytes for fqn in unit) for unit in units), default=0) // _WORTH
+    following, found = graph.next_in_turn, list[Fqns]()
+    free = [
+        block.fqn for block in graph.blocks
+        if block.n_calls and block.fqn not in around and taken.isdisjoint(lineage(block.fqn)) and block.parent in around
+    ]  # fmt: skip
+    behind = {following[fqn] for fqn in free if fqn in following}
+    for first in (fqn for fqn in free if fqn not in behind):
+        stretch = [first]
+        while following.get(stretch[-1]) in free:
+            stretch.append(following[stretch[-1]])
+        stretch = stretch[_first_that_keeps_its_input(stretch, 0, graph) :]
+        if len(stretch) > 1 and _freed(graph, stretch) > least:
+            found.append(tuple(stretch))
+    return [unit for unit in found if unit not in in_error(graph, found)]
+
+
+def _freed(graph: ModelGraph, stretch: Sequence[str]) -> int:
+    """Bytes that a segment frees; 0 where that is less than a quarter of what it saves."""
+    saved = sum(graph.by_fqn[fqn].saved_bytes for fqn in stretch)
+    freed = saved - graph.by_fqn[stretch[-1]].output_bytes
+    return freed if freed * _WORTH >= saved else 0
 
 
 def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
@@ -85,9 +138,14 @@ def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
         for block in blocks:
             if block.name.isdigit():
                 kin.setdefault((holder, block.kind), []).append(block)
-    skipped = (layers for layers in kin.values() if any(not one.n_calls and one.parameter_bytes for one in layers))
+    skipped = (layers for layers in kin.values() if _left_some_out(layers))
     lists = [tuple(one.fqn for one in layers) for layers in skipped]
     return {fqn: layers for layers in lists for fqn in layers}
+
+
+def _left_some_out(layers: Iterable[Block]) -> bool:
+    """Whether the observed forward called some of these layers. Lists of modules are never called, and are none."""
+    return {bool(one.n_calls) for one in layers if one.parameter_bytes} == {True, False}
 
 
 def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:
@@ -96,7 +154,7 @@ def _skipped_inside(graph: ModelGraph, block: Block) -> Fqns:
         return ()
     for holder in graph.children[block.fqn]:
         layers = [one for one in graph.children[holder.fqn] if one.name.isdigit() and one.parameter_bytes]
-        if len(layers) > 1 and len({one.kind for one in layers}) == 1 and not all(one.n_calls for one in layers):
+        if len({one.kind for one in layers}) == 1 and _left_some_out(layers):
             return tuple(one.fqn for one in layers)
     return ()
 
@@ -140,6 +198,7 @@ def _keeps_of_its_own(graph: ModelGraph, fqn: str) -> bool:
 
 
 def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
+    """In place of a unit that a hazard forbids the block around it, or the blocks in it where that is a body."""
     bad = in_error(graph, units)
     kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
     bad += [unit for unit in units if not graph.by_fqn[unit[0]].n_calls and _kind(graph, unit) in kinds]
@@ -148,7 +207,7 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
     good = [unit for unit in units if unit not in bad]
     around = dict.fromkeys(fqn for unit in bad if (fqn := _block_around(graph, unit, good)) is not None)
     wrong = in_error(graph, [(fqn,) for fqn in around])
-    instead = {fqn for fqn in around if (fqn,) not in wrong}
+    instead = {fqn for fqn in around if (fqn,) not in wrong and not _is_body(graph, fqn)}
     kept: dict[Fqns, None] = {}
     for unit in units:
         above = next((fqn for fqn in lineage(unit[0]) if fqn in instead), None)
@@ -156,7 +215,17 @@ def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
             kept[above,] = None
         elif unit in good:
             kept[unit] = None
-    return tuple(kept)
+        else:
+            kept.update(dict.fromkeys(_inside(graph, unit)))
+    return tuple(kept) or tuple((fqn,) for fqn in around if (fqn,) not in wrong)
+
+
+def _inside(graph: ModelGraph, unit: Fqns) -> list[Fqns]:
+    """Units in a unit that a hazard forbids: blocks that none forbids, opened as far as need be."""
+    inside = [one for fqn in unit for one in _called_below(graph, fqn)]
+    parts = list(_units(graph, inside))
+    bad = in_error(graph, parts)
+    return [one for part in parts for one in (_inside(graph, part) if part in bad else [part])]
 
 
 def in_error(graph: ModelGraph, units: Iterable[Fqns]) -> list[Fqns]:

@@ -24,6 +24,10 @@ from tests.engine import preset_nets
 SAMPLES = [ModelRef(target=sample.target) for sample in catalogue()]
 NETS = [preset_nets.ref(name) for name in ("encoder_decoder", "unet", "operators", "dense")]
 NETS += [preset_nets.ref("dense", n_blocks=1), preset_nets.ref("encoder_decoder", drop=0.5)]
+NETS += [preset_nets.ref(name) for name in ("lstm_pair", "gan", "stemmed", "listed", "cached", "handing")]
+NETS += [preset_nets.ref("listed", drop=0.5)]
+PLAIN = [preset_nets.ref(name) for name in ("flat", "mnist", "linear", "one_parameter")]
+"""Nothing to choose."""
 
 
 def named(ref: ModelRef) -> str:
@@ -71,16 +75,24 @@ def gradients(ref: ModelRef, policy: Policy) -> tuple[dict[str, Tensor | None], 
     return {name: parameter.grad for name, parameter in trainee.model.named_parameters()}, n_bytes[1]
 
 
+@pytest.mark.parametrize("ref", PLAIN, ids=named)
+def test_a_preset_with_nothing_to_choose_says_so(ref: ModelRef) -> None:
+    graph = describe(ref)
+    assert preset("keep-all", graph) == KEEP_ALL
+    for name in PRESETS.keys() - {"keep-all"}:
+        with pytest.raises(InvalidPolicy, match="No block of"):
+            preset(name, graph)
+
+
 @pytest.mark.parametrize("ref", NETS, ids=named)
 def test_what_is_proposed_runs_saves_memory_and_changes_no_gradient(ref: ModelRef) -> None:
     graph = describe(ref)
     bare, kept_bytes = gradients(ref, KEEP_ALL)
-    for name in ("all", "sqrt"):
-        policy = preset(name, graph)
+    for policy in {preset(name, graph) for name in PRESETS if name != "keep-products"}:
         recomputed, n_bytes = gradients(ref, policy)
         assert recomputed.keys() == bare.keys()
         wrong = [fqn for fqn, gradient in bare.items() if not _same(gradient, recomputed[fqn])]
-        assert not wrong and (n_bytes < kept_bytes or not policy.units)
+        assert not wrong and (n_bytes < kept_bytes or not policy.units or ref.arguments.get("drop"))
 
 
 def _same(one: Tensor | None, other: Tensor | None) -> bool:
@@ -97,8 +109,12 @@ def test_what_each_of_them_recomputes() -> None:
     assert blocks("unet") == ("down.0", "down.1", "middle.0", "middle.1", "up.0", "up.1")
     assert blocks("dense") == ("0", "2")
     assert blocks("dense", n_blocks=1) == ("0",)
-    with pytest.raises(InvalidPolicy, match="each is a single operation"):
-        blocks("flat")
+    assert blocks("lstm_pair") == ("encoder", "decoder")
+    assert blocks("gan") == (*(f"generator.{i}" for i in range(4)), *(f"critic.{i}" for i in range(4)))
+    assert blocks("stemmed") == ("conv", "norm", "relu", "layers.0", "layers.1", "last", "last_norm", "last_act")
+    assert blocks("listed") == tuple(f"body.layers.{i}.1" for i in range(5))
+    assert blocks("cached") == tuple(f"body.layers.{i}.mlp" for i in range(3))
+    assert blocks("handing") == tuple(f"layers.{i}" for i in range(5))
 
 
 def test_the_sample_unet_with_its_middle() -> None:

@@ -121,16 +121,22 @@ def test_a_block_nearly_as_large_as_the_layers_is_counted_and_a_small_one_is_not
     assert preset("all", large).blocks == ("blocks.0", "blocks.1", "blocks.2", "decoder")
 
 
-def test_a_block_around_those_in_error_takes_their_place() -> None:
-    layers = ["blocks.0", "blocks.1", "blocks.2"]
-    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("changes_inputs",)} for i in (0, 2)})
-    assert preset("all", graph).blocks == ("blocks.1",)
-    graph = changed(gpt(3), **{f"blocks__{i}": {"traits": ("keeps_cache",)} for i in range(3)}, blocks={"n_calls": 1})
-    assert preset("all", graph).blocks == ("blocks",)
-    graph = changed(graph, blocks={"n_calls": 1, "traits": ("keeps_cache",)})
+def cached(graph: ModelGraph, *names: str) -> ModelGraph:
+    return changed(graph, **{name: {"traits": ("keeps_cache",)} for name in names})
+
+
+def test_in_place_of_a_block_in_error_stand_those_in_it_or_the_one_around_it() -> None:
+    graph, parts = changed(gpt(3), blocks={"n_calls": 1}), ("attention", "mlp")
+    wrong = cached(graph, "blocks__0")
+    assert preset("all", wrong).blocks == (*(f"blocks.0.{part}" for part in parts), "blocks.1", "blocks.2")
+    wrong = cached(graph, *(f"blocks__{i}" for i in range(3)))
+    assert preset("all", wrong).blocks == tuple(f"blocks.{i}.{part}" for i in range(3) for part in parts)
+    wrong = cached(wrong, *(f"blocks__{i}__{part}" for i in range(3) for part in parts))
+    assert preset("all", wrong).blocks == ("blocks",)
+    wrong = cached(wrong, "blocks")
     with pytest.raises(InvalidPolicy, match="No block of sample_models/gpt.py is one to recompute by itself"):
-        preset("all", graph)
-    assert preset("keep-all", graph) == KEEP_ALL and len(layers) == 3
+        preset("all", wrong)
+    assert preset("keep-all", wrong) == KEEP_ALL
 
 
 def chain(n_operators: int, in_place: frozenset[int]) -> ModelGraph:
