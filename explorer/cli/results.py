@@ -26,7 +26,7 @@ Typed = Callable[[str], bool]
 
 
 def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
-    """The spec that ran, on the model file that was named here. `policy` reads the policy that was asked for.
+    """The spec that ran, on the model and the weights that were named here: a file decides nothing that is loaded. `policy` reads the policy that was asked for.
 
     Raises UnreadableFile where no spec lies there, InvalidPlan where an option that was typed says otherwise.
     """
@@ -41,13 +41,16 @@ def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy],
             f"The run in {results} was another one: {'; '.join(faults)}.",
             hint="Leave these options out: the run's own plan lies beside its results.",
         )
-    return msgspec.structs.replace(ran, model=msgspec.structs.replace(ran.model, target=asked.model.target))
+    named = {"target": asked.model.target, "weights": asked.model.weights}
+    return msgspec.structs.replace(ran, model=msgspec.structs.replace(ran.model, **named))
 
 
 def _model_faults(asked: ModelRef, ran: ModelRef, typed: Typed) -> list[str]:
     faults = []
     if _file_and_factory(asked.target) != _file_and_factory(ran.target):
         faults.append(f"its model was {ran.target}, not {asked.target}")
+    if Path(asked.weights).name != Path(ran.weights).name:
+        faults.append(f"its weights were {ran.weights or 'those of the factory'}: name them with --weights")
     if typed("size") and asked.size != ran.size:
         faults.append(f"--size {asked.size} is not {ran.size}")
     if typed("arguments") and asked.arguments != ran.arguments:

@@ -32,15 +32,18 @@ from explorer.jobs.protocol import (
     time_limit_s,
 )
 from explorer.jobs.store import default_path
-from explorer.record.base import Record, from_msgpack
+from explorer.record.base import Record, from_msgpack, to_json
 from explorer.record.failure import Failure
+from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.progress import Progress
+from explorer.record.run import RunSpec
 
 GRACE_S = 2.0
 """Between the polite word to a run that shall end, and the kill."""
 _LAST_GRACE_S = 20.0
 """Between the word that a job's process be killed, and the end of the worker."""
 _MOST_FINISHED = 32
+_MOST_GRAPHS = 8
 _MOST_ATTEMPTS = 2
 """A job that had not begun when the worker ended is handed to the next one, once."""
 
@@ -105,6 +108,7 @@ class Worker:
         self._child: Child | None = None
         self._closed = False
         self._jobs: dict[str, Job] = {}
+        self._graphs: dict[bytes, ModelGraph] = {}
         self._numbers = itertools.count(1)
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:
@@ -151,7 +155,8 @@ class Worker:
         if self._child is None:
             self._finish(job, failure=_cancelled("The worker was closed."))
         else:
-            self._child.send(Submit(job=job.id, request=job.request, keep=job._keep))
+            graph = self._graphs.get(_graph_key(job.request))
+            self._child.send(Submit(job=job.id, request=job.request, keep=job._keep, graph=graph))
 
     def _heard(self, child: Child, event: Event) -> None:
         with self._lock:
@@ -182,6 +187,10 @@ class Worker:
             return
         with self._lock:
             job.result, job.run_id, job.warning = result, event.run_id, event.warning
+            if isinstance(result, ModelGraph):
+                self._graphs[_graph_key(job.request)] = result
+                for key in tuple(self._graphs)[:-_MOST_GRAPHS]:
+                    del self._graphs[key]
             self._finish(job)
 
     def _cancel(self, job: Job) -> None:
@@ -239,6 +248,13 @@ class Worker:
         finished = [job.id for job in self._jobs.values() if job.finished]
         for job_id in finished[: max(0, len(finished) - _MOST_FINISHED)]:
             del self._jobs[job_id]
+
+
+def _graph_key(request: Request) -> bytes:
+    """The same for a description of a model and for runs of that model."""
+    fields = [getattr(request, name) for name in request.__struct_fields__]
+    models = [field.model if isinstance(field, RunSpec) else field for field in fields]
+    return to_json((getattr(request, "without_data", False), [one for one in models if isinstance(one, ModelRef)][:1]))
 
 
 def _cancelled(sentence: str) -> Failure:

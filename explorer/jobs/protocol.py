@@ -166,6 +166,8 @@ class Submit(Record, tag=True):
     request: Request
     keep: bool = True
     """False: the result does not go into the store."""
+    graph: ModelGraph | None = None
+    """Of the request's model, if the client has described it: the run is kept with it."""
 
 
 class CancelJob(Record, tag=True):

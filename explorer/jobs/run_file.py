@@ -14,11 +14,12 @@ from typing import Annotated
 
 import msgspec
 from msgspec import Meta, Raw
+from msgspec.structs import replace
 
 from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
-from explorer.record.graph import RECORDED, ModelRef
+from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
@@ -106,6 +107,19 @@ def spec_of(record: Record) -> RunSpec | None:
     run = getattr(record, "candidate", record)
     spec = getattr(run, "spec", None)
     return spec if isinstance(spec, RunSpec) else None
+
+
+def graph_of(record: Record) -> ModelGraph | None:
+    """The graph that a run brings with it; None: it has none."""
+    graph = getattr(getattr(record, "candidate", record), "graph", None)
+    return graph if isinstance(graph, ModelGraph) else None
+
+
+def with_graph(record: Record, graph: ModelGraph | None) -> Record:
+    """`record` with the graph of its model, where its kind has a place for one."""
+    if isinstance(record, Comparison):
+        return replace(record, candidate=with_graph(record.candidate, graph))
+    return replace(record, graph=graph) if graph and isinstance(record, (Measurement, PipelineRun)) else record
 
 
 def write(stored: StoredRecord) -> bytes:

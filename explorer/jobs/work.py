@@ -17,6 +17,7 @@ from pathlib import Path
 from explorer.errors import Cancelled, NotSaved
 from explorer.jobs.failures import failure_of_job
 from explorer.jobs.protocol import Event, Failed, Finished, Reported, Request, Submit, time_limit_s, write_frame
+from explorer.jobs.run_file import with_graph
 from explorer.jobs.store import Store, is_kept
 from explorer.record.base import Record, to_msgpack
 from explorer.record.progress import Progress, Report
@@ -44,7 +45,7 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
 
     try:
         report(Progress(what="starting", done=0, total=0))
-        result = answer(submitted.request, report)
+        result = with_graph(answer(submitted.request, report), submitted.graph)
         encoded = to_msgpack(result)
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
         event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)

@@ -125,7 +125,8 @@ class Measurement(Record):
     """Number of the process that recorded it, and how many there were; None: it ran alone."""
     n_ranks: int | None = None
     graph: ModelGraph | None = None
-    """The model of a recorded step: nobody can describe its model again."""
+    """Of the model, where it was described before the run: a report takes it from here and loads no model. None: not
+    described. A recorded step always has its own."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None

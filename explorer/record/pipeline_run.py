@@ -9,6 +9,7 @@ from typing import Any, Literal
 from explorer.record.base import Column, Origin, Record, column
 from explorer.record.diffs import BufferDiff, GradientDiff
 from explorer.record.failure import Failure
+from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment
 from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.run import RunSpec
@@ -212,6 +213,8 @@ class PipelineRun(Record):
     """What a reader has to know: measured on one device, tied weights, multiplied recompute, ..."""
     failure: Failure | None = None
     failed_rank: int | None = None
+    graph: ModelGraph | None = None
+    """As in Measurement."""
 
     @property
     def n_splitting_equal(self) -> int:

@@ -10,17 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from explorer.cli.command import Output, answer_console, print_json, say, verb
-from explorer.cli.options import describe
-from explorer.cli.worker import check_writable, print_or_write, worker
-from explorer.errors import BadInput, ExplorerError
+from explorer.cli.worker import check_writable, print_or_write
+from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.rank_files import files_of_ranks, opened
 from explorer.jobs.store import Store
 from explorer.record.base import from_msgpack
-from explorer.record.comparison import Comparison
-from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
-from explorer.record.pipeline_run import PipelineRun
 from explorer.view.report.parts import Reported, ReportOf
 from explorer.view.report.report import report_text
 
@@ -40,8 +35,7 @@ def report(output: Output, run: Which = None, out: ReportPath = None) -> None:
         raise BadInput("A report needs a place.", hint="Give --out report.html.")
     check_writable(out)
     reported = found_run(run)
-    of = ReportOf(run=reported.run, name=reported.name, graph=_graph(reported), created=reported.created)
-    print_or_write(report_text(of), out)
+    print_or_write(report_text(reported), out)
 
 
 def found_run(which: str) -> ReportOf:
@@ -59,17 +53,6 @@ def found_run(which: str) -> ReportOf:
     return ReportOf(run=record, name=stored.name, created=stored.created)
 
 
-def _graph(reported: ReportOf) -> ModelGraph | None:
-    """The graph where the model can be loaded; what stands in its way is said, and the report goes without hazards."""
-    has_hazards = isinstance(reported.run, (Comparison, Measurement, PipelineRun))
-    if reported.known_graph is not None or reported.spec.model.is_recorded or not has_hazards:
-        return reported.known_graph
-    try:
-        with worker() as engine:
-            return describe(engine, reported.spec.model, reported.spec.seed)
-    except ExplorerError as error:
-        say(f"[yellow]Without hazards:[/] {escape(error.sentence)}")
-        return None
 
 
 def _list(output: Output) -> None:

@@ -40,6 +40,7 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...], 
     st.markdown("**On real ranks**, one GPU each: unpack these files, run the script, open what the ranks leave.")
     st.caption(NEEDS)
     try:
+        backend.check_offered(spec.model)  # the text of its file goes along
         files = run_files(spec)
     except ExplorerError as error:
         st.caption("These files need a plan that can run.")

@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 import streamlit as st
 
+from explorer.errors import ExplorerError
+from explorer.jobs import run_file
 from explorer.jobs.store import StoredRun
+from explorer.record.base import Record
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.record.pipeline_run import PipelineRun
@@ -37,8 +40,22 @@ def hand_over(run: StoredRun) -> str:
     known.note(run.run_id, record)
     if isinstance(record, Measurement) and record.spec.model.is_recorded:
         backend.known().keep(f"recorded {record.spec.model.target}", run.run_id)
+    _draw_from_file(record)
     st.session_state[KEY] = [PAGES[run.kind], run.run_id]
     return PAGES[run.kind]
+
+
+def _draw_from_file(record: Record) -> None:
+    """The blocks of a model that is not offered here are drawn from the run's own graph. A model that is offered is
+    described: a file does not say what it looks like."""
+    graph, spec = run_file.graph_of(record), run_file.spec_of(record)
+    if graph is None or spec is None:
+        return
+    try:
+        backend.check_offered(spec.model)
+    except ExplorerError:
+        played = getattr(getattr(record, "candidate", record), "origin", "") == "predicted"
+        backend.records().keep(backend.graph_key(spec.model, spec.device, without_data=played), graph)
 
 
 def taken(page: str) -> Opened | None:

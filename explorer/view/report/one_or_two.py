@@ -156,7 +156,7 @@ def hazards_said(of: ReportOf) -> Iterator[str]:
     """What is known to go wrong with the policy on this model."""
     spec = of.spec
     if of.known_graph is None:
-        yield paragraph("The model was not at hand when this report was written: its hazards were not looked for.")
+        yield paragraph("The hazards are unknown: the run file holds no graph of its model.")
         return
     fired = hazards(of.known_graph, spec.policy, spec.plan, spec)
     if not fired:

@@ -39,10 +39,11 @@ class ReportOf:
 
     @property
     def known_graph(self) -> ModelGraph | None:
-        """A recorded run brings its own."""
+        """The graph that the run brings with it, else the one at hand."""
         run = self.run.candidate if isinstance(self.run, Comparison) else self.run
         run = run.fullest if isinstance(run, RecordedRanks) else run
-        return self.graph or (run.graph if isinstance(run, Measurement) else None)
+        own = run.graph if isinstance(run, (Measurement, PipelineRun)) else None
+        return own or self.graph
 
 
 def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
