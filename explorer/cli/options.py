@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
@@ -21,11 +21,19 @@ from explorer.plan.imports.own_file import OWN
 from explorer.plan.policy.pattern import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
+from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import PolicyFile
 from explorer.record.reading import Reading
 from explorer.record.run import N_REPEATS, Device, RunSpec
+
+
+def bounded(kind: type[Record], name: str, *flags: str, **options: Any) -> Any:
+    """An option within the limits of a record's field."""
+    low, high = limits(kind, name)
+    return typer.Option(*flags, min=low, max=high, **options)
+
 
 Model = Annotated[
     str, typer.Argument(help="sample_models/gpt.py, path/file.py:factory, package.module:factory or hf:CONFIG.")
@@ -67,7 +75,9 @@ class ModelOptions:
         Path | None,
         typer.Option(metavar="FILE", help="Weights to begin from: .safetensors, or .pt.", rich_help_panel="Model"),
     ] = None
-    seed: Annotated[int, typer.Option(help="Of parameters, batch and dropout.", rich_help_panel="Model")] = 0
+    seed: Annotated[
+        int, bounded(RunSpec, "seed", help="Of parameters, batch and dropout.", rich_help_panel="Model")
+    ] = 0
 
     def ref(self, target: str) -> ModelRef:
         """The size is named even where it is the usual one: runs of it are then of the same model as the page's.
@@ -118,16 +128,27 @@ class StepOptions(ConditionOptions):
         Literal["adamw", "sgd", "none"], typer.Option(help="none: backward only.", rich_help_panel="Step")
     ] = "adamw"
     n_accumulation: Annotated[
-        int, typer.Option("--accumulate", min=1, help="Microbatches before the optimizer step.", rich_help_panel="Step")
+        int,
+        bounded(
+            RunSpec,
+            "n_accumulation",
+            "--accumulate",
+            help="Microbatches before the optimizer step.",
+            rich_help_panel="Step",
+        ),
     ] = 1
-    n_repeats: Annotated[int, typer.Option("--repeats", min=0, help="Timed steps.", rich_help_panel="Step")] = N_REPEATS
-    n_threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads.", rich_help_panel="Step")] = 1
+    n_repeats: Annotated[
+        int, bounded(RunSpec, "n_repeats", "--repeats", help="Timed steps.", rich_help_panel="Step")
+    ] = N_REPEATS
+    n_threads: Annotated[
+        int, bounded(RunSpec, "n_threads", "--threads", help="CPU threads.", rich_help_panel="Step")
+    ] = 1
     memory_limit: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Such as 1.5GiB; more is out of memory.", rich_help_panel="Limits"),
     ] = None
     time_limit_s: Annotated[
-        float, typer.Option("--time-limit", min=1.0, metavar="SECONDS", rich_help_panel="Limits")
+        float, bounded(RunSpec, "time_limit_s", "--time-limit", metavar="SECONDS", rich_help_panel="Limits")
     ] = 600.0
 
     def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:

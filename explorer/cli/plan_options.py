@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from explorer.cli.options import bounded
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows, read_rows
 from explorer.plan.pipeline.cuts import CutRule, check_stages, stages_by, usual_rule
@@ -34,13 +35,15 @@ class PlanOptions:
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = (
         None
     )
-    microbatches: Annotated[int | None, typer.Option(min=1, help="Microbatches of the batch.")] = None
+    microbatches: Annotated[int | None, bounded(PipelinePlan, "n_microbatches", help="Microbatches of the batch.")] = (
+        None
+    )
     schedule: Annotated[
         str | None, typer.Option(help=f"One of {', '.join(SCHEDULES)}; {USUAL_SCHEDULE} if left out.")
     ] = None
-    ranks: Annotated[int | None, typer.Option(min=1, help="Ranks; by default one a stage, or one for two stages.")] = (
-        None
-    )
+    ranks: Annotated[
+        int | None, bounded(PipelinePlan, "n_ranks", help="Ranks; by default one a stage, or one for two stages.")
+    ] = None
     cuts: Annotated[
         CutRule | None,
         typer.Option(help="How stages are balanced; by time where blocks are priced."),

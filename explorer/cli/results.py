@@ -26,7 +26,9 @@ Typed = Callable[[str], bool]
 
 
 def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
-    """The spec that ran, on the model and the weights that were named here: a file decides nothing that is loaded. `policy` reads the policy that was asked for.
+    """The spec that ran, on the model and the weights that were named here: a file decides nothing that is loaded.
+
+    `policy` reads the policy that was asked for.
 
     Raises UnreadableFile where no spec lies there, InvalidPlan where an option that was typed says otherwise.
     """

@@ -32,7 +32,7 @@ from explorer.jobs.protocol import (
     time_limit_s,
 )
 from explorer.jobs.store import default_path
-from explorer.record.base import Record, from_msgpack, to_json
+from explorer.record.base import Record, from_msgpack, to_json, to_msgpack
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.progress import Progress
@@ -114,8 +114,12 @@ class Worker:
     def submit(self, request: Request, *, keep: bool = True) -> Job:
         """Returns at once. With `keep` a finished run is in the store before the job is finished.
 
-        Raises BadInput where a text of the request cannot be written.
+        Raises BadInput where a text of the request cannot be written, UnreadableFile for a run specification beyond its
+        limits.
         """
+        for field in (getattr(request, name) for name in request.__struct_fields__):
+            if isinstance(field, RunSpec):
+                from_msgpack(to_msgpack(field), RunSpec)
         with self._lock:
             # The random part tells the jobs of one app from those of the app before it, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)

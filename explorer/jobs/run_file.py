@@ -35,6 +35,8 @@ KINDS: dict[str, type[Record]] = {
 }
 """What the store keeps, under the names it is listed by."""
 
+LATEST = 253_000_000_000.0
+"""Seconds since 1970 of the last date that is shown: in the year 9987."""
 MAGIC = b"checkpoint-explorer run\n"
 VERSION = 1
 _VERSION = struct.Struct("<H")
@@ -62,7 +64,7 @@ class StoredRecord(Record):
 
     kind: str
     name: str
-    created: float
+    created: Annotated[float, Meta(ge=0, le=LATEST)]
     record: bytes
     """msgpack of KINDS[kind]."""
 

@@ -158,7 +158,7 @@ class Store:
                 hint="Update Checkpoint Explorer.",
             )
         try:
-            return StoredRecord(kind=kind, name=name, created=created, record=zlib.decompress(data))
+            return StoredRecord(kind=kind, name=name, created=_date(created), record=zlib.decompress(data))
         except zlib.error as error:
             raise UnreadableFile(
                 f"The run {run_id} is damaged: {message_of(error)}.", hint="Delete it and run again."
@@ -182,6 +182,11 @@ class Store:
             with self._connection() as connection:
                 yield connection
         except sqlite3.Error as error:
+            if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE):
+                raise NotSaved(
+                    f"{self.path} cannot be opened: the disk is full ({message_of(error)}).",
+                    hint="Free some space, or set CHECKPOINT_EXPLORER_HOME to another folder. No run is lost.",
+                ) from error
             raise UnreadableFile(
                 f"{self.path} cannot be read as a store of runs: {message_of(error)}.",
                 hint="Move the file away to start an empty store, or set CHECKPOINT_EXPLORER_HOME to another folder.",
@@ -266,13 +271,18 @@ def _listed(row: tuple[Any, ...]) -> StoredRun:
         name=name,
         kind=kind,
         model=model,
-        created=created,
+        created=_date(created),
         pinned=bool(pinned),
         headlines=json.loads(headlines),
         note=note,
         spec=_spec(spec),
         machine=machine,
     )
+
+
+def _date(created: float) -> float:
+    """Within the limits of a run file: a store may hold what an earlier release let in."""
+    return min(max(created, 0.0), run_file.LATEST)
 
 
 def _spec(text: str) -> RunSpec | None:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from msgspec import field
 
-from explorer.record.base import Column, Record, column
+from explorer.record.base import Column, Count, Record, column
 
 Role = Literal[
     "parameter",
@@ -37,8 +37,8 @@ class PhaseSpan(Record):
     phase: Phase
     block: str
     """Block that runs again, for `recompute`; the empty string elsewhere."""
-    first_tick: int
-    end_tick: int
+    first_tick: Count
+    end_tick: Count
 
 
 class Calls(Record):
@@ -64,7 +64,7 @@ class Allocations(Record):
     An entry is alive at tick t when `born <= t < died`; `died == n_ticks + 1`: alive at the end.
     """
 
-    n_ticks: int
+    n_ticks: Count
     n_bytes: Column
     born: Column
     died: Column

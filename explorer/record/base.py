@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, dataclass_transform, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from explorer.errors import BadInput, UnreadableFile, message_of
 
@@ -24,6 +25,14 @@ else:
     Column = array  # subscriptable from Python 3.12 on
 """int64 column, typecode 'q'."""
 
+MOST = 2**53 - 1
+"""Largest whole number that a browser holds exactly."""
+MOST_RANKS = 2**16
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+"""Bytes, calls, FLOPs, elements."""
+Number = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""Milliseconds, ratios: neither infinite nor NaN."""
+
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
@@ -31,6 +40,13 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 T = TypeVar("T")
+
+
+def limits(kind: type[Record], name: str) -> tuple[Any, Any]:
+    """Least and largest value of a field, from its type: what command line, page, link, file and worker hold to."""
+    hint = get_type_hints(kind, include_extras=True)[name]
+    meta = next(part.__metadata__[0] for part in (hint, *get_args(hint)) if hasattr(part, "__metadata__"))
+    return meta.ge, meta.le
 
 
 def column(values: Any = ()) -> Column:

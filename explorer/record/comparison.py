@@ -6,7 +6,7 @@ import statistics
 from functools import cached_property
 from typing import Any, Literal
 
-from explorer.record.base import Record, to_plain
+from explorer.record.base import Count, Record, to_plain
 from explorer.record.diffs import (
     BufferDiff,
     GradientDiff,
@@ -39,14 +39,14 @@ class Comparison(Record):
     """Gradients of every trained parameter in the last step, which starts from what the first one left behind."""
     buffers: tuple[BufferDiff, ...] = ()
     parameters: tuple[ParameterDiff, ...] = ()
-    n_steps: int = 0
+    n_steps: Count = 0
     """Steps behind `parameters`; 0: not taken."""
     carried: tuple[StateDiff, ...] = ()
     """What is not equal of all else that the model carries on, after the first and after the last step."""
     trains_in_backward: bool = False
     """Trained parameters moved before the optimizer's step: an optimizer runs inside backward, and may leave no
     gradient behind."""
-    n_carried: int = 0
+    n_carried: Count = 0
     """Values that were looked at for `carried`: buffers, attributes, what hooks and classes hold."""
     without_tf32: tuple[str, ...] = ()
     """Kinds of operators that were judged in full float32, where measured and timed steps may use TensorFloat-32."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from explorer.record.base import Record
+from explorer.record.base import Count, Record
 
 Verdict = Literal["bitwise equal", "rounding", "state moved", "different", "not comparable"]
 Presence = Literal["both", "baseline only", "candidate only", "neither"]
@@ -20,14 +20,14 @@ class TensorDiff(Record):
     """One gradient, buffer or parameter of both runs. Distances are None where one side has nothing to compare."""
 
     name: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     dtype: str
     presence: Presence
     bitwise: bool
     """Every bit, NaN payloads included; two absent tensors are equal."""
-    n_nonfinite_mismatch: int = 0
+    n_nonfinite_mismatch: Count = 0
     """Elements that are finite on one side only."""
-    n_nonfinite: int = 0
+    n_nonfinite: Count = 0
     """Elements that are not finite on the candidate's side."""
     max_abs: float | None = None
     relative_norm: float | None = None
@@ -113,7 +113,7 @@ class StateDiff(TensorDiff, kw_only=True):
     block: str
     kind: Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
     """`gradient`: of a tensor that the model holds in an attribute. Parameters: moved by forward or backward."""
-    step: int
+    step: Count
     """After which step, from 1."""
     baseline_value: str = ""
     """Short form."""
@@ -143,9 +143,9 @@ class MaskDiff(Record):
     """Random numbers of one module: those of forward, a dropout mask say, against those drawn again at recompute."""
 
     block: str
-    n_elements: int
-    n_mismatched: int
-    n_not_drawn_again: int = 0
+    n_elements: Count
+    n_mismatched: Count
+    n_not_drawn_again: Count = 0
     """Elements drawn in forward that the recompute left out: early stop ended it before, or the result was kept."""
     is_mask: bool = True
     """False: numbers of another kind than keep or drop."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from functools import cached_property
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
-from explorer.record.base import Record
+from explorer.record.base import MOST, Count, Record
 
 Trait = Literal[
     "uses_rng",  # draws from torch's default generators
@@ -36,6 +36,8 @@ Trait = Literal[
 
 
 RECORDED = "recorded:"
+Whole = Annotated[int, msgspec.Meta(ge=-MOST, le=MOST)]
+Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 class ModelRef(Record):
@@ -44,7 +46,7 @@ class ModelRef(Record):
     target: str
     size: str | None = None
     """Name in the file's SIZES (`small`, `gpu`); None takes `small` where the file has sizes."""
-    arguments: dict[str, int | float | str | bool] = {}
+    arguments: dict[str, Whole | Real | str | bool] = {}
     """Keyword arguments of the factory, over those of the size."""
     weights: str = ""
     """File with the weights to begin from; empty: those that the factory gives."""
@@ -62,18 +64,18 @@ class Block(Record):
     """Dotted path; the empty string is the model itself."""
     kind: str
     """Class name."""
-    n_calls: int
+    n_calls: Count
     """Forward calls in one step; 0 means never called."""
-    parameter_bytes: int
+    parameter_bytes: Count
     """Parameters at or below, each counted once."""
-    buffer_bytes: int
-    output_bytes: int
+    buffer_bytes: Count
+    output_bytes: Count
     """Bytes of the tensors one step's calls return, each storage once."""
-    saved_bytes: int
+    saved_bytes: Count
     """Bytes made at or below that autograd keeps for backward, whoever saves them, each storage once: what recomputing
     the block can free, and what a measurement charges to it."""
-    forward_flops: int
-    rerun_flops: int
+    forward_flops: Count
+    rerun_flops: Count
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
     op_flops: dict[str, int] = {}
     """`forward_flops` by operator; empty where there are FLOPs: nobody saw the operators."""
@@ -138,8 +140,8 @@ class Edge(Record):
 
     source: str
     target: str
-    n_bytes: int
-    n_tensors: int = 1
+    n_bytes: Count
+    n_tensors: Count = 1
     data: int | None = None
     """Edges of equal number carry the same tensors to several readers."""
     back: bool = False
@@ -153,9 +155,9 @@ class CutPoint(Record):
     """fqn of the last block before the cut."""
     before: str
     """fqn of the first block behind it."""
-    n_bytes: int
+    n_bytes: Count
     """Bytes that cross, for the whole batch."""
-    n_tensors: int
+    n_tensors: Count
     refusal: str | None = None
     """Why this cut cannot be made (a shared module, a skip of unknown form); None: it can."""
 
@@ -170,9 +172,9 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     cuts: tuple[CutPoint, ...] = ()
     chain: tuple[str, ...] = ()
     """The consecutive blocks that together are the model, in execution order: what presets and stages count."""
-    input_shapes: tuple[tuple[int, ...], ...] = ()
+    input_shapes: tuple[tuple[Count, ...], ...] = ()
     dtype: str = "float32"
-    n_parameters: int = 0
+    n_parameters: Count = 0
     device: str = ""
     """Where the forward ran; the empty string: not recorded."""
     note: str = ""

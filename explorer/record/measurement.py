@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Annotated
+
+from msgspec import Meta
 
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
-from explorer.record.base import Column, Origin, Record
+from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
@@ -22,8 +25,8 @@ class Environment(Record):
     torch_version: str
     python_version: str
     platform: str
-    n_threads: int
-    total_memory_bytes: int | None = None
+    n_threads: Count
+    total_memory_bytes: Count | None = None
     cuda_version: str = ""
     """CUDA only, like all that follow: what torch was built with."""
     cudnn_version: str = ""
@@ -38,24 +41,24 @@ class SavedFile(Record):
     """A file that the worker wrote."""
 
     path: str
-    n_bytes: int
+    n_bytes: Count
 
 
 class AllocatorPeaks(Record):
     """The allocator's own words for the measured step, beside what the timeline says. None: not measured here."""
 
-    alone_peak_bytes: int | None = None
+    alone_peak_bytes: Count | None = None
     """Peak of the same step seen by the allocator alone, without the tracker."""
-    tracker_peak_bytes: int | None = None
+    tracker_peak_bytes: Count | None = None
     """Peak of the storages the tracker saw: what is missing is inside kernels."""
-    requested_peak_bytes: int | None = None
+    requested_peak_bytes: Count | None = None
     """CUDA only, like the next two: the allocator's counters. This one is the drawn peak, to the byte."""
-    allocated_peak_bytes: int | None = None
-    reserved_peak_bytes: int | None = None
-    steady_reserved_peak_bytes: int | None = None
+    allocated_peak_bytes: Count | None = None
+    reserved_peak_bytes: Count | None = None
+    steady_reserved_peak_bytes: Count | None = None
     """Reserved peak of the same step once the cache is warm, as every later step of a training finds it: what has to
     be free on the GPU. `reserved_peak_bytes` is that of a step that began with an empty cache."""
-    offloaded_peak_bytes: int | None = None
+    offloaded_peak_bytes: Count | None = None
     """Most bytes that `offload` held in pinned memory of the host during the measured step; None: nothing offloads."""
     allocated: Column | None = None
     """CUDA only: allocated bytes at each tick, derived: requests rounded up to 512 bytes, hung up at the allocator's
@@ -69,26 +72,26 @@ class MeasuredBlock(Record):
     """What one block did in the measured step; sums over all its calls, everything below included."""
 
     fqn: str
-    n_forward: int
+    n_forward: Count
     """Forward calls in the forward phase."""
-    n_recompute: int
+    n_recompute: Count
     """Forward calls in the recompute phase: above zero proves that the policy took effect."""
-    saved_after_forward_bytes: int
-    at_peak_bytes: int
+    saved_after_forward_bytes: Count
+    at_peak_bytes: Count
     """Bytes attributed to the block that are alive at the step's peak, parameters and their gradients included."""
-    forward_flops: int
-    recompute_flops: int
-    backward_flops: int
-    skipped_flops: int = 0
+    forward_flops: Count
+    recompute_flops: Count
+    backward_flops: Count
+    skipped_flops: Count = 0
     """FLOPs of forward that early stop left out of the recompute."""
     forward: Samples = Samples()
     recompute: Samples = Samples()
-    operator_ms: dict[str, float] = {}
+    operator_ms: dict[str, Number] = {}
     """Forward by operator, such as `aten.mm.default`, at or below, read one by one: shares of `forward`, no times
     to add to others. Empty: not timed, or it runs none."""
-    n_operators: int | None = None
+    n_operators: Count | None = None
     """Calls of operators in that forward, views included; None: not counted."""
-    n_saved: int | None = None
+    n_saved: Count | None = None
     """Tensors that autograd was handed to keep in that forward, parameters and repeated ones included; None: not
     counted."""
 
@@ -99,7 +102,7 @@ class Refused(Record):
     what: str
     """In words: `everything kept`, `every block recomputed`."""
     policy: Policy
-    held_peak_bytes: int | None
+    held_peak_bytes: Count | None
     """It needs at least so much. None: refused before anything was recorded."""
     failed_in: str
     """As in Measurement."""
@@ -117,13 +120,13 @@ class Measurement(Record):
     peaks: AllocatorPeaks = AllocatorPeaks()
     blocks: tuple[MeasuredBlock, ...] = ()
     times: Times | None = None
-    uncounted_ops: dict[str, int] = {}
+    uncounted_ops: dict[str, Count] = {}
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
     recorded_in: str = ""
     """Where the step of origin `recorded` stands: `train.py:42`."""
-    rank: int | None = None
+    rank: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] | None = None
     """Number of the process that recorded it, and how many there were; None: it ran alone."""
-    n_ranks: int | None = None
+    n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
     graph: ModelGraph | None = None
     """Of the model, where it was described before the run: a report takes it from here and loads no model. None: not
     described. A recorded step always has its own."""
@@ -133,7 +136,7 @@ class Measurement(Record):
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""
     failure: Failure | None = None
-    free_memory_bytes: int | None = None
+    free_memory_bytes: Count | None = None
     """What the device could still have given behind the steps; None: nobody said."""
     refused: tuple[Refused, ...] = ()
     """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""

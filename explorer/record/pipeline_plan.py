@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from msgspec import Meta
 
 from explorer.record.base import Record
 
@@ -18,10 +20,10 @@ class PipelinePlan(Record):
     """Stages as lists of fqns, in execution order, and the schedule that drives them."""
 
     stages: tuple[tuple[str, ...], ...]
-    n_microbatches: int
+    n_microbatches: Annotated[int, Meta(ge=1, le=1024)]
     schedule: str = "GPipe"
     """torch's own strings: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV."""
-    n_ranks: int | None = None
+    n_ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """None: one rank a stage; two stages a rank for the schedules that need several."""
     checkpoint: CheckpointMode = "always"
     """Applies to the blocks that the policy recomputes. In eval mode it applies all the same: what is recomputed

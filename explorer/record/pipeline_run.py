@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from explorer.record.base import Column, Origin, Record, column
+from msgspec import Meta
+
+from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record, column
 from explorer.record.diffs import BufferDiff, GradientDiff
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
@@ -15,19 +17,21 @@ from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.run import RunSpec
 
 ActionKind = Literal["F", "B", "I", "W"]
+Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
+"""Of a rank or a stage."""
 Share = Literal["microbatching", "recompute", "splitting"]
 
 
 class ActionTime(Record):
     """One action on the clock of the whole step. Zero is the start of the step."""
 
-    rank: int
-    stage: int
+    rank: Index
+    stage: Index
     kind: ActionKind
-    microbatch: int
-    start_ms: float
-    end_ms: float
-    recompute_ms: float = 0.0
+    microbatch: Count
+    start_ms: Number
+    end_ms: Number
+    recompute_ms: Number = 0.0
     """Part of the action in which blocks ran forward again."""
 
     @property
@@ -42,7 +46,7 @@ class ActionTime(Record):
 class RankMemory(Record):
     """Bytes held by one rank over the step: parameters, receive buffers, saved activations, gradients, temporaries."""
 
-    rank: int
+    rank: Index
     origin: Origin
     time_ns: Column
     """Time of each sample since the start of the step, ascending."""
@@ -51,11 +55,11 @@ class RankMemory(Record):
     action: Column
     """Index into `actions` of the action under way at each sample; -1: none."""
     actions: tuple[str, ...]
-    parameter_bytes: int
+    parameter_bytes: Count
     """Parameters and buffers of the rank's stages, held all the time."""
-    receive_bytes: int
+    receive_bytes: Count
     """Buffers for boundary tensors and their gradients: allocated before the first action, held to the end."""
-    optimizer_bytes: int = 0
+    optimizer_bytes: Count = 0
     """State that the spec's optimizer holds all the time from its first step on: counted, and not in held_bytes."""
 
     @cached_property
@@ -87,11 +91,11 @@ def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
 class RankUse(Record):
     """How busy one rank is, and how many microbatches wait there for their backward at most."""
 
-    rank: int
-    busy_ms: float
-    bubble_fraction: float
+    rank: Index
+    busy_ms: Number
+    bubble_fraction: Number
     """Idle share of the rank's time, from the step's start to its end."""
-    n_in_flight: int
+    n_in_flight: Count
     """Most (stage, microbatch) pairs whose forward is done and whose backward is not."""
 
 
@@ -119,13 +123,13 @@ class PlayedSchedule(Record):
 class Stage(Record):
     """One stage as it ran."""
 
-    stage: int
-    rank: int
+    stage: Index
+    rank: Index
     blocks: tuple[str, ...]
-    parameter_bytes: int
+    parameter_bytes: Count
     receives: tuple[str, ...] = ()
     """Boundary tensors it receives, each as `producer shape dtype`."""
-    receive_bytes: int = 0
+    receive_bytes: Count = 0
     """Per microbatch."""
 
 
@@ -133,12 +137,12 @@ class BlockCalls(Record):
     """How often one block ran forward for the whole batch."""
 
     fqn: str
-    stage: int
-    n_forward: int
+    stage: Index
+    n_forward: Count
     """Calls in forward, over all microbatches."""
-    n_recompute: int
+    n_recompute: Count
     """Runs for backward, over all microbatches."""
-    n_microbatches: int
+    n_microbatches: Count
 
     @property
     def multiplier(self) -> float:
@@ -149,7 +153,7 @@ class BlockCalls(Record):
 class RankReport(Record):
     """What one process of a real run says about itself. `failure` is set when it ended early."""
 
-    rank: int
+    rank: Index
     actions: tuple[ActionTime, ...] = ()
     memory: RankMemory | None = None
     blocks: tuple[BlockCalls, ...] = ()
@@ -170,7 +174,7 @@ class GradientShares(Record):
     """
 
     name: str
-    stages: tuple[int, ...]
+    stages: tuple[Index, ...]
     """Stages that hold the parameter; more than one: tied weights, whose gradients were summed."""
     microbatching: GradientDiff
     recompute: GradientDiff
@@ -212,7 +216,7 @@ class PipelineRun(Record):
     notes: tuple[str, ...] = ()
     """What a reader has to know: measured on one device, tied weights, multiplied recompute, ..."""
     failure: Failure | None = None
-    failed_rank: int | None = None
+    failed_rank: Index | None = None
     graph: ModelGraph | None = None
     """As in Measurement."""
 

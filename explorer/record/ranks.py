@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+from msgspec import Meta
 from msgspec.structs import replace
 
-from explorer.record.base import Record
+from explorer.record.base import MOST_RANKS, Record
 from explorer.record.graph import RECORDED, ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec
@@ -17,7 +18,7 @@ class RecordedRanks(Record):
 
     ranks: tuple[Measurement, ...]
     """Ascending by rank; each says its own `rank`."""
-    n_ranks: int
+    n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     """Processes of the training."""
     recorded_in: str
     """`train.py:42, step 2`: without the rank."""
@@ -34,7 +35,7 @@ class RecordedRanks(Record):
     @property
     def missing(self) -> tuple[int, ...]:
         """Ranks without a file."""
-        return tuple(rank for rank in range(self.n_ranks) if rank not in self.by_rank)
+        return tuple(sorted(set(range(self.n_ranks)) - self.by_rank.keys()))
 
     @property
     def spec(self) -> RunSpec:

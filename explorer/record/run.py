@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from explorer.record.base import Record
+from msgspec import Meta
+
+from explorer.record.base import MOST, Count, Number, Record
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
@@ -32,22 +34,22 @@ class RunSpec(Record):
     dtype: Dtype = "own"
     """Type of parameters, buffers and floating inputs."""
     autocast: Autocast = "none"
-    seed: int = 0
+    seed: Annotated[int, Meta(ge=-MOST, le=MOST)] = 0
     mode: Mode = "train"
     forward_only: bool = False
     """Forward and loss without gradients: no backward, no optimizer, nothing to recompute."""
     optimizer: Optimizer = "adamw"
-    learning_rate: float = 1e-3
-    momentum: float = 0.0
+    learning_rate: Number = 1e-3
+    momentum: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
     """Momentum; used by SGD only."""
-    n_accumulation: int = 1
+    n_accumulation: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
     frozen: tuple[str, ...] = ()
     """fqns whose parameters need no gradient, all that is below included."""
-    n_repeats: int = N_REPEATS
+    n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
-    n_threads: int = 1
+    n_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads; pinned, because two threads round differently from one."""
-    time_limit_s: float = 600.0
-    memory_limit_bytes: int | None = None
+    time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0
+    memory_limit_bytes: Count | None = None
     """Limit of the process (CPU) or of the device (CUDA); None: what the machine has."""

@@ -1,27 +1,100 @@
-"""Whether the columns of a recorded timeline fit together: a checksum says that a file is whole, not that it can be."""
+"""Whether the parts of a run fit together: a checksum says that a file is whole, not that its run can have happened.
+
+The limits of single fields stand in their types. Here stands what needs two fields: columns of one length, ticks in
+order, ranks that are there, blocks that a graph has. A record without a fault can be drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
+from explorer.record.comparison import Comparison
+from explorer.record.graph import INPUT, ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.ranks import RecordedRanks
+
+_MOST_BYTES = 2**62
 
 
 def unsound(record: Record) -> str:
-    """The first fault of a measurement, or of those inside a comparison or of its ranks; empty: none."""
-    runs = {name: getattr(record, name, None) if name else record for name in ("", "baseline", "candidate")}
+    """The first fault of a run; empty: none."""
+    return next(_unsound(record), "")
+
+
+def _unsound(record: Record) -> Iterator[str]:
+    if isinstance(record, Comparison):
+        for name, run in (("baseline", record.baseline), ("candidate", record.candidate)):
+            yield from (f"{name}: {fault}" for fault in _unsound(run))
     if isinstance(record, RecordedRanks):
-        runs = {f"rank {run.rank}": run for run in record.ranks}
-        if not runs:
-            return "no rank"
-    for name, run in runs.items():
-        if isinstance(run, Measurement) and run.allocations is not None:
-            for fault in _faults(run):
-                return f"{name}: {fault}" if name else fault
-    return ""
+        numbers = [run.rank for run in record.ranks]
+        if not numbers:
+            yield "no rank"
+        if len(set(numbers)) < len(numbers) or any(rank is None or rank >= record.n_ranks for rank in numbers):
+            yield f"ranks {', '.join(map(str, numbers[:9]))} of {record.n_ranks}"
+        for run in record.ranks:
+            yield from (f"rank {run.rank}: {fault}" for fault in _unsound(run))
+    if isinstance(record, PipelineRun):
+        yield from _pipelined(record)
+    if isinstance(record, Measurement) and record.allocations is not None:
+        yield from _faults(record)
+    if isinstance(record, (Measurement, PipelineRun)) and record.graph is not None:
+        yield from _graph(record.graph)
+
+
+def _graph(graph: ModelGraph) -> Iterator[str]:
+    names = set(graph.by_fqn)
+    inside = names | {join.id for join in graph.joins} | {INPUT}
+    named: dict[str, tuple[set[Any], set[Any]]] = {
+        "parent": ({block.parent for block in graph.blocks}, names | {None}),
+        "block before": ({block.follows for block in graph.blocks}, names | {None, ""}),
+        "repeated block": ({block.repeat_of for block in graph.blocks}, names | {None}),
+        "chain": (set(graph.chain), names - {""}),
+        "block of a join": ({join.block for join in graph.joins}, names),
+        "edge": ({end for edge in graph.edges for end in (edge.source, edge.target)}, inside),
+        "cut": ({end for cut in graph.cuts for end in (cut.after, cut.before)}, names),
+    }
+    if len(names) < len(graph.blocks) or "" not in names:
+        yield "graph: a block is there twice, or the model itself is not"
+    for what, (used, known) in named.items():
+        for name in used - known:
+            yield f"graph: {what} {name} is not there"
+
+
+def _pipelined(run: PipelineRun) -> Iterator[str]:
+    played = {"as if alone": run.composed, "as read": run.wall, "as predicted": run.predicted}
+    for name, schedule in played.items():
+        if schedule is not None:
+            yield from (f"{name}: {fault}" for fault in _played(schedule))
+    yield from _memory(run.memory, len(run.rows))
+
+
+def _played(schedule: PlayedSchedule) -> Iterator[str]:
+    n_ranks = len(schedule.ranks)
+    if not n_ranks or [use.rank for use in schedule.ranks] != list(range(n_ranks)):
+        yield f"ranks {[use.rank for use in schedule.ranks][:9]}"
+    if any(action.rank >= n_ranks or action.end_ms < action.start_ms for action in schedule.actions):
+        yield f"an action beyond {n_ranks} ranks, or that ends before it starts"
+    yield from _memory(schedule.memory, n_ranks)
+
+
+def _memory(memory: Sequence[RankMemory], n_ranks: int) -> Iterator[str]:
+    if len({one.rank for one in memory}) < len(memory) or any(one.rank >= n_ranks for one in memory):
+        yield f"memory of ranks {[one.rank for one in memory][:9]} of {n_ranks}"
+    for one in memory:
+        columns = {
+            "time_ns": (one.time_ns, 0, _MOST_BYTES),
+            "held_bytes": (one.held_bytes, 0, _MOST_BYTES),
+            "action": (one.action, -1, len(one.actions) - 1),
+        }
+        for name, (column, least, most) in columns.items():
+            if fault := _misfit(column, len(one.time_ns), most, least):
+                yield f"rank {one.rank}: {name} {fault}"
+        if any(later < time for time, later in zip(one.time_ns, one.time_ns[1:])):
+            yield f"rank {one.rank}: time_ns does not ascend"
 
 
 def _faults(run: Measurement) -> Iterator[str]:
@@ -39,7 +112,7 @@ def _faults(run: Measurement) -> Iterator[str]:
 def _columns(log: Allocations) -> Iterator[str]:
     n_rows, end = len(log.born), log.n_ticks + 1
     columns = {
-        "n_bytes": (log.n_bytes, n_rows, 2**63 - 1),
+        "n_bytes": (log.n_bytes, n_rows, _MOST_BYTES),
         "born": (log.born, n_rows, log.n_ticks),
         "died": (log.died, n_rows, end),
         "role": (log.role, n_rows, len(ROLES) - 1),
@@ -58,11 +131,14 @@ def _columns(log: Allocations) -> Iterator[str]:
             yield f"{name} {fault}"
     if len(log.time_ns) not in (0, end):
         yield f"time_ns has {len(log.time_ns)} entries for {end} ticks"
+    if sum(log.n_bytes) > _MOST_BYTES:
+        yield f"{sum(log.n_bytes)} bytes in all"
     if any(born > died for born, died in zip(log.born, log.died)):
         yield "an allocation dies before it is born"
 
 
-def _misfit(column: Column, length: int, most: int) -> str:
+def _misfit(column: Column, length: int, most: int, least: int = 0) -> str:
     if len(column) != length:
         return f"has {len(column)} entries instead of {length}"
-    return f"goes from {min(column)} to {max(column)}" if column and not 0 <= min(column) <= max(column) <= most else ""
+    fits = not column or least <= min(column) <= max(column) <= most
+    return "" if fits else f"goes from {min(column)} to {max(column)}"

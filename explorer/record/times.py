@@ -6,13 +6,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Literal
 
-from explorer.record.base import Record
+from explorer.record.base import Number, Record
 
 
 class Samples(Record):
     """Repeated readings of one clock, in the order taken."""
 
-    ms: tuple[float, ...] = ()
+    ms: tuple[Number, ...] = ()
 
     @property
     def median_ms(self) -> float | None:
@@ -39,14 +39,14 @@ class Times(Record):
     backward: Samples = Samples()
     """Recompute included: nobody can time it apart without disturbing it."""
     optimizer: Samples = Samples()
-    checkpoint_ms: float | None = None
+    checkpoint_ms: Number | None = None
     """What a checkpointed call takes beside its second forward and `saved_tensor_ms`, where a model has swept the
     caches since the last one; None: not measured."""
-    close_checkpoint_ms: float | None = None
+    close_checkpoint_ms: Number | None = None
     """The same where the last one was just before; None: not measured."""
-    saved_tensor_ms: float | None = None
+    saved_tensor_ms: Number | None = None
     """What a checkpoint takes for each tensor that its call saves; None: not measured."""
-    kept_operator_ms: float | None = None
+    kept_operator_ms: Number | None = None
     """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
     torch looks at every one in Python. None: not measured."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from explorer.errors import BadInput
+from explorer.jobs import run_file
 from explorer.jobs.client import Worker
 from explorer.jobs.store import Store
 from explorer.record.graph import ModelGraph
@@ -24,6 +25,14 @@ def test_a_result_arrives_and_one_process_serves_all(worker: Worker) -> None:
     assert worker._child is not None and worker._child.pid == pid
     assert worker.job(first.id) is first and first.id != second.id
     assert 0 < first.elapsed_s == first.elapsed_s
+
+
+def test_a_run_is_kept_with_the_graph_of_a_model_that_was_described(worker: Worker, store_path: Path) -> None:
+    unknown = finish(measure(worker, "a"))
+    described = finish(describe(worker, "a"))
+    known, other = finish(measure(worker, "a")), finish(measure(worker, "b"))
+    assert [job.result.graph for job in (unknown, known, other)] == [None, described.result, None]
+    assert known.run_id is not None and run_file.graph_of(Store(store_path).load(known.run_id)) == described.result
 
 
 def test_progress_arrives(worker: Worker) -> None:

@@ -14,11 +14,12 @@ import msgspec
 
 from explorer.errors import UnreadableFile, nearest
 from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_MICROBATCHES, USUAL_SCHEDULE
-from explorer.record.base import Record
+from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import CheckpointMode
+from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 
-MOST_MICROBATCHES = 256
+MOST_MICROBATCHES: int = limits(PipelinePlan, "n_microbatches")[1]
+MOST_RANKS: int = limits(PipelinePlan, "n_ranks")[1]
 UNCUT = "0"
 """`cuts=` of a plan with a single stage."""
 WORDS: dict[str, tuple[str, ...]] = {"schedule": tuple(SCHEDULES), "checkpoint": get_args(CheckpointMode)}
@@ -70,8 +71,8 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
             faults.append(f"microbatches={text} is no number from 1 to {MOST_MICROBATCHES}")
     if (text := query.get("ranks")) is not None:
         chosen["n_ranks"] = _number(text)
-        if chosen["n_ranks"] is None:
-            faults.append(f"ranks={text} is no number of ranks")
+        if chosen["n_ranks"] is None or chosen["n_ranks"] > MOST_RANKS:
+            faults.append(f"ranks={text} is no number from 1 to {MOST_RANKS}")
     for name, known in WORDS.items():
         if (text := query.get(name)) is not None:
             chosen[name] = text

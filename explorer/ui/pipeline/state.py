@@ -15,7 +15,7 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.pipeline.schedules import default_ranks
+from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_SCHEDULE, default_ranks
 from explorer.plan.policy import marks as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
@@ -104,6 +104,9 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
     fresh = PipelineState(draft=draft, engine=run.engine, shown=run_id)
     if plan is not None:
         fresh.choices = PlanChoices(**{name: getattr(plan, name) for name in PlanChoices.__struct_fields__})
+        if plan.schedule not in SCHEDULES:
+            choose(fresh, "schedule", USUAL_SCHEDULE)
+            fresh.message = f"This run's schedule {plan.schedule[:40]} is not known here; {USUAL_SCHEDULE} is drawn."
         fresh.own_schedule = plan.actions
         if plan.actions or plan.n_ranks == default_ranks(plan.schedule, len(plan.stages)):
             choose(fresh, "n_ranks", None)

@@ -40,7 +40,6 @@ def hand_over(run: StoredRun) -> str:
     known.note(run.run_id, record)
     if isinstance(record, Measurement) and record.spec.model.is_recorded:
         backend.known().keep(f"recorded {record.spec.model.target}", run.run_id)
-    _draw_from_file(record)
     st.session_state[KEY] = [PAGES[run.kind], run.run_id]
     return PAGES[run.kind]
 
@@ -64,4 +63,6 @@ def taken(page: str) -> Opened | None:
     if wanted is None or wanted[0] != page:
         return None
     del st.session_state[KEY]
-    return Opened(wanted[1], backend.record(wanted[1]))
+    record = backend.record(wanted[1])
+    _draw_from_file(record)
+    return Opened(wanted[1], record)

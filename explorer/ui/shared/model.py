@@ -11,6 +11,7 @@ import msgspec
 import streamlit as st
 
 from explorer.plan.catalogue import Sample, default_size
+from explorer.record.base import limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -37,7 +38,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "optimizer": ("adamw", "sgd", "none"),
     "mode": ("train", "eval"),
 }
-NUMBERS = {"n_accumulation": (1, 64), "n_repeats": (1, 50), "n_threads": (1, 64), "seed": (0, 2**31 - 1)}
+NUMBERS = {name: limits(RunSpec, name) for name in ("n_accumulation", "n_repeats", "n_threads", "seed")}
 
 
 def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
@@ -157,7 +158,7 @@ def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
                 own = f"own ({graph.dtype})" if graph and name == "dtype" else "own"
                 _choice(name, getattr(spec, name), offered, change, own=own)
             if spec.optimizer == "sgd":
-                _number("momentum", spec.momentum, (0.0, 0.999, 0.1), change)
+                _number("momentum", spec.momentum, (*limits(RunSpec, "momentum"), 0.1), change)
             for name, (low, high) in NUMBERS.items():
                 _number(name, getattr(spec, name), (low, high, 1), change)
         with recompute:

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.series import held
+from explorer.plan.names import listed
 from explorer.record.allocations import ROLES
 from explorer.record.measurement import Measurement
 from explorer.record.ranks import RecordedRanks
@@ -137,4 +138,4 @@ def _role_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
 
 
 def _named(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+    return f"rank{'s' if len(ranks) > 1 else ''} {listed([str(rank) for rank in ranks], 8)}"

@@ -7,14 +7,16 @@ from collections.abc import Callable
 import msgspec
 from streamlit.testing.v1 import AppTest
 
+from explorer.jobs import run_file
+from explorer.jobs.protocol import model_of_request
 from explorer.jobs.store import Store
 from explorer.record import ModelRef
 from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
-from explorer.ui.session import opened
+from explorer.ui.session import backend, opened
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, settle, texts
+from tests.ui.page_driver import figures, graph_data, settle, texts
 from tests.ui.runs.listing import ALL, SPEC, TAKEN, saved
 
 
@@ -30,6 +32,28 @@ def test_opening_a_run_of_a_model_that_is_not_offered_runs_nothing(
     assert len(worker.jobs) == n_jobs
     assert "is not offered here" in texts(at)
     assert figures(at)["Step peak"] == "104.5 → 34.5 MiB"
+
+
+def test_the_blocks_of_a_model_that_is_not_offered_are_those_of_its_file(
+    app: Callable[..., AppTest], worker: FakeWorker, store: Store
+) -> None:
+    at = app()
+    foreign = msgspec.structs.replace(SPEC, model=ModelRef(target="/tmp/evil.py:build"))
+    brings = run_file.with_graph(graphs.compared(graphs.gpt(6), foreign), graphs.gpt(6))
+    at.session_state[opened.KEY] = ["explore", store.save(brings, "foreign")]
+    at = settle(at.run())
+    assert graph_data(at)["on"] == list(ALL)
+    at = settle(at.button(key="run").click().run())
+    assert "is not offered here" in texts(at)
+    assert not [job for job in worker.jobs.values() if model_of_request(job.request) == foreign.model.target]
+
+
+def test_a_file_does_not_say_what_an_offered_model_looks_like(app: Callable[..., AppTest], store: Store) -> None:
+    at = app()
+    forged = run_file.with_graph(graphs.compared(graphs.gpt(6), SPEC), graphs.gpt(2))
+    at.session_state[opened.KEY] = ["explore", store.save(forged, "forged")]
+    at = settle(at.run())
+    assert backend.graph_of(SPEC) == graphs.gpt(6)
 
 
 def test_opening_a_run_brings_its_figures_back(

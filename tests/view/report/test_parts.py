@@ -19,12 +19,13 @@ def test_the_spec_of_two_runs_is_the_candidates(pair: Comparison) -> None:
     assert ReportOf(run=RUN, name="n").spec is RUN.spec
 
 
-def test_a_graph_that_is_given_comes_before_that_of_a_recorded_run() -> None:
+def test_the_graph_of_the_run_comes_before_one_at_hand() -> None:
     recorded = replace(RUN, graph=GRAPH)
     assert ReportOf(run=RUN, name="n").known_graph is None
     assert ReportOf(run=recorded, name="n").known_graph is GRAPH
     other = graphs.gpt(1)
-    assert ReportOf(run=recorded, name="n", graph=other).known_graph is other
+    assert ReportOf(run=recorded, name="n", graph=other).known_graph is GRAPH
+    assert ReportOf(run=RUN, name="n", graph=other).known_graph is other
     assert ReportOf(run=KINDS["pipeline"], name="n").known_graph is None
 
 

@@ -1,0 +1,165 @@
+"""No verb loads what a file names: run files, step files, policy files, settings, results of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from typer.testing import CliRunner
+
+from explorer.cli import main as cli
+from explorer.jobs import run_file
+from explorer.jobs.protocol import Request
+from explorer.jobs.store import Store
+from explorer.plan.export.formats import FORMATS
+from explorer.plan.policy import file as policy_file
+from explorer.record import Failure, ModelRef, RunSpec
+from explorer.record.base import Record, to_json
+from explorer.record.policy_file import PolicyFile
+from tests import graphs
+from tests.hostile import Trap
+from tests.ui.fake_worker import FakeJob, FakeWorker
+from tests.view.builders import compared, measured
+from tests.view.report.kinds import KINDS
+
+OWN = "sample_models/mlp.py"
+WITH_A_POLICY = {
+    "measure": [OWN, "--policy", "{file}"],
+    "compare": [OWN, "--policy", "{file}"],
+    "matrix": [OWN, "--policy", "{file}"],
+    "batch": [OWN, "--budget", "1GiB", "--policy", "{file}"],
+    "pipeline": [OWN, "--stages", "2", "--policy", "{file}"],
+    "grade": ["gpt", "--policy", "{file}"],
+    "check": ["{file}", OWN],
+}
+WITHOUT_FILES = {
+    "models": [],
+    "graph": [OWN],
+    "plan": [OWN, "--budget", "1MiB"],
+    "arena": [OWN],
+    "gallery": ["--out", "{out}"],
+    "lab": ["dropout"],
+}
+ELSEWHERE = {"report", "export", "run"}
+"""Reports and exports have tests of their own below; `run` runs its owner's script and reads no other file."""
+
+
+class Refusing(FakeWorker):
+    """Describes the owner's model and does nothing else; remembers every model that it was asked for."""
+
+    def answer(self, job: FakeJob) -> None:
+        super().answer(job)
+        if not job.finished or not isinstance(job.result, Record) or job.result != self.graph:
+            job.finish(failure=Failure(kind="bad input", sentence="Nothing runs here."))
+
+    @property
+    def models(self) -> list[ModelRef]:
+        return [model for job in self.jobs.values() for model in _models(job.request)]
+
+
+def _models(request: Request) -> Iterator[ModelRef]:
+    for field in (getattr(request, name) for name in request.__struct_fields__):
+        if isinstance(field, RunSpec | ModelRef):
+            yield field.model if isinstance(field, RunSpec) else field
+
+
+@pytest.fixture
+def trap(tmp_path: Path) -> Trap:
+    return Trap(tmp_path)
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> Refusing:
+    """What every verb gets as its worker."""
+    refusing = Refusing(graphs.gpt(4))
+
+    @contextmanager
+    def borrowed() -> Iterator[Refusing]:
+        yield refusing
+
+    for verb in cli.found_verbs():
+        module = import_module(verb.__module__)
+        if hasattr(module, "worker"):
+            monkeypatch.setattr(module, "worker", borrowed)
+    return refusing
+
+
+def answers(*arguments: str) -> str:
+    """What a verb says; it does not leave by a traceback."""
+    result = CliRunner().invoke(cli.app, list(arguments))
+    said = f"{result.stdout}{result.stderr}"
+    assert result.exception is None or isinstance(result.exception, SystemExit), (arguments, result.exception)
+    assert "Nothing foresaw" not in said and "Traceback" not in said, (arguments, said)
+    assert said or not result.exit_code, arguments
+    return said
+
+
+def run_files(trap: Trap, folder: Path) -> list[Path]:
+    """Every kind of run, and a recorded step; each names one of the texts."""
+    records: dict[str, Any] = {**KINDS, "measurement": measured(), "comparison": compared()}
+    records["step"] = msgspec.structs.replace(measured(), origin="recorded", graph=graphs.gpt(4))
+    assert {type(record) for record in records.values()} == set(run_file.KINDS.values())
+    texts, files = trap.texts, []
+    for i, (name, record) in enumerate(records.items()):
+        text = texts[i % len(texts)]
+        files.append(folder / f"{name}.run")
+        files[-1].write_bytes(run_file.write(run_file.stored_record(trap.changed(record, text), text)))
+    return files
+
+
+def policy_files(trap: Trap, folder: Path) -> list[Path]:
+    """Policy files, and settings of the programs that are read, in every form."""
+    function, factory, file, weights = trap.texts
+    texts = [
+        *(policy_file.dumps(trap.filled(PolicyFile, text)) for text in trap.texts),
+        "!!python/object/apply:os.system ['touch mark']",
+        f"activation_checkpoint: {{mode: '{function}', selective_ac_option: '{factory}'}}",
+        f'{{"gradient_checkpointing": "{function}", "gradient_checkpointing_kwargs": {{"{file}": "{factory}"}}}}',
+        f"--recompute-granularity '{factory}' --recompute-method '{function}' --recompute-modules '{weights}'",
+        f"TrainingArguments(gradient_checkpointing=__import__('os').system('touch {trap.mark}'))",
+    ]
+    files = [folder / f"policy{i}.yaml" for i in range(len(texts))]
+    for path, text in zip(files, texts):
+        path.write_text(text)
+    return files
+
+
+def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine: Refusing) -> None:
+    for i, file in enumerate(run_files(trap, tmp_path)):
+        which = str(file) if i % 2 else Store().import_file(file.read_bytes())
+        answers("report", which, "--out", str(tmp_path / "r.html"), *(["--svg", str(tmp_path)] if i < 2 else []))
+        assert "evil" in (text := (tmp_path / "r.html").read_text()) or "os:system" in text
+    answers("report")
+    assert not trap.mark.exists() and not engine.jobs
+
+
+def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
+    trap: Trap, tmp_path: Path, engine: Refusing
+) -> None:
+    assert {*WITH_A_POLICY, *WITHOUT_FILES, *ELSEWHERE} == {verb.__name__ for verb in cli.found_verbs()}
+    files = [*policy_files(trap, tmp_path), run_files(trap, tmp_path)[0]]
+    for file in files:
+        for verb, arguments in WITH_A_POLICY.items():
+            answers(verb, *(word.replace("{file}", str(file)) for word in arguments))
+    for verb, arguments in WITHOUT_FILES.items():
+        answers(verb, *(word.replace("{out}", str(tmp_path / "gallery")) for word in arguments))
+    for i, target in enumerate(FORMATS):
+        answers("export", str(files[i % len(files)]), "--to", target)
+    assert not trap.mark.exists() and engine.models
+    assert not [model for model in engine.models if not model.target.startswith("sample_models/") or model.weights]
+
+
+def test_results_of_ranks_name_no_model_and_no_weights(trap: Trap, tmp_path: Path, engine: Refusing) -> None:
+    run = KINDS["pipeline"]
+    for text in trap.texts:
+        hostile = trap.changed(run.spec, text)  # type: ignore[union-attr]
+        mixed = msgspec.structs.replace(hostile, model=msgspec.structs.replace(hostile.model, target=OWN))
+        for spec in (hostile, mixed):
+            (tmp_path / "run_spec.json").write_bytes(to_json(spec))
+            assert "was another one" in answers("pipeline", OWN, "--results", str(tmp_path))
+    assert not trap.mark.exists() and not engine.models
