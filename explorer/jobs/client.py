@@ -32,7 +32,7 @@ from explorer.jobs.protocol import (
     time_limit_s,
 )
 from explorer.jobs.store import default_path
-from explorer.record.base import Record, from_msgpack, to_json, to_msgpack
+from explorer.record.base import Record, from_msgpack, from_plain, to_plain
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.progress import Progress
@@ -108,7 +108,7 @@ class Worker:
         self._child: Child | None = None
         self._closed = False
         self._jobs: dict[str, Job] = {}
-        self._graphs: dict[bytes, ModelGraph] = {}
+        self._graphs: dict[str, ModelGraph] = {}
         self._numbers = itertools.count(1)
 
     def submit(self, request: Request, *, keep: bool = True) -> Job:
@@ -119,7 +119,7 @@ class Worker:
         """
         for field in (getattr(request, name) for name in request.__struct_fields__):
             if isinstance(field, RunSpec):
-                from_msgpack(to_msgpack(field), RunSpec)
+                from_plain(to_plain(field), RunSpec)
         with self._lock:
             # The random part tells the jobs of one app from those of the app before it, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)
@@ -254,11 +254,11 @@ class Worker:
             del self._jobs[job_id]
 
 
-def _graph_key(request: Request) -> bytes:
+def _graph_key(request: Request) -> str:
     """The same for a description of a model and for runs of that model."""
     fields = [getattr(request, name) for name in request.__struct_fields__]
     models = [field.model if isinstance(field, RunSpec) else field for field in fields]
-    return to_json((getattr(request, "without_data", False), [one for one in models if isinstance(one, ModelRef)][:1]))
+    return repr((getattr(request, "without_data", False), [one for one in models if isinstance(one, ModelRef)][:1]))
 
 
 def _cancelled(sentence: str) -> Failure:

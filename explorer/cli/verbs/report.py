@@ -53,8 +53,6 @@ def found_run(which: str) -> ReportOf:
     return ReportOf(run=record, name=stored.name, created=stored.created)
 
 
-
-
 def _list(output: Output) -> None:
     runs = Store().list()
     if output.json:
