@@ -16,7 +16,11 @@ def parse_bytes(text: str) -> int:
     """Bytes, rounded down. Raises BadInput; `MB` is refused because half of all readers take it for MiB."""
     match = _SIZE.fullmatch(text)
     if match is None or match[2].lower() not in _UNITS:
-        raise BadInput(f"{text!r} is not a size.", hint="Sizes are written as 1.5GiB, 800MiB, 64KiB or 123456B.")
+        unit = match[2].upper() if match is not None else ""
+        hint = "Sizes are written as 1.5GiB, 800MiB, 64KiB or 123456B."
+        if match is not None and unit in ("KB", "MB", "GB", "TB"):
+            hint = f"Some count {unit} in thousands and others in 1,024s: write {match[1]}{unit[0]}iB."
+        raise BadInput(f"{text!r} is not a size.", hint=hint)
     number, unit = match[1], _UNITS[match[2].lower()]
     return int(number) * unit if number.isdigit() else int(float(number) * unit)
 

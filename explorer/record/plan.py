@@ -86,6 +86,8 @@ class Front(Record):
     """Plans of one measured step: from everything kept down to the least peak, or the one that was wished for."""
 
     plans: tuple[Plan, ...] = ()
+    refusal: str = ""
+    """Why no plan meets the budget that was wished for; the plan is then that of the least peak."""
 
 
 class CapWish(Record):

@@ -45,3 +45,10 @@ def test_a_size_is_written_in_the_unit_that_people_read() -> None:
 @given(integers(0, 2**45))
 def test_what_is_advised_is_no_less_than_what_is_needed(n_bytes: int) -> None:
     assert parse_bytes(mib_up(n_bytes).replace(",", "")) >= n_bytes - 1
+
+
+@pytest.mark.parametrize(("text", "instead"), [("60 mb", "60MiB"), ("1.5GB", "1.5GiB")])
+def test_a_decimal_unit_is_refused_with_what_to_write(text: str, instead: str) -> None:
+    with pytest.raises(BadInput, match="not a size") as refused:
+        parse_bytes(text)
+    assert f"write {instead}." in refused.value.hint and parse_bytes(instead)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
 
+from explorer.errors import BadInput
 from explorer.plan.planners.budget import Planner
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
@@ -18,12 +19,18 @@ BETWEEN_SECONDS = 0.3
 
 
 def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) -> Front:
-    """Raises BadInput for a wish that no plan fulfils, with what can be reached."""
+    """The plan of a wish, or the front. A budget that no plan meets is refused beside the plan of the least peak.
+
+    Raises BadInput for other wishes that no plan fulfils, with what can be reached.
+    """
     report(Progress(what="writing the step down as a program", done=0, total=0))
     planner = Planner(run, graph)
     if wish.budget_bytes is not None:
         report(Progress(what="looking for the cheapest policy", done=0, total=0))
-        return Front(plans=(planner.within(wish.budget_bytes),))
+        try:
+            return Front(plans=(planner.within(wish.budget_bytes),))
+        except BadInput as error:
+            return Front(plans=(planner.floor(),), refusal=f"{error.sentence} {error.hint}".strip())
     if wish.more_time is not None:
         report(Progress(what="looking for the least memory", done=0, total=0))
         return Front(plans=(planner.least_memory(wish.more_time),))

@@ -72,20 +72,38 @@ def budget_row(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: F
             **field.wired,
         )
         with st.container(width="stretch"):
-            _slider(state, graph, foreseen, () if search.running else front)
+            _slider(state, graph, _drawn(known, foreseen), () if search.running else front)
     waits = search.running or state.budget.job is not None
     look = st.fragment(_wait, run_every=LOOK_EVERY_S) if waits else _line
     look(state, known, graph, foreseen)
 
 
-def _slider(state: ExploreState, graph: ModelGraph, foreseen: Forecast, front: tuple[Point, ...]) -> None:
-    """One step a plan; what is drawn beside the front stands at the plan of the nearest peak."""
-    drawn = state.draft.spec.policy.units
-    peak = foreseen.step_peak_bytes or (front[-1].peak_bytes if front else 0)
-    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - peak), default=0)
-    at = next((i for i, point in enumerate(front) if point.plan.policy.units == drawn), near)
-    labels = [f"{mib(point.peak_bytes)}, ×{point.cost:.2f}" for point in front] or [words.NO_FRONT]
+def _drawn(known: Shown, foreseen: Forecast) -> tuple[int | None, float | None]:
+    """Peak and cost of the drawn policy, as the headline has them: measured if the policy ran, else predicted."""
+    if known.candidate is not None and known.comparison is not None:
+        figures = known.comparison.headlines()
+        counted = cost_word(known) == "FLOPs"
+        return known.candidate.step_peak_bytes, figures["flop_ratio" if counted else "time_ratio"]
+    return foreseen.step_peak_bytes, cost(foreseen)
+
+
+def _slider(
+    state: ExploreState, graph: ModelGraph, drawn: tuple[int | None, float | None], front: tuple[Point, ...]
+) -> None:
+    """One position for each plan. The drawn policy stands at its plan or at the plan of the nearest peak; the label of
+    that position has the figures of the drawn policy."""
+    units, (peak, ratio) = state.draft.spec.policy.units, drawn
+    usual = peak or (front[-1].peak_bytes if front else 0)
+    near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual), default=0)
+    at = next((i for i, point in enumerate(front) if point.plan.policy.units == units), near)
+    labels = [_label(point.peak_bytes, point.cost) for point in front] or [words.NO_FRONT]
+    if front and peak is not None and ratio is not None:
+        labels[at] = _label(peak, ratio)
     live_slider(words.SLIDER, labels, at, partial(_slide, state, graph, front), key=SLIDER_KEY)
+
+
+def _label(peak_bytes: int, ratio: float) -> str:
+    return f"{mib(peak_bytes)}, ×{ratio:.2f}"
 
 
 def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at: int) -> None:
@@ -131,7 +149,9 @@ def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen
     plan = next(drawn, None)
     if plan is not None and policy.units:
         proven, meaning = words.certificate(plan)
-        return f"{kept} {proven}".strip(), meaning
+        return f"{kept} {words.BEST}".strip(), f"{proven} {meaning}"
+    if not policy.units and (len(front) == 1 or (state.budget.plan is not None and not state.budget.plan.policy.units)):
+        return f"{kept} {words.NOTHING_SAVES if len(front) == 1 else words.KEEP_ALL}".strip(), None
     own, peak = cost(foreseen), foreseen.step_peak_bytes
     if not front or not policy.units or own is None or peak is None:
         return kept or (words.START if front else ""), None

@@ -106,13 +106,14 @@ def _tour(state: ExploreState) -> None:
     policy = state.draft.spec.policy
     presets = predicted_presets(known, graph, policy) if graph is not None and known.kept else {}
     seen = OnPage(
+        model=state.draft.spec.model,
         baseline=known.baseline,
         comparison=known.comparison if known.candidate is not None else None,
         foreseen_bytes=presets["all"][1].step_peak_bytes if "all" in presets else None,
         n_units=len(policy.units),
         is_read=graph is not None or state.job.id is None,
     )
-    tour_panel(seen, partial(drafts.choose_model, state.draft))
+    tour_panel(seen, state.draft, partial(drafts.choose_model, state.draft))
 
 
 def _trouble(state: ExploreState) -> None:

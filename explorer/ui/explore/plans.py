@@ -99,11 +99,14 @@ def settle(state: ExploreState, graph: ModelGraph) -> None:
     if job is None or job.failure is not None:
         failure = job.failure if job is not None else None
         why = _sentence(failure.sentence, failure.hint) if failure else "The app was restarted; ask again."
-        mine.none_because = why + _segments_reach(state, graph)
+        mine.none_because = why
         return
     assert isinstance(job.result, Front), "what FindPlans gives"
     (mine.plan,) = job.result.plans
-    take(state, graph, mine.plan)
+    if job.result.refusal:
+        mine.none_because = job.result.refusal + _segments_reach(state, graph)
+    else:
+        take(state, graph, mine.plan)
 
 
 def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:

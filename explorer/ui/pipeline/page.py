@@ -70,7 +70,9 @@ def page() -> None:
     with slot:
         strip(tuple(cell(figure) for figure in _figures(known)))
     with right, st.container(height=height or "content", border=False, key="pipeline_results"):
-        tour_panel(OnPage(has_split=known is not None and known.own_run is not None), partial(_choose_model, split))
+        has_split = known is not None and known.own_run is not None
+        seen = OnPage(model=split.draft.spec.model, is_pipeline=True, has_split=has_split)
+        tour_panel(seen, split.draft, partial(_choose_model, split))
         _trouble(split, known)
         if known is not None and not window.is_known():
             st.skeleton(height=320)

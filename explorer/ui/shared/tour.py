@@ -14,9 +14,12 @@ from explorer.plan.peak_question import peak_guesses
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
 from explorer.ui.session import backend
 from explorer.ui.session.kept import kept
 from explorer.ui.session.plain import plain
+from explorer.ui.shared import draft as drafts
+from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import mib
 from explorer.view.words.tour import OFFER, STEPS
@@ -24,6 +27,7 @@ from explorer.view.words.tour import OFFER, STEPS
 GPT = ModelRef(target="sample_models/gpt.py", size="small")
 _ON_GPT = ("see", "guess", "toggle", "run")
 RESNET = ModelRef(target="sample_models/resnet.py", size="small")
+NAMES = {GPT.target: "GPT", RESNET.target: "ResNet"}
 _TO_SEE = "A run will say whether it is true."
 _AGAIN = "The Lab page begins it again."
 
@@ -45,6 +49,10 @@ class Tour:
 class OnPage:
     """What a page knows that steps ask for."""
 
+    model: ModelRef
+    """The model that is drawn."""
+    is_pipeline: bool = False
+    """True on the Pipeline page."""
     baseline: Measurement | None = None
     comparison: Comparison | None = None
     """The last one of the policy that is drawn."""
@@ -77,8 +85,8 @@ def page_begins(n_units: int) -> None:
     current().n_units = n_units
 
 
-def tour_panel(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
-    """The step that is next, or the offer; nothing for who has left it."""
+def tour_panel(seen: OnPage, draft: Draft, choose_model: Callable[[ModelRef], None]) -> None:
+    """Draws the current step, or the offer; nothing after a person left the path."""
     tour = current()
     if tour.at is None:
         if tour.offered and seen.baseline is not None:
@@ -88,15 +96,16 @@ def tour_panel(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
     with st.container(border=True, key="tour"):
         small(f":blue-badge[{tour.at + 1} of {len(STEPS)}] **{step.title}**")
         st.markdown(_filled(step.text, seen))
-        if step.key in _ON_GPT and seen.baseline is not None and seen.baseline.spec.model.target != GPT.target:
-            _go("Open the GPT", partial(choose_model, GPT))
+        needed = RESNET if step.key == "batchnorm" else GPT if step.key in _ON_GPT else None
+        if needed is not None and (seen.is_pipeline or seen.model.target != needed.target):
+            _go(f"Open the {NAMES[needed.target]}", partial(choose_model, needed))
         elif step.key == "guess":
             _question(tour, seen)
-        elif step.key == "batchnorm":
-            _go("Open the ResNet", partial(choose_model, RESNET))
+        elif step.key == "split" and not seen.is_pipeline:
+            _go("Open Pipeline", lambda: None, page="pipeline")
         elif step.key == "challenge":
             _challenges(seen, choose_model)
-        _steps(tour, is_done=_is_done(step.key, tour, seen))
+        _steps(tour, draft, is_done=_is_done(step.key, tour, seen))
 
 
 def _nobody_ran_anything() -> bool:
@@ -113,23 +122,33 @@ def _offer(tour: Tour) -> None:
         st.button("Not now", key="tour_decline", type="tertiary", on_click=_leave, args=(tour,))
 
 
-def _leave(tour: Tour) -> None:
+def _leave(tour: Tour, draft: Draft | None = None) -> None:
+    if draft is not None:
+        _put_back(tour, draft)
     tour.at, tour.offered = None, False
 
 
-def _move(tour: Tour, by: int) -> None:
+def _move(tour: Tour, draft: Draft, by: int) -> None:
+    _put_back(tour, draft)
     if tour.at is not None:
         tour.at = max(tour.at + by, 0)
 
 
-def _steps(tour: Tour, *, is_done: bool) -> None:
+def _put_back(tour: Tour, draft: Draft) -> None:
+    """The step on BatchNorm asks for an option that is wrong in every other run: the option ends with the step."""
+    asked = tour.at is not None and STEPS[tour.at].key == "batchnorm"
+    if asked and draft.spec.policy.running_stats != Policy().running_stats:
+        drafts.set_option(draft, drafts.graph_of(draft), "running_stats", Policy().running_stats)
+
+
+def _steps(tour: Tour, draft: Draft, *, is_done: bool) -> None:
     with st.container(horizontal=True, gap="small", key="tour_steps"):
         if tour.at:
-            st.button("Back", key="tour_back", on_click=_move, args=(tour, -1))
+            st.button("Back", key="tour_back", on_click=_move, args=(tour, draft, -1))
         if tour.at is not None and tour.at + 1 < len(STEPS):
             name, kind = ("Next", "primary") if is_done else ("Skip this step", "secondary")
-            st.button(name, key="tour_next", type=kind, on_click=_move, args=(tour, 1))  # type: ignore[arg-type]
-        st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour,))
+            st.button(name, key="tour_next", type=kind, on_click=_move, args=(tour, draft, 1))  # type: ignore[arg-type]
+        st.button("Leave", key="tour_leave", type="tertiary", help=_AGAIN, on_click=_leave, args=(tour, draft))
 
 
 def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
@@ -192,12 +211,13 @@ def _challenges(seen: OnPage, choose_model: Callable[[ModelRef], None]) -> None:
             for mark in marks(challenge, seen.comparison):
                 sign = {True: ":green-badge[met]", False: ":red-badge[not met]", None: ":gray-badge[unknown]"}[mark.met]
                 small(f"{sign} {mark.asked}: {plain(mark.found)}")
-            small(challenge.hint)
-        else:
+        if seen.is_pipeline or seen.model != challenge.model:
             _go("Open its model", partial(choose_model, challenge.model), key=f"challenge_{challenge.name}")
+        else:
+            small(challenge.hint)
 
 
-def _go(label: str, act: Callable[[], None], *, key: str = "tour_open") -> None:
+def _go(label: str, act: Callable[[], None], *, key: str = "tour_open", page: str = "explore") -> None:
     if st.button(label, key=key, icon=":material/open_in_new:"):
         act()
-        st.switch_page(st.session_state["pages"]["explore"])
+        st.switch_page(st.session_state["pages"][page])

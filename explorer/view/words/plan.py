@@ -13,6 +13,9 @@ SLIDER = "Memory for time"
 NO_FRONT = "..."
 START = "Type a budget, or drag the slider: the graph follows with the cheapest policy."
 EMPTY = "The cheapest plans follow once a baseline is measured and nothing else is under way."
+BEST = "The cheapest policy that was found for this peak."
+NOTHING_SAVES = "No policy that was found needs less memory than keeping everything."
+KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."
 AS_GOOD = "No plan that was found is faster at this peak."
 
 PROVEN_TO = 5e-3

@@ -60,7 +60,7 @@ STEPS = (
         title="The trap: BatchNorm",
         text="Gradients can be equal and training another one all the same. Open the ResNet, recompute all, set "
         "*running_stats* under Options to every_forward, and press Run: BatchNorm's running averages move twice a "
-        "step, and the verdict says so. With *once*, as it is here unless you ask otherwise, they move once.",
+        "step, and the verdict says so. With *once* they move once; the option returns to it when you go on.",
     ),
     TourStep(
         key="split",

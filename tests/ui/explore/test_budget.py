@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -13,11 +14,12 @@ from explorer.record.plan import Wish
 from explorer.ui.explore import blocks, budget, plans
 from explorer.ui.explore.shown import predicted, shown
 from explorer.view.drawing.units import mib
+from explorer.view.words import plan as words
 from tests import graphs
 from tests.ui.explore.sliding import slide, slider
 from tests.ui.explore.visits import ALL, App
 from tests.ui.fake_worker import FakeWorker
-from tests.ui.page_driver import figures, graph_data, say, settle, texts, widget
+from tests.ui.page_driver import component_data, figures, graph_data, say, settle, texts, widget
 
 MIB = 2**20
 
@@ -47,7 +49,25 @@ def test_a_typed_budget_is_drawn_and_undone(app: App, text: str, most: float) ->
 def test_time_can_be_the_budget(app: App) -> None:
     at = typed(app(), "+30 % time")
     assert float(figures(at)["Step time"].split("×")[1].split()[0]) <= 1.3
-    assert graph_data(at)["on"] and "Proven" in texts(at)
+    assert graph_data(at)["on"]
+    (line,) = [one for one in at.markdown if words.BEST in one.value]
+    assert "Proven" in line.help and "roven" not in texts(at), "the certificate is behind its help"
+
+
+@pytest.mark.parametrize("text", ["+0 %", "+0 % time", "200 %"])
+def test_a_budget_that_keeping_everything_meets_is_answered(app: App, text: str) -> None:
+    at = typed(app(), text)
+    assert not graph_data(at)["on"] and words.KEEP_ALL in texts(at)
+    assert words.START not in texts(at)
+
+
+def test_the_slider_says_what_the_headline_says(app: App) -> None:
+    at = typed(app(), "60 MiB")
+    for done in (at, settle(at.button(key="run").click().run()), say(at, on=["head"])):
+        (data,) = [data for data in component_data(done) if "at" in data]
+        peak, ratio = data["labels"][data["at"]].split(", ")
+        strip = figures(done)
+        assert strip["Step peak"].endswith(peak) and strip["Step time"].removeprefix("≈ ").startswith(ratio)
 
 
 def test_nothing_is_said_of_plans_that_nobody_has_looked_for(app: App) -> None:
@@ -73,6 +93,24 @@ def test_an_impossible_budget_is_told_what_can_be_reached(app: App) -> None:
     at = typed(app(), "3 MiB")
     (line,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
     assert "least that can be reached is 34" in line.replace("\\", "")
+    assert not graph_data(at)["on"]
+
+
+def test_the_least_peak_is_one_figure_in_sentence_slider_and_front(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for the front stops early; a budget that is refused finds a lower peak."""
+    real = plans.look
+
+    def cut_short(*args: Any, **more: Any) -> plans.Found:
+        found = real(*args, **more)
+        return replace(found, plans=tuple(plan for plan in found.plans if plan.step_peak_bytes > 50 * MIB))
+
+    monkeypatch.setattr(plans, "look", cut_short)
+    at = app()
+    assert float(slider(at)[0].split(" MiB")[0]) > 50
+    at = typed(at, "3 MiB")
+    (line,) = [one.value for one in at.markdown if one.value.startswith(":small[:red[")]
+    least = slider(at)[0].partition(",")[0]
+    assert least.startswith("34") and f"least that can be reached is {least}" in line.replace("\\", "")
     assert not graph_data(at)["on"]
 
 

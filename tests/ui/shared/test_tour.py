@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
+from explorer.plan.challenges import CHALLENGES
+from explorer.record.policy import Policy
+from explorer.ui.shared.tour import GPT, Tour
 from explorer.view.words.tour import STEPS
-from tests.ui.page_driver import say, settle, texts
+from tests.ui.page_driver import say, settle, texts, widget
 
 App = Callable[..., AppTest]
 ALL = [f"blocks.{i}" for i in range(6)]
@@ -62,16 +66,43 @@ def test_who_declines_is_left_alone_and_who_ran_something_is_not_asked(app: App)
     assert "tour_begin" not in [button.key for button in app().button]
 
 
+@pytest.mark.parametrize("key", ["tour_next", "tour_back", "tour_leave"])
+def test_the_step_on_batchnorm_leaves_no_option_changed(app: App, key: str) -> None:
+    at = app()
+    at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index("batchnorm"), offered=False)
+    at = settle(at.run())
+    settle(widget(at, "selectbox", "option_running_stats").select("every_forward").run())
+    assert "changed options" in texts(at) and where(at) == "batchnorm"
+    at = press(at, key)
+    assert at.session_state["draft"].spec.policy == Policy() and "changed options" not in texts(at)
+
+
+def test_a_step_offers_what_is_not_open_already(app: App) -> None:
+    at = app()
+
+    def offers(step: str) -> list[str]:
+        at.session_state["tour"] = Tour(at=[step.key for step in STEPS].index(step), offered=False)
+        settle(at.run())
+        return [button.label for button in at.button if button.label.startswith("Open ")]
+
+    assert offers("see") == [] and offers("batchnorm") == ["Open the ResNet"]
+    assert offers("split") == ["Open Pipeline"]
+    about = [challenge for challenge in CHALLENGES.values() if challenge.model == GPT]
+    assert len(offers("challenge")) == len(CHALLENGES) - len(about) > 0
+    assert about and all(challenge.hint in texts(at) for challenge in about), "a hint needs no run"
+
+
 def test_while_the_model_is_read_the_question_waits_and_says_so(app: App) -> None:
     app()  # the worker that this session is shown
 
     def script(is_read: bool) -> None:
         import streamlit as st
 
-        from explorer.ui.shared.tour import OnPage, Tour, tour_panel
+        from explorer.ui.shared import draft as drafts
+        from explorer.ui.shared.tour import GPT, OnPage, Tour, tour_panel
 
         st.session_state["tour"] = Tour(at=1, offered=False)
-        tour_panel(OnPage(is_read=is_read), lambda model: None)
+        tour_panel(OnPage(model=GPT, is_read=is_read), drafts.current(), lambda model: None)
 
     def told(is_read: bool) -> str:
         at = AppTest.from_function(script, args=(is_read,)).run()
