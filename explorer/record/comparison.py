@@ -9,6 +9,7 @@ from typing import Any, Literal
 from explorer.record.base import Count, Record, to_plain
 from explorer.record.diffs import (
     BufferDiff,
+    ForwardDiff,
     GradientDiff,
     MaskDiff,
     ParameterDiff,
@@ -60,6 +61,10 @@ class Comparison(Record):
     equal_without_early_stop: bool | None = None
     """Whether all gradients are the baseline's with early_stop off. None: not tried, because all was drawn again."""
     state_changes: tuple[StateChange, ...] = ()
+    forward: ForwardDiff | None = None
+    """Of two programs whose gradients differ, where forward parts; None: not watched."""
+    untied: tuple[str, ...] = ()
+    """Names that are one parameter in one of two programs alone."""
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""
     reproducible: bool | None = None

@@ -155,6 +155,24 @@ class MaskDiff(Record):
         return self.n_mismatched / self.n_elements if self.n_elements else 0.0
 
 
+class ForwardDiff(Record):
+    """One forward of each program, block by block."""
+
+    n_calls: tuple[int, int]
+    """How often a step calls the model, of the baseline and of the candidate."""
+    n_compared: int
+    """Calls of blocks that both programs make."""
+    order: tuple[str, ...]
+    """Blocks in the order in which the baseline enters them."""
+    same: bool
+    """Whether all compared calls return the same, to the last digit of norms and projections."""
+    block: str | None = None
+    """The first to return another output for the same input; the empty string is the model, None: there is none."""
+    in_baseline: str = ""
+    """Kind, settings and mode of that block."""
+    in_candidate: str = ""
+
+
 class StateChange(Record):
     """A buffer or plain attribute of a module that the recompute changed once more."""
 

@@ -9,6 +9,7 @@ Each run is one of step_program.py, from the state that was found.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,26 +24,27 @@ from torch.utils._pytree import tree_leaves
 from explorer.engine.compare.carried import carried, n_looked_at, names, unstable
 from explorer.engine.compare.compare import side_by_side
 from explorer.engine.compare.diffs import is_floating
-from explorer.engine.compare.outcome import Outcome, Yardsticks, not_reproducible_because
+from explorer.engine.compare.forwards import Forwards, forward_difference
+from explorer.engine.compare.outcome import Outcome, Yardsticks, not_reproducible_because, same_gradients
 from explorer.engine.compare.reference import does_not_run, epsilon_of, most_common_type, too_far
 from explorer.engine.compare.same_draws import SameDraws
-from explorer.engine.compare.step_program import StepProgram, hooked, take_steps
+from explorer.engine.compare.step_program import StepProgram, hooked, put_back, take_steps
 from explorer.engine.model.plain_names import plain_modules
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import State, StateKey
-from explorer.record.diffs import ParameterDiff
+from explorer.record.diffs import ForwardDiff, ParameterDiff
 
 
 def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str, Any]:
     """The fields of a Comparison that judge. What the reference raises passes; what the candidate raises is one."""
     starts = [program.state() for program in (reference, candidate)]
-    with ExitStack() as put_back:
+    with ExitStack() as leaving:
         programs = (reference, candidate)
-        models = [put_back.enter_context(FoundModel(program.model, _own(program.model))) for program in programs]
+        models = [leaving.enter_context(FoundModel(program.model, _own(program.model))) for program in programs]
         reference, candidate = (replace(program, found=models, optimizers=reference.optimizers) for program in programs)
-        put_back.callback(_leave, reference.optimizers)
+        leaving.callback(_leave, reference.optimizers)
         base = take_steps(reference)
         with _formats() as formats:
             rerun = take_steps(reference, like=base)
@@ -55,6 +57,8 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
             cand = take_steps(candidate, lead=base)
         except Exception as error:  # whatever a stranger's program raises
             return {**fields, "failure": failure_in_words(error, candidate.model)}
+        if not same_gradients(base, cand):
+            fields |= {"forward": _forwards(reference, candidate), "untied": _untied(reference, candidate)}
     yardsticks = Yardsticks(epsilon, rerun if because else base, exact)
     apart = _of_one_alone(*starts)
     for outcome in (base, cand):
@@ -64,6 +68,32 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
     fields["carried"] = carried(base, cand, yardsticks, own | apart)
     fields |= side_by_side(base, cand, yardsticks)
     return fields | {"parameters": _by_themselves(fields, base), "loss_equal": _equal_losses(base, cand)}
+
+
+def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | None:
+    """One more step of each, watched; None where one of them cannot be."""
+    sides = []
+    for program in (reference, candidate):
+        forwards = Forwards(program.model)
+        try:
+            batch = put_back(program)
+            with forwards.watching():
+                program.step(program.model, batch)
+        except Exception:  # a hook inside a compiled or sharded model: the verdict stands without this evidence
+            return None
+        sides.append(forwards)
+    return forward_difference(*sides)
+
+
+def _untied(*programs: StepProgram) -> tuple[str, ...]:
+    """Names that share one parameter in one of the programs, and not in the other."""
+    groups: list[set[frozenset[str]]] = []
+    for program in programs:
+        by_identity: dict[int, list[str]] = defaultdict(list)
+        for name, parameter in program.named().items():
+            by_identity[id(parameter)].append(name)
+        groups.append({frozenset(names) for names in by_identity.values() if len(names) > 1})
+    return tuple(sorted({name for group in groups[0] ^ groups[1] for name in group}))
 
 
 def _leave(optimizers: dict[int, FoundOptimizer]) -> None:

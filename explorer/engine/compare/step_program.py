@@ -65,11 +65,7 @@ def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outco
     What the program raises passes.
     """
     known = lead or like or Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.0)
-    for model in program.found:
-        model.put_back(program.dtype)
-    for optimizer in program.optimizers.values():
-        optimizer.put_back()
-    batch = tree_map(lambda leaf: _cast(leaf, program.dtype), own_batch(program.batch))
+    batch = put_back(program)
     start = {name: fingerprint(value) for name, value in _whole(program.named()).items()}
     taking = _Taking(program, batch, lead.gradients if lead else {})
     outcome = Outcome(
@@ -95,6 +91,15 @@ def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outco
     outcome.stepped = taking.stepped
     outcome.led = lead is not None and lead.stepped and taking.stepped
     return outcome
+
+
+def put_back(program: StepProgram) -> Any:
+    """Puts back all that the program found, and returns a batch of its own for the next run."""
+    for model in program.found:
+        model.put_back(program.dtype)
+    for optimizer in program.optimizers.values():
+        optimizer.put_back()
+    return tree_map(lambda leaf: _cast(leaf, program.dtype), own_batch(program.batch))
 
 
 class _Taking:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from explorer.plan.names import is_within, listed
+from explorer.plan.why.patterns import patterns
 from explorer.record.comparison import Comparison
 from explorer.record.diffs import ParameterDiff, StateChange
 from explorer.record.hazard import Hazard
@@ -26,7 +27,7 @@ def causes(comparison: Comparison, fired: Sequence[Hazard] = ()) -> tuple[str, .
     if comparison.verdict in ("bitwise equal", "not comparable"):
         return tuple(_nonfinite(comparison))
     causes_seen = [*_masks(comparison), *_generators(comparison), *_missing(comparison), *_scaled(comparison)]
-    causes_seen += _state(comparison)
+    causes_seen += [*patterns(comparison), *_state(comparison)]
     causes_seen += _nonfinite(comparison)
     causes_seen += _hazards(comparison, fired, " ".join(causes_seen))
     return tuple(causes_seen) or tuple(_what_is_left(comparison))
@@ -140,8 +141,8 @@ def _what_is_left(comparison: Comparison) -> Iterator[str]:
         yield "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels."
     elif comparison.verdict == "different":
         two = "Forward and recompute" if comparison.candidate.spec.policy.units else "The two"
-        yield from _only_optimizer(comparison)
-        yield f"{_looked_at(comparison)} {two} differ by something that none of these shows."
+        optimizers = list(_only_optimizer(comparison))
+        yield from optimizers or [f"{_looked_at(comparison)} {two} differ by something that none of these shows."]
     if comparison.no_reference_because and comparison.verdict == "different":
         yield f"Rounding cannot be told from wrong here. {comparison.no_reference_because}"
 
