@@ -51,7 +51,7 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         graph = steps.graph()
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)
-        asked = parse_budget(str(budget), planner.keep_all_bytes, run)
+        asked = parse_budget(budget, planner.keep_all_bytes, run)
         tries = confirmed(planner, planner.within(asked), lambda policy: _run(steps, policy, refused))
         plan, told = tries[-1]
         ratio = None if refused else _ratio(steps, plan.policy)

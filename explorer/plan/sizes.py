@@ -39,6 +39,12 @@ def mib(n_bytes: int | float) -> str:
     return f"{sign}{size / 1024:,.1f} KiB" if size >= 1024 else f"{sign}{size:,.0f} B"
 
 
+def told_apart(*sizes: int) -> tuple[str, ...]:
+    """Each size as `mib` writes it; in bytes where two unequal sizes read the same."""
+    texts = tuple(map(mib, sizes))
+    return texts if len(set(texts)) == len(set(sizes)) else tuple(f"{size:,} B" for size in sizes)
+
+
 def mib_up(n_bytes: int) -> str:
     """The same rounded up: whoever asks for what it says gets no less."""
     unit = next((unit for unit, _ in _WRITTEN if n_bytes >= unit), None)

@@ -15,8 +15,7 @@ CostUnit = Literal["ms", "FLOPs"]
 class Certificate(Record):
     """How far a plan may be from the best one: no policy made of the candidates costs less than `bound`.
 
-    It speaks of the forecast: the time and the memory of each block as they were measured, at most one unit inside
-    another.
+    It speaks of the forecast: the time and the memory of each block as they were measured. `scope` names the choices.
     """
 
     bound: float
@@ -32,16 +31,41 @@ class Certificate(Record):
     """Candidates that are several blocks in one."""
     n_keeping: int = 0
     """Candidates that keep the results of some operators."""
+    longest_segment: int = 0
+    """Blocks of the longest segment; 0: written before this was counted."""
+    inside_segments: bool = True
+    """Whether a unit may be recomputed inside a segment."""
+
+    @property
+    def scope(self) -> str:
+        """`1 module and 496 segments of up to 32 blocks, at most one inside another`: what could be chosen."""
+        n_modules = self.n_candidates - self.n_segments - self.n_keeping
+        length = f" of up to {self.longest_segment} blocks" if self.longest_segment else ""
+        counted = [
+            *([_count(n_modules, "module")] if n_modules or not self.n_candidates else []),
+            *([f"{_count(self.n_segments, 'segment')}{length}"] if self.n_segments else []),
+            *([f"{_count(self.n_keeping, 'way')} to keep results"] if self.n_keeping else []),
+        ]
+        among = " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
+        flat = "" if self.inside_segments or not self.n_segments else ", nothing inside a segment"
+        return f"{among}{', at most one inside another' if n_modules > 1 else ''}{flat}"
 
     def __str__(self) -> str:
-        """`within 0.01 % of the best choice among 24 candidates, in 3 solves`; the gap is rounded up."""
-        among = f"among {self.n_candidates:,} candidate{'s' * (self.n_candidates != 1)}"
+        """`within 0.01 % of the best choice among 24 modules, at most one inside another, in 3 solves`.
+
+        The gap is rounded up.
+        """
+        among = f"among {self.scope}"
         solves = f"in {self.n_solves:,} solve{'s' * (self.n_solves != 1)}"
         if self.gap >= 1:
             return f"the best that was found {among}, {solves}; nothing is proven"
         if self.gap <= 0:
             return f"proven the best choice {among}, {solves}"
         return f"within {math.ceil(1e4 * self.gap) / 100:g} % of the best choice {among}, {solves}"
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 class Plan(Record):

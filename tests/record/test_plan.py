@@ -21,9 +21,9 @@ def certificate(gap: float, n_candidates: int = 24, n_solves: int = 3) -> Certif
 @pytest.mark.parametrize(
     ("gap", "words"),
     [
-        (0.0, "proven the best choice among 24 candidates, in 3 solves"),
-        (0.001, "within 0.1 % of the best choice among 24 candidates, in 3 solves"),
-        (1.0, "the best that was found among 24 candidates, in 3 solves; nothing is proven"),
+        (0.0, "proven the best choice among 24 modules, at most one inside another, in 3 solves"),
+        (0.001, "within 0.1 % of the best choice among 24 modules, at most one inside another, in 3 solves"),
+        (1.0, "the best that was found among 24 modules, at most one inside another, in 3 solves; nothing is proven"),
     ],
 )
 def test_a_script_prints_a_sentence(gap: float, words: str) -> None:
@@ -31,7 +31,13 @@ def test_a_script_prints_a_sentence(gap: float, words: str) -> None:
 
 
 def test_one_is_one() -> None:
-    assert str(certificate(0.0, 1, 1)) == "proven the best choice among 1 candidate, in 1 solve"
+    assert str(certificate(0.0, 1, 1)) == "proven the best choice among 1 module, in 1 solve"
+
+
+def test_a_sentence_names_what_could_be_chosen_and_how_deep_it_nests() -> None:
+    chain = replace(certificate(0.0, 497), n_segments=496, longest_segment=32, inside_segments=False)
+    assert chain.scope == "1 module and 496 segments of up to 32 blocks, nothing inside a segment"
+    assert chain.scope in str(chain)
 
 
 @given(st.floats(min_value=1e-9, max_value=0.99))

@@ -30,14 +30,14 @@ from explorer.plan.planners.pieces import pieces_of
 from explorer.plan.planners.places import is_chain_of_few, places_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Program, Solution
-from explorer.plan.sizes import mib, mib_up, parse_bytes
+from explorer.plan.planners.wish import parse_wish
+from explorer.plan.sizes import mib, mib_up, told_apart
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 
-SLACK = 1024**2
 FRONT_SECONDS = 2.5
 """Of all points of the front, most of which take much less: a person waits for them."""
 DEVICE = "device"
@@ -162,7 +162,7 @@ class Planner:
                     break
                 last = plan
                 yield last
-        floor = self._floor or self._lowest(None, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / 2))
+        floor = self.floor()
         if floor.step_peak_bytes < last.step_peak_bytes:
             yield floor
 
@@ -215,15 +215,22 @@ class Planner:
             cost_unit=self.candidates.cost_unit,
             cost_ratio_spread=forecast.time_ratio_spread,
             flop_ratio=forecast.flop_ratio,
-            certificate=Certificate(
-                bound=solution.bound,
-                gap=solution.gap,
-                n_candidates=len(self.candidates.units),
-                n_rows=solution.n_rows,
-                n_solves=solution.n_solves,
-                n_segments=sum(len(one.unit.blocks) > 1 and not one.unit.save_ops for one in self.candidates.units),
-                n_keeping=sum(bool(one.unit.save_ops) for one in self.candidates.units),
-            ),
+            certificate=self._certificate(solution),
+        )
+
+    def _certificate(self, solution: Solution) -> Certificate:
+        units = [one.unit for one in self.candidates.units]
+        lengths = [len(unit.blocks) for unit in units if len(unit.blocks) > 1 and not unit.save_ops]
+        return Certificate(
+            bound=solution.bound,
+            gap=solution.gap,
+            n_candidates=len(units),
+            n_rows=solution.n_rows,
+            n_solves=solution.n_solves,
+            n_segments=len(lengths),
+            n_keeping=sum(bool(unit.save_ops) for unit in units),
+            longest_segment=max(lengths, default=0),
+            inside_segments=isinstance(self._program, Program),
         )
 
     def _impossible(self, budget_bytes: int) -> BadInput:
@@ -233,10 +240,11 @@ class Planner:
         recomputed = f"with {len(floor.policy.units)} units recomputed"
         at = self._forecaster.at_peak(floor.policy)
         why = "" if at is None else f"That is held {in_place(at)}: {holders(at)}."
+        asked, reached = told_apart(budget_bytes, least)
         return BadInput(
-            f"No policy brings this step below {mib(budget_bytes)}: the least that can be reached is {mib(least)}, "
-            f"{alone if budget_bytes < fixed else recomputed}. {why}".rstrip(),
-            hint=f"Ask for {mib_up(least + SLACK)} or more, or take a smaller batch.",
+            f"No policy brings this step below {asked}: the least that can be reached is {reached}, "
+            f"{alone if budget_bytes < fixed else recomputed}. {why} Looked at: {floor.certificate.scope}.",
+            hint=f"Ask for {mib_up(least)} or more, or take a smaller batch.",
         )
 
     @property
@@ -248,14 +256,18 @@ class Planner:
         return int(held(log, fixed).max())
 
 
-def parse_budget(text: str, keep_all_bytes: int, run: Measurement) -> int:
+def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> int:
     """`1.5GiB` in bytes, `60%` of the peak with everything kept, or `device`, that of `run`. Raises BadInput."""
-    share = text.strip().removesuffix("%")
-    if share == DEVICE:
+    if isinstance(budget, int) and budget > 0:
+        return budget
+    if budget == DEVICE:
         return _device_bytes(run)
-    n_bytes = parse_bytes(text) if share == text.strip() else int(parse_share(text) * keep_all_bytes)
-    if n_bytes <= 0:
-        raise BadInput(f"A budget of {text} leaves room for nothing.", hint="Give a size (1.5GiB) or a share (60%).")
+    n_bytes = parse_wish(str(budget), keep_all_bytes).budget_bytes
+    if n_bytes is None:
+        raise BadInput(
+            f"A budget of {budget} is time, and memory was asked for.",
+            hint="Give a size (1.5GiB) or a share (60%); the least memory for more time is --time +10%.",
+        )
     return n_bytes
 
 

@@ -10,6 +10,8 @@ from explorer.record.plan import Wish
 
 EXAMPLES = "Such as 60 MiB, 50 % or +10 % time."
 _WISH = re.compile(r"([+-]?)\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*(%?)\s*([a-z]*)")
+MOST_SHARE = 2.0
+"""Of the peak with everything kept: a larger budget limits nothing, so it is a slip."""
 MOST_MORE_TIME = 100.0
 """Times the step: no plan takes that long."""
 
@@ -31,6 +33,8 @@ def parse_wish(text: str, keep_all_bytes: int) -> Wish:
         raise BadInput(f"{text.strip()!r} is neither memory nor time.", hint=EXAMPLES)
     if not amount:
         raise BadInput(f"A budget of {text.strip()} leaves room for nothing.", hint=EXAMPLES)
+    if percent and amount / 100 > MOST_SHARE:
+        raise BadInput(f"A budget of {text.strip()} is more than twice what keeping everything needs.", hint=EXAMPLES)
     if percent:
         return Wish(budget_bytes=int(amount / 100 * keep_all_bytes))
     if not word:

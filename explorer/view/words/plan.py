@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.plan import Certificate, Plan
+from explorer.record.plan import Plan
 from explorer.view.drawing.units import count, mib, percent
 
 BUDGET = (
@@ -32,27 +32,17 @@ ABOUT = (
 def certificate(plan: Plan) -> tuple[str, str]:
     """(what is proven, what that means)"""
     proof = plan.certificate
-    among = _among(proof)
+    among = proof.scope
     least = plan.budget_bytes is None
     better = "needs less memory" if least else "is faster"
     if proof.gap <= PROVEN_TO:
-        proven = f"Proven: no other choice among {among} {better}."
+        proven = f"Proven: no other choice among {among}, {better}."
     elif proof.gap >= 1:
         proven = f"The best that was found in time among {among}; nothing is proven."
     else:
-        proven = f"Nearly proven: no other choice among {among} {better} by more than {percent(proof.gap)}."
+        proven = f"Nearly proven: no other choice among {among}, {better} by more than {percent(proof.gap)}."
     looked = f"{count(proof.n_rows, 'moment')} of the step decided it, {count(proof.n_solves, 'call')} of the solver."
     return proven, f"{ABOUT} {looked}"
-
-
-def _among(proof: Certificate) -> str:
-    n_modules = proof.n_candidates - proof.n_segments - proof.n_keeping
-    counted = [
-        *([count(n_modules, "module")] if n_modules or not proof.n_candidates else []),
-        *([count(proof.n_segments, "segment")] if proof.n_segments else []),
-        *([f"{count(proof.n_keeping, 'way')} to keep results"] if proof.n_keeping else []),
-    ]
-    return " and ".join(filter(None, (", ".join(counted[:-1]), counted[-1])))
 
 
 FRONT = "Click a point to draw its policy. Everything hollow is predicted from one step; diamonds were run."

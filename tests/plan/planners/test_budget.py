@@ -242,6 +242,25 @@ def test_a_budget_that_nothing_reaches_says_what_can_be_reached() -> None:
         chosen.within(chosen.floor().step_peak_bytes - 2**20)
 
 
+@pytest.mark.parametrize("sample", ["unet", "mlp"])
+def test_one_byte_below_the_floor_two_sizes_are_said(sample: str) -> None:
+    least = planner(sample).floor().step_peak_bytes
+    with pytest.raises(BadInput, match=f"below {least - 1:,} B: the least that can be reached is {least:,} B"):
+        planner(sample).within(least - 1)
+    with pytest.raises(BadInput, match=r"Looked at: \d+ modules?, \d+ segments? of up to \d+ blocks"):
+        planner("mlp").within(1)
+
+
+@pytest.mark.parametrize("sample", ["unet", "mlp", "moe"])
+def test_no_point_of_the_front_is_dearer_than_the_plan_for_its_bytes(sample: str) -> None:
+    graph, run = known(sample)
+    fresh = Planner(run, graph)
+    points = list(fresh.front())
+    assert points[-1].step_peak_bytes == Planner(run, graph).floor().step_peak_bytes, "one least peak"
+    for point in points:
+        assert point.extra_cost <= fresh.within(point.step_peak_bytes).extra_cost * (1 + 1e-9)
+
+
 def line_of(chain: Chain) -> tuple[ModelGraph, Measurement]:
     names = [f"layers.{i}" for i in range(chain.n_blocks)]
     blocks = [block("", "M"), block("layers", "ModuleList", n_calls=0)]
@@ -283,7 +302,8 @@ def test_budgets_as_people_write_them() -> None:
     assert own.allocations is not None
     assert parse_budget("device", 1000, own) == 1500 + own.allocations.held_bytes[-1]
     assert parse_share("+10%") == pytest.approx(0.1)
-    for wrong in ("0%", "-5%", "much", "0B"):
+    assert parse_budget(1234, 1000, run) == 1234
+    for wrong in ("0%", "-5%", "much", "0B", "60", "1000%", "+10%", "+10 % time", 0, -1):
         with pytest.raises(BadInput):
             parse_budget(wrong, 1000, run)
     with pytest.raises(BadInput, match="does not say what its device had free"):

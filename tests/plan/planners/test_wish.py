@@ -33,7 +33,8 @@ def test_a_budget_is_read_as_it_is_meant(text: str, wish: Wish) -> None:
 
 @pytest.mark.parametrize(
     "text", ["-3", "abc", "0", "", "   ", "60", "-5 MiB", "-10 % time", "+60 MiB", "50 % MiB", "60 MB", "1e9 GiB",
-             "nan %", "inf", "0 %", "0 MiB", "10 time", "60 MiB please", "+99999999 % time"],
+             "nan %", "inf", "0 %", "0 MiB", "10 time", "60 MiB please", "+99999999 % time",
+             "1000 %", "201%"],
 )  # fmt: skip
 def test_what_is_no_budget_gets_one_sentence(text: str) -> None:
     with pytest.raises(BadInput) as caught:

@@ -20,15 +20,16 @@ def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:
 @pytest.mark.parametrize(
     ("gap", "budget", "n_segments", "sentence"),
     [
-        (0.0, MIB, 0, "Proven: no other choice among 99 modules is faster."),
-        (0.0, None, 0, "Proven: no other choice among 99 modules needs less memory."),
+        (0.0, MIB, 0, "Proven: no other choice among 99 modules, at most one inside another, is faster."),
+        (0.0, None, 0, "Proven: no other choice among 99 modules, at most one inside another, needs less memory."),
         (
             0.031,
             MIB,
             24,
-            "Nearly proven: no other choice among 75 modules and 24 segments is faster by more than 3.1 %.",
+            "Nearly proven: no other choice among 75 modules and 24 segments, at most one inside another, is faster by "
+            "more than 3.1 %.",
         ),
-        (0.0, MIB, 99, "Proven: no other choice among 99 segments is faster."),
+        (0.0, MIB, 99, "Proven: no other choice among 99 segments, is faster."),
         (1.0, MIB, 98, "The best that was found in time among 1 module and 98 segments; nothing is proven."),
     ],
 )
@@ -48,7 +49,7 @@ def test_a_budget_is_kept_or_passed() -> None:
     [
         ((0, 0, 0), "among 0 modules"),
         ((2, 2, 0), "among 2 segments"),
-        ((9, 2, 1), "among 6 modules, 2 segments and 1 way to keep results"),
+        ((9, 2, 1), "among 6 modules, 2 segments and 1 way to keep results, at most one inside another"),
         ((3, 0, 2), "among 1 module and 2 ways to keep results"),
     ],
 )
@@ -58,4 +59,4 @@ def test_what_was_chosen_among_is_counted_by_kind(counts: tuple[int, int, int], 
         bound=1.0, gap=0.0, n_candidates=n, n_rows=1, n_solves=1, n_segments=n_segments, n_keeping=n_keeping
     )
     told, _ = certificate(plan_of(proof))
-    assert f"{words} is faster" in told
+    assert f"{words}, is faster" in told
