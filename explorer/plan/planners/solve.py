@@ -110,6 +110,8 @@ class Program:
                 break
             if not search.separate(answer):
                 search.refuse(answer)
+        if not search.done:
+            search.drop()
         return search.solution
 
     def lowest_bytes(self) -> int:
@@ -226,7 +228,11 @@ class _Search:
         chosen = columns.legal(np.argsort(-columns.taken(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
             self.judge(tuple(sorted(chosen[:n])))
-        dearest = sorted(self.best or (), key=lambda i: -columns.costs[i])
+        self.drop()
+
+    def drop(self) -> None:
+        """The best choice with one of its units less, the dearest first."""
+        dearest = sorted(self.best or (), key=lambda i: -self.program.columns.costs[i])
         for i in dearest[:N_DROPPED]:
             self.judge(tuple(one for one in self.best or () if one != i))
 
