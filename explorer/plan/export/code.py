@@ -14,6 +14,22 @@ from explorer.record.policy import Policy
 CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
 """Keyword arguments of torch.utils.checkpoint.checkpoint."""
 
+WRAPPED = '''\
+import functools
+
+import torch.utils.checkpoint
+
+
+def recompute(block):
+    """Its forward, run again in backward. A second call changes nothing."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    if getattr(block.forward, "func", None) is not checkpoint:
+        block.forward = functools.partial(checkpoint, block.forward, **OPTIONS)
+
+
+'''
+"""What a body begins with whose library does not recompute every block by itself."""
+
 
 def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, Any] | None = None) -> str:
     """`about` becomes the docstring; `body` may use BLOCKS, OPTIONS and chosen(model)."""

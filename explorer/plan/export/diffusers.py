@@ -1,12 +1,12 @@
-"""Hugging Face diffusers: a checkpointing function that looks at the block it is handed.
+"""Hugging Face diffusers: a function that wraps the chosen blocks of a model.
 
-The library's models hand a block first and its arguments behind it, wherever they may recompute; a function of one's
-own decides there. A block that no such place names is never recomputed.
+The library's own switch recomputes all blocks that its code hands to a checkpointing function, and no others; which
+those are stands in the code of each model. A wrapped forward is recomputed wherever the block is called.
 """
 
 from __future__ import annotations
 
-from explorer.plan.export.code import CHECKPOINT_OPTIONS, options_of, python_file
+from explorer.plan.export.code import CHECKPOINT_OPTIONS, WRAPPED, options_of, python_file
 from explorer.plan.export.outcome import Target
 from explorer.record.export import Export
 from explorer.record.policy_file import PolicyFile
@@ -21,39 +21,16 @@ DIFFUSERS = Target(
 
 def to_diffusers(file: PolicyFile) -> Export:
     blocks = DIFFUSERS.recomputed(file.policy)
-    text = python_file(_ABOUT, _BODY, blocks, options_of(file.policy))
-    return DIFFUSERS.exported(file.policy, text, note=_NOTE)
-
-
-_NOTE = "diffusers recomputes a block only where its own code may; after a step never_asked() names what it left out."
+    return DIFFUSERS.exported(file.policy, python_file(_ABOUT, WRAPPED + _BODY, blocks, options_of(file.policy)))
 
 
 _ABOUT = """\
 Activation checkpointing of single blocks of a diffusers model.
 
-    recompute_blocks(unet)      # once, before training
-    never_asked()               # after a step: blocks that the library itself never recomputes
+    recompute_blocks(unet)      # once, before training; without enable_gradient_checkpointing()
 """
-_BODY = '''\
-import torch.utils.checkpoint
-
-_ASKED = {name: False for name in BLOCKS}
-
-
+_BODY = """\
 def recompute_blocks(model):
-    name_of = {id(module): name for name, module in chosen(model).items()}
-
-    def run(block, *arguments):
-        name = name_of.get(id(block)) or name_of.get(id(getattr(block, "__self__", None)))
-        if name is None:
-            return block(*arguments)
-        _ASKED[name] = True
-        return torch.utils.checkpoint.checkpoint(block, *arguments, **OPTIONS)
-
-    model.enable_gradient_checkpointing(gradient_checkpointing_func=run)
-
-
-def never_asked():
-    """Chosen blocks that no forward has handed to the checkpointing function: they are kept."""
-    return [name for name, asked in _ASKED.items() if not asked]
-'''
+    for block in chosen(model).values():
+        recompute(block)
+"""

@@ -2,11 +2,12 @@
 
 TrainingArguments choose layers 0, n, 2n, .. at most, counted through vision tower, encoder and decoder together; the
 flag on each layer is read at every forward, and the Trainer asks its callbacks after it has set all flags itself.
+Blocks that are no such layer, an `mlp` say, have no flag that is read: their forward is wrapped instead.
 """
 
 from __future__ import annotations
 
-from explorer.plan.export.code import CHECKPOINT_OPTIONS, options_of, python_file
+from explorer.plan.export.code import CHECKPOINT_OPTIONS, WRAPPED, options_of, python_file
 from explorer.plan.export.outcome import Target
 from explorer.record.export import Export
 from explorer.record.policy_file import PolicyFile
@@ -22,7 +23,7 @@ HUGGING_FACE = Target(
 def to_hugging_face(file: PolicyFile) -> Export:
     """The callback; `recompute_layers(model)` does the same without a Trainer."""
     blocks = HUGGING_FACE.recomputed(file.policy)
-    return HUGGING_FACE.exported(file.policy, python_file(_ABOUT, _BODY, blocks, options_of(file.policy)))
+    return HUGGING_FACE.exported(file.policy, python_file(_ABOUT, WRAPPED + _BODY, blocks, options_of(file.policy)))
 
 
 _ABOUT = """\
@@ -34,11 +35,6 @@ Activation checkpointing of single layers under transformers' Trainer.
 _BODY = """\
 def recompute_layers(model):
     layers = chosen(model)
-    unable = [name for name, layer in layers.items() if not hasattr(layer, "gradient_checkpointing")]
-    if unable:
-        raise ValueError(
-            f"{', '.join(unable)} cannot be recomputed by transformers: choose whole layers, or export for torch."
-        )
     enable = getattr(model, "activation_checkpointing_enable", None)
     if enable is not None:
         enable(activation_checkpointing_kwargs=dict(OPTIONS))
@@ -48,12 +44,16 @@ def recompute_layers(model):
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.gradient_checkpointing = id(module) in wanted
+    for layer in layers.values():
+        if not isinstance(layer, GradientCheckpointingLayer):
+            recompute(layer)
 
 
 try:
     from transformers import TrainerCallback
+    from transformers.modeling_layers import GradientCheckpointingLayer
 except ImportError:
-    TrainerCallback = object
+    TrainerCallback, GradientCheckpointingLayer = object, ()
 
 
 class RecomputeLayers(TrainerCallback):

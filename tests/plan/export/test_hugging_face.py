@@ -55,6 +55,25 @@ def test_the_chosen_layers_run_again_and_no_others(make: Any) -> None:
     assert_same(plain, gradients)
 
 
+@pytest.mark.parametrize("chosen", [("model.layers.1.mlp",), ("model.layers.0", "model.layers.2.mlp"), ("model",)])
+def test_blocks_that_are_no_layers_of_transformers_run_again_too(chosen: tuple[str, ...]) -> None:
+    """It says exact of them."""
+    model = llama()[0]
+    activations = tuple(name for name, module in model.named_modules() if name.endswith("mlp.act_fn"))
+
+    def loss_of(model: nn.Module) -> Tensor:
+        logits: Tensor = model(input_ids=torch.arange(8).reshape(1, 8)).logits
+        return logits.float().square().mean()
+
+    file = file_of(*chosen)
+    plain, before = step(model, loss_of, untouched)
+    gradients, calls = step(model, loss_of, module_of(file, "huggingface").recompute_layers)
+    again = {name for name in activations if calls[name] == before[name] + 1}
+    assert again == {name for name in activations if any(name.startswith(f"{fqn}.") for fqn in chosen)}
+    assert exported(file, "huggingface").fit == "exact"
+    assert_same(plain, gradients)
+
+
 def test_its_trainer_asks_the_callback(tmp_path: Path) -> None:
     """Also after the Trainer has set every flag itself, from its own arguments."""
     pytest.importorskip("accelerate")
@@ -76,8 +95,6 @@ def test_its_trainer_asks_the_callback(tmp_path: Path) -> None:
 
 def test_what_transformers_cannot_choose_is_said() -> None:
     model = llama()[0]
-    with pytest.raises(ValueError, match=r"model\.layers\.0\.mlp cannot be recomputed by transformers: choose whole"):
-        module_of(file_of("model.layers.0.mlp"), "huggingface").recompute_layers(model)
     with pytest.raises(ValueError, match=r"LlamaForCausalLM has no block layers\.0: export the policy"):
         module_of(file_of("layers.0"), "huggingface").recompute_layers(model)
 
