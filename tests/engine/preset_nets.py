@@ -165,16 +165,20 @@ class Decoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.angles, self.layers = Angles(), nn.ModuleList(DecoderLayer() for _ in range(3))
+        self.twice = False
 
     def forward(self, x: Tensor) -> Tensor:
         angles = self.angles(x)
         for layer in self.layers:
             x = layer(x, angles)
-        return x
+        return x * self.layers[0].behind(x) if self.twice else x
 
 
-def decoder() -> tuple[nn.Module, Tensor]:
-    return Decoder(), torch.randn(8, 24, WIDTH)
+def decoder(twice: bool = False) -> tuple[nn.Module, Tensor]:
+    """`twice`: the model itself calls a part of the first layer at its end, as a DiT does."""
+    model = Decoder()
+    model.twice = twice
+    return model, torch.randn(8, 24, WIDTH)
 
 
 class Pair(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.python_holds import Call, handing_on, let_go
 from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.plan.names import above
 from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import ModelGraph
@@ -46,6 +47,8 @@ class Replay:
     starts: NDArray[np.intp]
     """First place in `by_block` of each key, and the number of entries at the end."""
     calls: dict[str, list[Call]]
+    called_alone: tuple[str, ...]
+    """Blocks with a call outside of every call of the block around them."""
     used_until: dict[int, int]
     """By entry that went into a block, the tick at which the last such call ended."""
     let_go: Bytes
@@ -86,6 +89,7 @@ class Replay:
             keys=[tuple(log.blocks[i].split(".")) for i in order],
             starts=np.searchsorted(ranks[by_block], np.arange(len(order) + 1)),
             calls=calls,
+            called_alone=tuple(fqn for fqn in calls if _called_alone(fqn, calls)),
             used_until=used_until,
             let_go=let_go(calls, used_until, born, handing_on(graph)),
             casts=array_of(log.weight_casts if measurement.spec.autocast != "none" else column()),
@@ -144,6 +148,13 @@ def _calls(calls: Calls, blocks: Sequence[str]) -> dict[str, list[Call]]:
         )
         place = outputs + n_outputs
     return dict(by_block)
+
+
+def _called_alone(fqn: str, calls: Mapping[str, Sequence[Call]]) -> bool:
+    around = calls.get(next((name for name in above(fqn) if name in calls), fqn), ())
+    begins = [call.first for call in around]
+    places = [(bisect_right(begins, call.first) - 1, call.end) for call in calls[fqn]]
+    return any(place < 0 or around[place].end < end for place, end in places)
 
 
 def _used_until(calls: Mapping[str, Sequence[Call]]) -> dict[int, int]:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from explorer.plan.forecast.python_holds import NEVER, Call
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Replay
 from explorer.plan.memory.series import Bytes, Mask
+from explorer.plan.names import is_within
 
 NOTHING: Bytes = np.zeros(0, dtype=np.int64)
 
@@ -138,7 +139,12 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
     """
     if not calls:
         return []
-    births = np.concatenate([replay.born[replay.below(fqn)] for fqn in unit])
+    alone = [name for name in replay.called_alone if any(is_within(name, fqn) and name != fqn for fqn in unit)]
+    entries = np.setdiff1d(
+        np.concatenate([replay.below(fqn) for fqn in unit]),
+        np.concatenate([NOTHING, *(replay.below(name) for name in alone)]),  # backward of a call outside of the unit
+    )
+    births = replay.born[entries]
     births = np.sort(births[(births > calls[0][-1].end) & np.isin(replay.phase[births], (RECOMPUTE, BACKWARD))])
     places = np.searchsorted(births, [members[0].first for members in calls]).tolist()
     ends = [*places[1:], len(births)]

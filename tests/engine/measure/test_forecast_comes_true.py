@@ -125,6 +125,13 @@ def test_units_of_a_decoder(units: list[str | tuple[str, ...]]) -> None:
     holds(graph, base, Policy.recompute(units), within=1e-5)
 
 
+def test_a_layer_of_which_the_model_calls_a_part_once_more() -> None:
+    """Backward of that call comes first, and is not where backward of the layer begins."""
+    model = preset_nets.ref("decoder", twice=True)
+    graph, base = describe(model), measure(RunSpec(model=model, n_repeats=0))
+    holds(graph, base, Policy.recompute(["layers.0"]), within=1e-4)
+
+
 def test_a_checkpoint_keeps_what_it_was_given_until_its_backward_has_ended() -> None:
     """The skip of down.0 goes into a concatenation that up.2 saves: its checkpoint alone keeps the skip itself."""
     graph, base = small("unet", 2, optimizer="none")
