@@ -35,6 +35,13 @@ def test_a_run_is_kept_with_the_graph_of_a_model_that_was_described(worker: Work
     assert known.run_id is not None and run_file.graph_of(Store(store_path).load(known.run_id)) == described.result
 
 
+def test_a_run_beyond_its_limits_is_refused_where_it_is_asked_for(worker: Worker) -> None:
+    for name, value in {"n_repeats": 10**6, "n_threads": 0, "seed": 2**60, "time_limit_s": float("nan")}.items():
+        with pytest.raises(BadInput, match=name):
+            measure(worker, "a", **{name: value})
+    assert worker._child is None and not worker.open_jobs()
+
+
 def test_progress_arrives(worker: Worker) -> None:
     job = describe(worker, "steps:20")
     seen = set()

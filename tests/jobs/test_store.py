@@ -182,6 +182,32 @@ def test_a_full_disk_says_so_and_loses_nothing_saved_before(store: Store) -> Non
     assert store.load(run_id) == measured()
 
 
+def test_a_full_disk_is_no_damaged_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing writes too: the write-ahead log beside the store."""
+    store.save(measured())
+    full = sqlite3.OperationalError("database or disk is full")
+    full.sqlite_errorcode = sqlite3.SQLITE_FULL
+
+    def connect(*_: object, **__: object) -> None:
+        raise full
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite3, "connect", connect)
+        with pytest.raises(NotSaved, match="the disk is full") as caught:
+            store.list()
+    assert "Free some space" in caught.value.hint and len(store.list()) == 1
+
+
+def test_a_date_that_an_earlier_release_let_in_is_brought_within_the_limits(store: Store) -> None:
+    run_id = store.save(measured())
+    for date in (1e300, -1e18, float("inf")):
+        with sqlite3.connect(store.path) as connection:
+            connection.execute("update runs set created = ?", (date,))
+        connection.close()
+        assert 0 <= store.list()[0].created <= run_file.LATEST
+        assert run_file.read(store.export_file(run_id)).created == store.list()[0].created
+
+
 def test_a_kill_at_any_moment_loses_no_acknowledged_run(store: Store) -> None:
     source = (
         "import sys; from explorer.jobs.store import Store; from tests.jobs.runs import noisy;"

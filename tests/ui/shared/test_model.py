@@ -8,16 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from streamlit.testing.v1 import AppTest
 
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Describe, Measure
-from explorer.record import Failure, ModelRef
-from explorer.ui.session import backend
+from explorer.jobs.store import Store
+from explorer.record import Failure, ModelRef, RunSpec
+from explorer.record.base import limits
+from explorer.ui.session import address as link
+from explorer.ui.session import backend, opened
+from explorer.ui.shared.model import NUMBERS
+from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import address, graph_data, settle, texts, widget
 
 App = Callable[..., AppTest]
+SPEC = RunSpec(model=ModelRef(target="sample_models/gpt.py", size="small"))
 FILE = str(Path("run/model.safetensors").resolve())
 FAULT = f"The weights in {FILE} are not those of sample_models/gpt.py: it lacks head.weight."
 
@@ -38,6 +45,26 @@ def model_of(at: AppTest) -> ModelRef:
 
 def take(at: AppTest, file: str) -> AppTest:
     return settle(widget(at, "selectbox", "weights").set_value(file).run())
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_link_at_the_limits_of_the_record_is_drawn_and_one_beyond_is_a_sentence(app: App, end: int) -> None:
+    largest = {name: limits(RunSpec, name)[end] for name in (*NUMBERS, "momentum")}
+    spec = replace(SPEC, optimizer="sgd", **largest)
+    at = app(**link.to_query(spec))
+    assert at.session_state["draft"].spec == spec and not at.session_state["draft"].message
+    assert {name: widget(at, "number_input", f"option_{name}").value for name in largest} == largest
+    for name in ("n_repeats", "n_threads"):
+        at = app(**link.to_query(replace(SPEC, **{name: largest[name] + 2 * end - 1})))
+        assert name in texts(at).replace("\\", "") and at.session_state["draft"].spec.n_threads == 1
+
+
+def test_a_stored_run_of_sixty_repeats_and_ninety_nine_threads_opens(app: App, store: Store) -> None:
+    spec = replace(SPEC, n_repeats=60, n_threads=99)
+    at = app()
+    at.session_state[opened.KEY] = ["explore", store.save(graphs.compared(graphs.gpt(6), spec))]
+    settle(at.run())
+    assert widget(at, "number_input", "option_n_repeats").value == 60
 
 
 def test_without_the_flag_nothing_about_weights_stands_there(app: App) -> None:
