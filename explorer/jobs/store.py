@@ -28,6 +28,8 @@ __all__ = ["Store", "StoredRun", "default_path", "is_kept"]
 
 VERSION = 1
 """The form that records are stored in."""
+LEVEL = 6
+"""Of compression: equal records are equal bytes in the file."""
 _TABLE_VERSION = 2
 _BUSY_S = 20.0
 _TABLE = """
@@ -118,9 +120,22 @@ class Store:
         return run_file.write(self._stored(run_id))
 
     def import_file(self, data: bytes) -> str:
-        """Adds a run from `export_file`, as a new one. Raises UnreadableFile, NotSaved."""
+        """Id of the run from `export_file`: of the stored run of equal content, else of a new one.
+
+        Raises UnreadableFile, NotSaved.
+        """
         stored = run_file.read(data)
-        return self._insert(stored, from_msgpack(stored.record, KINDS[stored.kind]))
+        record = from_msgpack(stored.record, KINDS[stored.kind])
+        return self._equal_to(stored) or self._insert(stored, record)
+
+    def _equal_to(self, stored: StoredRecord) -> str | None:
+        """Id of the run whose record has the same bytes; None: there is none."""
+        if not self.path.exists():
+            return None
+        packed = zlib.compress(stored.record, LEVEL)
+        with self._reading() as connection:
+            row = connection.execute("select id from runs where kind = ? and record = ?", (stored.kind, packed))
+            return next((str(run_id) for (run_id,) in row), None)
 
     def _insert(self, stored: StoredRecord, record: Record) -> str:
         headlines = json.dumps(record.headlines()) if hasattr(record, "headlines") else "{}"
@@ -136,7 +151,7 @@ class Store:
                     stored.created,
                     VERSION,
                     headlines,
-                    zlib.compress(stored.record, 6),
+                    zlib.compress(stored.record, LEVEL),
                     *_ran(record),
                 ),
             )

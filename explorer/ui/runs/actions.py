@@ -138,10 +138,10 @@ def _delete(runs: Sequence[StoredRun]) -> None:
 
 
 def do(act: Callable[[], object], done: str, *, reorders: bool = True) -> None:
-    """Does it, says so on the next run of the page, and starts that."""
+    """Calls `act` and draws the page again, which shows `done`, or the sentence that `act` returns."""
     try:
-        act()
-        current().done = done
+        outcome = act()
+        current().done = outcome if isinstance(outcome, str) else done
         if reorders:
             reorder()
     except ExplorerError as error:

@@ -16,6 +16,7 @@ from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw
 from explorer.view.compare.run_plane import SIGNS, TOO_FEW, run_plane
+from explorer.view.drawing.units import count
 
 
 def page() -> None:
@@ -65,12 +66,17 @@ def _take_file() -> None:
         return
     taken.update(file.file_id for file in new)
 
-    def add() -> None:
-        for stored in grouped([file.getvalue() for file in new]):
-            backend.store().import_file(run_file.write(stored))
-
     names = ", ".join(file.name for file in new)
-    actions.do(add, f"{names} {'was' if len(new) == 1 else 'were'} added.")
+
+    def add() -> str:
+        before = {run.run_id for run in backend.store().list()}
+        added = [backend.store().import_file(run_file.write(one)) for one in grouped([file.getvalue() for file in new])]
+        here = [run_id for run_id in added if run_id in before]
+        if not here:
+            return f"{names} {'was' if len(new) == 1 else 'were'} added."
+        return f"{names}: {len(here)} of {count(len(added), 'run')} already here, with the same content."
+
+    actions.do(add, "")
 
 
 def _plane(runs: tuple[StoredRun, ...]) -> None:

@@ -58,6 +58,12 @@ def test_a_run_file_comes_back_in(runs_page: Callable[..., AppTest], store: Stor
     (run,) = store.list()
     assert store.load(run.run_id) == graphs.compared(graphs.gpt(6), SPEC)
     assert "was added" in at.success[0].value
+    store.rename(run.run_id, "by another name")
+    again = runs_page()
+    again.file_uploader(key="upload_run").upload("copy.run", data)
+    again.run()
+    assert "already here" in again.success[0].value
+    assert [one.name for one in store.list()] == ["by another name"], "content decides, not the name"
 
 
 def test_files_of_ranks_that_are_chosen_together_become_one_run(
