@@ -175,6 +175,8 @@ def _desk(state: ExploreState, places: Places) -> None:
         graph_panel(state, drawn)
         if state.charted not in (None, policy) or outdated(len(policy.units)):  # what follows the graph is open
             st.rerun()
+        if len(graph.blocks) == 1:
+            st.caption(glossary.NO_BLOCKS)
         if graph.note:
             st.caption(graph.note)
     elif state.job.id is not None:
@@ -244,11 +246,11 @@ def _next_step(state: ExploreState) -> str:
     if state.job.run_failed:
         return "The last run has no result; the reason is shown above."
     if state.draft.predict:
-        return "Choose blocks to recompute; Predict plays a step with them. Nothing is allocated and nothing runs."
+        return "Predict plays a step of the policy that is drawn. Nothing is allocated and nothing runs."
     if why := drafts.why_not_run(state.draft):
         return why
     known = shown(state)
     if known.freshness == "failed" and known.comparison is not None:
         return f"The {what_failed(known.comparison)}; nothing was measured whole."
     # True whatever is clicked next: a click in the graph does not draw this line again.
-    return "Choose blocks to recompute; Run takes real steps of the baseline and of the policy that is drawn."
+    return "Run takes real steps of the baseline and of the policy that is drawn."

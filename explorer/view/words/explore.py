@@ -102,6 +102,7 @@ SEGMENT = (
     "recomputed at once."
 )
 EMPTY = "Nothing has been compared yet. Choose blocks in the graph, then press **Run** at the bottom."
+NO_BLOCKS = "The model is one module without others inside; there is no block to recompute."
 NO_MODEL = (
     "Its model is not here, so nothing can be run: policies are forecast from the record. Apply the policy file in "
     "that script and record again to measure one."

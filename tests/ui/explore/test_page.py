@@ -10,6 +10,7 @@ from explorer.plan.factory_arguments import FactoryArguments
 from explorer.record import ModelRef, Policy
 from explorer.ui.explore.results import TABS
 from explorer.ui.session import backend
+from explorer.view.words import explore as glossary
 from explorer.view.words.tour import STEPS
 from tests import graphs
 from tests.ui.explore.visits import ALL, App, press, spec
@@ -111,6 +112,7 @@ def test_a_model_whose_presets_choose_nothing_has_every_tab_and_the_guided_path(
         at.session_state["tabs"] = tab
         at = settle(at.run())
     assert [tab.label for tab in at.tabs] == TABS
+    assert (glossary.NO_BLOCKS in texts(at)) == (n_blocks == 0)
     if n_blocks:
         at = press(say(at, on=["layer0"]), "run")
         assert figures(at)["Gradients"] == "bitwise equal"
