@@ -71,9 +71,11 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
 
 
 def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | None:
-    """One more step of each, watched; None where one of them cannot be."""
+    """One more step of each, watched; None where one of them cannot be: compiled code runs no hooks."""
     sides = []
     for program in (reference, candidate):
+        if _is_compiled(program):
+            return None
         forwards = Forwards(program.model)
         try:
             batch = put_back(program)
@@ -83,6 +85,13 @@ def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | N
             return None
         sides.append(forwards)
     return forward_difference(*sides)
+
+
+def _is_compiled(program: StepProgram) -> bool:
+    modules = list(program.model.modules())
+    return any(hasattr(thing, "_torchdynamo_orig_callable") for thing in (program.step, *modules)) or any(
+        module._compiled_call_impl is not None for module in modules
+    )
 
 
 def _untied(*programs: StepProgram) -> tuple[str, ...]:

@@ -54,3 +54,15 @@ def test_what_the_candidate_raises_is_a_failure_and_what_the_reference_raises_pa
     assert "no such kernel" in fields["failure"].sentence and fields["reference"] == "float64"
     with pytest.raises(ValueError, match="no such kernel"):
         judged(fails, step)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_forward_is_watched_where_hooks_run_and_not_in_compiled_code(compiled: bool) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(3, 2))
+    if compiled:
+        model[0].compile(backend="eager")
+    programs = [StepProgram(one, model, BATCH, ("0.weight", "0.bias")) for one in (step, doubled)]
+    forward = judged_programs(*programs)["forward"]
+    assert forward is None if compiled else forward.same and forward.order == ("", "0")
