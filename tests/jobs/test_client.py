@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,31 @@ def test_a_finished_run_is_in_the_store_before_the_job_is_finished(worker: Worke
     unkept = finish(worker.submit(job.request, keep=False))
     assert unkept.result == job.result and unkept.run_id is None
     assert [run.run_id for run in Store(store_path).list()] == [job.run_id]
+
+
+def test_two_servers_with_four_sessions_each_share_one_store(worker: Worker, store_path: Path) -> None:
+    """Besides a third process that reads and renames, as the command line does."""
+    other = Worker(store_path, command=(sys.executable, str(FAKE), str(store_path)))
+    finish(measure(worker, "first"))
+
+    def session(k: int) -> list[str]:
+        server = (worker, other)[k % 2]
+        jobs = [finish(measure(server, f"{k}-{i}")) for i in range(3)]
+        assert all(isinstance(job.result, Measurement) and not job.warning for job in jobs)
+        assert [job.result.spec.model.target for job in jobs if job.result] == [f"{k}-{i}" for i in range(3)]  # type: ignore[attr-defined]
+        return [job.run_id or "" for job in jobs]
+
+    source = (
+        "import sys; from explorer.jobs.store import Store; store = Store(sys.argv[1])\n"
+        "for i in range(40): store.rename(store.list()[-1].run_id, f'name {i}')\n"
+    )
+    beside = subprocess.Popen([sys.executable, "-c", source, str(store_path)], cwd=FAKE.parents[2])
+    with ThreadPoolExecutor(8) as sessions:
+        run_ids = [run_id for saved in sessions.map(session, range(8)) for run_id in saved]
+    other.close()
+    assert beside.wait(60) == 0
+    stored = Store(store_path).list()
+    assert len(set(run_ids)) == 24 and set(run_ids) < {run.run_id for run in stored} and len(stored) == 25
 
 
 def test_a_run_that_cannot_be_saved_is_shown_all_the_same(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Any, get_args
 import pytest
 from msgspec.structs import replace
 
+from explorer.child_process.fork_server import _children_of as children_of
 from explorer.child_process.forks import WARM
 from explorer.jobs.client import Job, Worker
 from explorer.jobs.protocol import RESULTS, Compare, Describe, Measure, Request, RunLab
@@ -112,6 +114,32 @@ def test_an_odd_model_is_compared_or_blamed_and_never_ends_in_an_error_of_ours(w
     job = finish(worker.submit(Compare(baseline=runs[0], candidate=runs[1], full=True), keep=False))
     failure = job.failure or getattr(job.result, "failure", None)
     assert (failure.kind if failure else None) == hostile_nets.ODD[how], failure
+
+
+def held(pid: int) -> tuple[int, int]:
+    """Open descriptors, and memory of its own in KiB."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    own = sum(int(line.split()[1]) for line in lines if line.startswith(("Private", "Swap:")))
+    return sum(1 for _ in Path(f"/proc/{pid}/fd").iterdir()), own
+
+
+@pytest.mark.slow
+def test_a_hundred_and_fifty_runs_leave_app_worker_and_fork_server_as_large_as_thirty(tmp_path: Path) -> None:
+    worker = Worker(tmp_path / "runs.sqlite")
+    spec = RunSpec(model=ModelRef(target="sample_models/mlp.py", arguments={"n_layers": 1, "batch": 2}), n_repeats=1)
+    readings: dict[int, dict[str, tuple[int, int]]] = {}
+    for n in range(1, 151):
+        request = Measure(spec=spec, without_data=True) if n % 5 == 0 else Describe(model=spec.model)
+        assert finish(worker.submit(request)).failure is None
+        if n in (30, 150):
+            assert worker._child is not None
+            server = next(iter(children_of(worker._child.pid)))
+            gc.collect()
+            readings[n] = {"app": held(os.getpid()), "worker": held(worker._child.pid), "server": held(server)}
+    worker.close()
+    for process, (n_files, own_kib) in readings[150].items():
+        assert n_files <= readings[30][process][0], readings
+        assert own_kib < readings[30][process][1] + 8 * 1024, readings
 
 
 @pytest.mark.slow
