@@ -43,6 +43,8 @@ class Measure(Record, tag=True):
     spec: RunSpec
     until_it_fits: bool = False
     """Where memory is refused, the same step under policies that need ever less."""
+    beside_keep_all: bool = False
+    """The steps are timed in turns with those of everything kept, see `Times.beside`."""
     without_data: bool = False
     """Foreseen instead of measured: nothing of the model is allocated, no kernel runs."""
 

@@ -56,10 +56,12 @@ def _described(request: Describe, report: Report) -> Record:
 def _measured(request: Measure, report: Report) -> Record:
     from explorer.engine.measure.fits import measure_what_fits
     from explorer.engine.measure.foreseen import foresee
-    from explorer.engine.measure.measure import measure
+    from explorer.engine.measure.measure import measure, measure_beside_keep_all
 
     if request.without_data:
         return foresee(request.spec, report)
+    if request.beside_keep_all:
+        return measure_beside_keep_all(request.spec, report)
     return (measure_what_fits if request.until_it_fits else measure)(request.spec, report)
 
 

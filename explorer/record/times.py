@@ -39,6 +39,8 @@ class Times(Record):
     backward: Samples = Samples()
     """Recompute included: nobody can time it apart without disturbing it."""
     optimizer: Samples = Samples()
+    beside: Samples = Samples()
+    """The same step with everything kept, in turns with `step`; empty: not timed in turns."""
     checkpoint_ms: Number | None = None
     """What a checkpointed call takes beside its second forward and `saved_tensor_ms`, where a model has swept the
     caches since the last one; None: not measured."""

@@ -89,8 +89,10 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         raise typer.Exit(DIFFERENT)
 
 
-def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool) -> Measurement:
-    asked = Measure(spec=msgspec.structs.replace(spec, policy=policy), without_data=predict)
+def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool, fits: bool) -> Measurement:
+    """The run of a plan; in turns with everything kept, if that `fits`."""
+    chosen = msgspec.structs.replace(spec, policy=policy)
+    asked = Measure(spec=chosen, without_data=predict, beside_keep_all=fits and not predict)
     run = ask(engine, asked, keep=not predict)
     assert isinstance(run, Measurement)
     return run
@@ -120,7 +122,8 @@ def _tried(
     def run(policy: Policy) -> Measurement:
         if policy != first.policy:
             say(f"The run was over the budget of {mib(first.budget_bytes)}: planned once more with as much less.")
-        chosen = _measured(engine, spec, policy, predict=asked.predict)
+        fits = not first_run.spec.policy.units
+        chosen = _measured(engine, spec, policy, predict=asked.predict, fits=fits)
         if chosen.failure is not None and chosen.failure.kind != "out of memory":
             raise RunFailed(chosen.failure)
         return chosen
@@ -153,7 +156,7 @@ def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bo
     if chosen.cost_ratio is not None:
         spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
         foreseen = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
-        console.print(f"  Time         {foreseen} from {FROM[chosen.cost_unit]}{_ran(first, run)}")
+        console.print(f"  Time         {foreseen} from {FROM[chosen.cost_unit]}{_ran(run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
     for warning in first.warnings if first.origin == "predicted" else ():
         console.print(f"  [yellow]{escape(warning)}[/]")
@@ -163,12 +166,9 @@ def _origin(run: Measurement) -> str:
     return "measured" if run.origin == "measured" else "played without data"
 
 
-def _ran(first: Measurement, run: Measurement) -> str:
-    before, after = (one.times.step.median_ms if one.times else None for one in (first, run))
-    if first.spec.policy.units or not before or after is None:
-        return ""
-    ran = percent(after / before - 1, signed=True)
-    return f"; {ran} measured, one run after the other (compare takes their steps in turns)"
+def _ran(run: Measurement) -> str:
+    kept, after = (run.times.beside.median_ms, run.times.step.median_ms) if run.times else (None, None)
+    return f"; {percent(after / kept - 1, signed=True)} measured, in turns" if kept and after is not None else ""
 
 
 def _policy_text(chosen: Plan, first: Measurement, run: Measurement, graph: ModelGraph) -> str:

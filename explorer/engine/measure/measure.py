@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import msgspec
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -35,6 +36,7 @@ from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
+from explorer.record.policy import KEEP_ALL
 from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
@@ -66,6 +68,14 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
         )
     first, second = _measure((baseline, candidate), report)
     return first, second
+
+
+def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measurement:
+    """The run of `spec`, its steps in turns with those of everything kept."""
+    kept, run = measure_pair(msgspec.structs.replace(spec, policy=KEEP_ALL), spec, report)
+    if kept.times is None or run.times is None:
+        return run
+    return msgspec.structs.replace(run, times=msgspec.structs.replace(run.times, beside=kept.times.step))
 
 
 def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...]:
