@@ -53,6 +53,13 @@ class Comparison(Record):
     """Kinds of operators that were judged in full float32, where measured and timed steps may use TensorFloat-32."""
     unjudged: tuple[str, ...] = ()
     """Attributes left out of it: two runs of the baseline do not agree about them either."""
+    hidden_state: tuple[str, ...] = ()
+    """Blocks that leave another step behind where they run more often, though all known state was put back."""
+    n_probes: int = 0
+    """How often each block ran for `hidden_state`; 0: not probed."""
+    not_probed_because: str = ""
+    not_walked: tuple[str, ...] = ()
+    """Attributes that hold more objects than are looked at."""
     rng: tuple[RngDiff, ...] = ()
     eval_output: TensorDiff | None = None
     masks: tuple[MaskDiff, ...] = ()
@@ -129,6 +136,7 @@ class Comparison(Record):
         wrong = [diff for diff in self.of_state if diff.verdict == "different"]
         named = [diff.place for diff in wrong if diff is not self.eval_output]
         named += [f"generator {diff.generator}" for diff in self.rng if not diff.equal]
+        named += [f"state that no list names in {block}" for block in self.hidden_state]
         return tuple(dict.fromkeys(named)) or tuple(diff.name for diff in wrong)
 
     @cached_property

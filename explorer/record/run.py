@@ -23,6 +23,8 @@ Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
 N_REPEATS = 5
 """Timed steps, where nobody says."""
 
+MOST_PROBES = 10_000
+
 
 class RunSpec(Record):
     """One training step of one model under one policy."""
@@ -48,6 +50,8 @@ class RunSpec(Record):
     """fqns whose parameters need no gradient, all that is below included."""
     n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
+    n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = 0
+    """Runs of each recomputed block before a probed step; 0: as many as the time of one step allows."""
     n_threads: Annotated[int, Meta(ge=1, le=1024)] = 1
     """CPU threads; pinned, because two threads round differently from one."""
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0

@@ -38,6 +38,7 @@ from explorer.record.comparison import Comparison
 from explorer.record.diffs import Verdict
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import MOST_PROBES
 
 _CODES: dict[Verdict, int] = {
     "bitwise equal": EQUAL,
@@ -61,6 +62,13 @@ class CompareOptions:
     quick: Annotated[
         bool, typer.Option("--quick", help="Gradients and buffers only: no rerun, no float64 reference, no audit.")
     ] = False
+    n_probes: Annotated[
+        int,
+        typer.Option(
+            "--probe", min=0, max=MOST_PROBES, metavar="N", show_default=False,
+            help="Runs of each recomputed block in search of hidden state; without it, as the time of a step allows.",
+        ),
+    ] = 0  # fmt: skip
 
 
 @verb
@@ -76,7 +84,7 @@ def compare(
     """The step with and without a policy. Exit 0: bitwise equal or rounding; 1: different; 2: could not run;
     3: gradients equal, state moved twice."""
     ref = options.ref(model)
-    baseline = step.spec(ref, KEEP_ALL, seed=options.seed)
+    baseline = msgspec.structs.replace(step.spec(ref, KEEP_ALL, seed=options.seed), n_probes=only.n_probes)
     check_writable(keep.save, only.out)
     with worker() as engine:
         graph = describe(engine, ref, options.seed, baseline.device)

@@ -16,7 +16,7 @@ from torch import Tensor
 from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.engine.compare.outcome import Outcome, Yardsticks
 from explorer.engine.world.images import leaves, same_state, short
-from explorer.engine.world.remembered import StateKey
+from explorer.engine.world.remembered import BEYOND, StateKey
 from explorer.record.diffs import Presence, StateDiff, TensorDiff
 
 Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
@@ -29,6 +29,13 @@ def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
         key for left, right in pairs for key in left.keys() | right.keys()
         if not same_state(left.get(key), right.get(key))
     )  # fmt: skip
+
+
+def not_walked(outcome: Outcome) -> Iterator[StateKey]:
+    """Attributes of which a limit left something out."""
+    for key, value in (outcome.states[-1] if outcome.states else {}).items():
+        if any(part == BEYOND for _, part in leaves(value) if isinstance(part, str)):
+            yield key
 
 
 def carried(

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from explorer.engine.compare.carried import carried, n_looked_at, names, unstable
+from explorer.engine.compare.carried import carried, n_looked_at, names, not_walked, unstable
 from explorer.engine.compare.diffs import differences
 from explorer.engine.compare.draws import DrawWatch
 from explorer.engine.compare.module_state import StateAudit
@@ -27,6 +27,7 @@ from explorer.engine.compare.outcome import (
     same_gradients,
     take,
 )
+from explorer.engine.compare.probe import probe
 from explorer.engine.compare.reference import coarsest_epsilon, reference
 from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
@@ -79,6 +80,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     """
     _same_but_for_the_policy(baseline, candidate)
     meter = Meter(report)
+    probed = probe(baseline, candidate, report) if full and baseline.plan is None and candidate.plan is None else {}
     measured = measure_pair(baseline, candidate, meter)
     failed = _first_failure(*measured)
     comparison = Comparison(baseline=measured[0], candidate=measured[1], failure=failed)
@@ -87,7 +89,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     coarse = tf32_kinds() if baseline.device == "cuda" else ()
     with left_as_found(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
         judged = equivalence(baseline, candidate, full=full, meter=meter)
-    judged["without_tf32"] = coarse
+    judged |= {"without_tf32": coarse, **probed}
     return with_causes(msgspec.structs.replace(comparison, **judged))
 
 
@@ -97,7 +99,17 @@ def with_causes(comparison: Comparison) -> Comparison:
     if comparison.verdict in ("different", "state moved") and spec.policy.units:
         with suppress(Exception):  # what runs may still not be described: causes are read without hazards then
             fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
-    return msgspec.structs.replace(comparison, causes=causes(comparison, fired))
+    return msgspec.structs.replace(comparison, causes=(*_hidden(comparison), *causes(comparison, fired)))
+
+
+def _hidden(comparison: Comparison) -> tuple[str, ...]:
+    """A cause for each finding of the probe."""
+    return tuple(
+        f"{block} leaves another step behind after {comparison.n_probes} more runs, with all known state put back: it "
+        "remembers its calls where no list looks (a file, an installed package, an iterator). Ask "
+        "explorer.is_recomputing() before that state moves."
+        for block in comparison.hidden_state
+    )
 
 
 def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | None:
@@ -152,6 +164,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     except Exception as error:  # whatever a stranger's model raises when it runs again
         return {**fields, "failure": failure_in_words(error, trainee.model)}
     yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
+    fields["not_walked"] = names(not_walked(base))
     fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
     return _moved_again(fields | side_by_side(base, cand, yardsticks))
 

@@ -39,7 +39,11 @@ _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose things hold a user's data."""
 _MAX_THINGS = 200_000
+_MAX_ITEMS = 100_000
+"""Of a longer container the plain values are read and no objects: what stands beside it is still reached."""
 _NOT_WALKED = "not walked"
+BEYOND = "beyond the walk"
+"""Image of what a limit leaves out: two of them are equal and prove nothing."""
 
 
 def read_state(model: nn.Module, *, whole: bool = False) -> State:
@@ -54,7 +58,7 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
             if buffer is not None:
                 state[fqn, name, "buffer"] = _tensor(buffer)
         for name, value in vars(module).items():
-            if name not in _OWN and not isinstance(value, torch.Generator):  # the RNG report has those
+            if not _is_torchs(name) and not isinstance(value, torch.Generator):  # the RNG report has those
                 state[fqn, name, "attribute"] = walk.frozen(value)
         walk.meet(type(module))
         if whole:
@@ -106,7 +110,7 @@ class Walk:
         if id(value) in self._images:
             return self._images[id(value)]
         if len(self._held) > _MAX_THINGS:
-            return _NOT_WALKED
+            return BEYOND
         self._held.append(value)  # so that no other thing gets its id
         self._images[id(value)] = _NOT_WALKED  # until it is: a thing may hold itself
         self._images[id(value)] = image = self._image(value)
@@ -126,13 +130,14 @@ class Walk:
 
     def _contents(self, value: Any) -> Any:
         """Image of what a container holds; None for what is no container."""
+        if not isinstance(value, (Mapping, set, frozenset, list, tuple, deque, array)):
+            return None
+        frozen = self.frozen if len(value) <= _MAX_ITEMS else _beyond
         if isinstance(value, Mapping):
-            return {_label(key, i): self.frozen(item) for i, (key, item) in enumerate(list(value.items()))}
+            return {_label(key, i): frozen(item) for i, (key, item) in enumerate(list(value.items()))}
         if isinstance(value, (set, frozenset)):
-            return [len(value), *sorted((self.frozen(item) for item in value), key=repr)]
-        if isinstance(value, (list, tuple, deque, array)):
-            return [len(value), *map(self.frozen, value)]
-        return None
+            return [len(value), *sorted((frozen(item) for item in value), key=repr)]
+        return [len(value), *map(frozen, value)]
 
     def of_parameter(self, parameter: nn.Parameter) -> Any:
         """Whether it is trained, what somebody wrote on it, and what its hooks hold: clipping, an optimizer."""
@@ -190,7 +195,7 @@ class Walk:
             return _array(value, self.frozen)
         if kind.__module__ == "itertools" or isinstance(value, (enum.Enum, bytearray, torch.dtype, torch.device)):
             return repr(value)
-        if isinstance(value, Iterator):
+        if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
             return [kind.__qualname__, operator.length_hint(value, -1)]
         if isinstance(value, (type, types.ModuleType, RemovableHandle)) or _is_plumbing(kind):
             return kind.__qualname__
@@ -208,6 +213,10 @@ class Walk:
 def frozen(value: Any) -> Any:
     """One value as plain data that later changes cannot reach."""
     return Walk(nn.Module()).frozen(value)
+
+
+def _beyond(value: Any) -> Any:
+    return _number(value) if value is None or isinstance(value, (bool, str, bytes, numbers.Number)) else BEYOND
 
 
 def _number(value: Any) -> Any:
@@ -233,6 +242,11 @@ def _array(value: Any, walk: Any) -> Any:
         return torch.from_numpy(value.copy())
     except TypeError:  # text, dates: types that torch has not
         return [str(value.dtype), str(value.shape), value.tobytes()]
+
+
+def _is_torchs(name: str) -> bool:
+    """Attributes that torch gives a module, compiled ones included: addresses and wrappers of the model itself."""
+    return name in _OWN or name.startswith("_torchdynamo_") or name == "dynamo_ctx"
 
 
 def _is_plumbing(kind: type) -> bool:

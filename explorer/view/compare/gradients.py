@@ -141,6 +141,10 @@ def unjudged_sentence(comparison: Comparison) -> str:
         clauses.append(f"Not judged, two runs of the baseline differ there: {listed(names, MAX_MOVED)}")
     if kinds := comparison.without_tf32:
         clauses.append(f"Judged in full float32; the timed steps may use TF32 for {', '.join(kinds)}")
+    if left_out := comparison.not_walked:
+        clauses.append(f"Too many objects to look at each: {listed(left_out, MAX_MOVED)}")
+    if because := comparison.not_probed_because:
+        clauses.append(f"Not probed for hidden state: {because.rstrip('.')}")
     return ". ".join(clauses)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch import Tensor, nn
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.model.twin import is_same_start, twin
+from explorer.engine.model.twin import is_same_start, left_behind, twin
 from explorer.engine.step import forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
+from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 from tests.engine import carried_nets, trap_nets
 
@@ -62,3 +65,24 @@ def test_modes_and_attributes_belong_to_the_start() -> None:
     other = load(trap_nets.ref("plain_counter"))
     other.model[1].eval()  # type: ignore[index]
     assert not is_same_start(loaded, other)
+
+
+@pytest.mark.parametrize("place", ["whole", "block", "in place", "function"])
+def test_a_compiled_model_is_built_the_same_twice(place: str) -> None:
+    """Torch writes addresses of the model on what it compiles."""
+    loaded = load(ModelRef(target=f"{__file__}:compiled", arguments={"place": place}))
+    assert is_same_start(loaded, load(loaded.ref))
+    assert not left_behind(loaded.model, load(loaded.ref).model)
+    assert not twin(loaded, seed=0).left_behind
+
+
+def compiled(place: str) -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4))
+    if place == "block":
+        model[0] = torch.compile(model[0], backend="eager")  # type: ignore[assignment]
+    elif place == "in place":
+        model[0].compile(backend="eager")
+    elif place == "function":
+        model.scale = torch.compile(torch.relu, backend="eager")  # type: ignore[assignment]
+    whole = torch.compile(model, backend="eager") if place == "whole" else model
+    return whole, torch.randn(2, 4)  # type: ignore[return-value]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from explorer.engine.world.images import same_state
-from explorer.engine.world.remembered import frozen, read_state
+from explorer.engine.world.remembered import BEYOND, frozen, read_state
 
 
 class InSlots:
@@ -72,3 +72,26 @@ def test_what_torch_has_freed_is_not_read() -> None:
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)
     assert frozen(tensor) == "freed (3,)" and frozen(torch.ones(2, device="meta")) == "meta (2,)"
+
+
+def test_what_stands_behind_many_objects_is_reached_and_what_is_left_out_is_marked() -> None:
+    image = frozen({"memory": [[i] for i in range(100_001)], "numbers": list(range(100_001)), "behind": [[1]]})
+    assert image["memory"][1] == BEYOND and image["numbers"][-1] == 100_000 and image["behind"] == [1, [1, 1]]
+
+
+def test_an_iterator_with_attributes_is_an_object() -> None:
+    class Schedule:
+        step = 0
+
+        def __iter__(self) -> Schedule:
+            return self
+
+        def __next__(self) -> int:
+            self.step += 1
+            return self.step
+
+    schedule = Schedule()
+    next(schedule)
+    before = frozen(schedule)
+    next(schedule)
+    assert not same_state(before, frozen(schedule))

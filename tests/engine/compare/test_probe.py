@@ -1,0 +1,65 @@
+"""State that no list names is found by what it does; a block without it leaves the same step, however often it runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from explorer.engine.compare.compare import compare
+from explorer.engine.compare.probe import FEWEST, MOST, ProbedStep, probe, probed_step
+from explorer.record.policy import Policy
+from explorer.record.progress import silent
+from explorer.record.run import RunSpec
+from tests.engine import hidden_nets
+
+BLOCKS = ("0", "1", "2")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    yield
+    os.environ.pop("HIDDEN_NETS_CALLS", None)
+    sys.modules.pop("hidden_manager", None)
+
+
+def steps(kind: str, **options: int) -> tuple[ProbedStep, ProbedStep]:
+    """The step of a build whose blocks did not run again, and of one whose blocks did."""
+    spec = RunSpec(model=hidden_nets.ref(kind), **options)  # type: ignore[arg-type]
+    plain = probed_step(spec, (), BLOCKS, 0.0, silent)
+    return plain, probed_step(spec, BLOCKS, BLOCKS, 0.0, silent)
+
+
+@pytest.mark.parametrize("kind", [hidden.__name__ for hidden in hidden_nets.HIDDEN])
+def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
+    plain, probed = steps(kind)
+    assert probed.n_runs > hidden_nets.FIRST_CALL
+    assert plain.left != probed.left and not probed.not_put_back
+
+
+@pytest.mark.parametrize("kind", [harmless.__name__ for harmless in hidden_nets.HARMLESS])
+def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
+    plain, probed = steps(kind)
+    assert plain.n_runs == 0 and FEWEST <= probed.n_runs <= MOST
+    assert plain.left == probed.left and not probed.not_put_back
+
+
+def test_a_number_of_runs_is_kept() -> None:
+    assert steps("nothing", n_probes=70)[1].n_runs == 70
+
+
+def test_a_comparison_names_the_block_and_is_not_green() -> None:
+    """Through clean processes: what an earlier run moved in this one is not there."""
+    spec = RunSpec(model=hidden_nets.ref("installed_package"), n_repeats=0)
+    policed = RunSpec(model=spec.model, n_repeats=0, policy=Policy.recompute(BLOCKS))
+    comparison = compare(spec, policed)
+    assert comparison.hidden_state == ("1",) and comparison.n_probes > hidden_nets.FIRST_CALL
+    assert comparison.verdict == "state moved" and "state that no list names in 1" in comparison.moved_twice
+
+
+def test_a_model_that_cannot_run_is_no_finding() -> None:
+    spec = RunSpec(model=hidden_nets.ref("no such kind"))
+    found = probe(spec, RunSpec(model=spec.model, policy=Policy.recompute(BLOCKS)), silent)
+    assert "hidden_state" not in found and found["not_probed_because"]

@@ -1,0 +1,260 @@
+"""Blocks that count their calls where no list looks, and act on the count late; and blocks that only look like it."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import importlib
+import logging
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import explorer
+from explorer.record.graph import ModelRef
+
+FIRST_CALL = 24
+"""Calls without an effect: step 9 bare, step 5 recomputed."""
+
+_CONTEXT = contextvars.ContextVar("calls", default=0)
+
+
+class Manager:
+    calls = 0
+
+
+class Descriptor:
+    calls = 0
+
+    def __get__(self, owner: object, kind: object = None) -> int:
+        if owner is not None:
+            self.calls += 1
+        return self.calls
+
+
+class Block(nn.Module):
+    described = Descriptor()
+
+    def __init__(self, count: Callable[[Any], int]) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.count = count
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x).relu() * (1.5 if self.count(self) > FIRST_CALL else 1.0)
+
+
+def _package() -> Any:
+    """A package that lies where pip installs them."""
+    if "hidden_manager" not in sys.modules:
+        with tempfile.TemporaryDirectory() as folder:
+            packages = Path(folder) / "site-packages"
+            packages.mkdir()
+            (packages / "hidden_manager.py").write_text("N = 0\ndef tick():\n    global N\n    N += 1\n    return N\n")
+            sys.path.insert(0, str(packages))
+            importlib.import_module("hidden_manager")
+            sys.path.remove(str(packages))
+    return sys.modules["hidden_manager"]
+
+
+def replaced_forward(block: Block) -> None:
+    calls = 0
+
+    def forward(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return block.fc(x).relu() * (1.5 if calls > FIRST_CALL else 1.0)
+
+    block.forward = forward  # type: ignore[method-assign]
+
+
+def partial_forward(block: Block) -> None:
+    def forward(calls: list[int], x: Tensor) -> Tensor:
+        calls[0] += 1
+        return block.fc(x).relu() * (1.5 if calls[0] > FIRST_CALL else 1.0)
+
+    block.forward = functools.partial(forward, [0])  # type: ignore[method-assign]
+
+
+def installed_package(block: Block) -> None:
+    package = _package()
+    package.N = 0
+    block.count = lambda _: package.tick()
+
+
+def class_as_value(block: Block) -> None:
+    block.kind = type("Kind", (), {"calls": 0})  # type: ignore[assignment]
+
+    def count(one: Any) -> int:
+        one.kind.calls += 1
+        return int(one.kind.calls)
+
+    block.count = count
+
+
+def module_as_value(block: Block) -> None:
+    block.config = types.ModuleType("config")  # type: ignore[assignment]
+    block.config.calls = 0  # type: ignore[union-attr, assignment]
+
+    def count(one: Any) -> int:
+        one.config.calls += 1
+        return int(one.config.calls)
+
+    block.count = count
+
+
+def generator_function(block: Block) -> None:
+    def schedule() -> Iterator[int]:
+        calls = 0
+        while True:
+            yield (calls := calls + 1)
+
+    block.schedule = schedule()  # type: ignore[assignment]
+    block.count = lambda one: next(one.schedule)
+
+
+def descriptor(block: Block) -> None:
+    vars(Block)["described"].calls = 0
+    block.count = lambda one: one.described
+
+
+def context_variable(block: Block) -> None:
+    _CONTEXT.set(0)
+
+    def count(_: Any) -> int:
+        _CONTEXT.set(_CONTEXT.get() + 1)
+        return _CONTEXT.get()
+
+    block.count = count
+
+
+def shared_value(block: Block) -> None:
+    block.shared = multiprocessing.Value("i", 0)  # type: ignore[assignment]
+
+    def count(one: Any) -> int:
+        one.shared.value += 1
+        return int(one.shared.value)
+
+    block.count = count
+
+
+def in_a_file(block: Block) -> None:
+    file = tempfile.TemporaryFile("w+")  # noqa: SIM115
+    file.write("0")
+
+    def count(_: Any) -> int:
+        file.seek(0)
+        calls = int(file.read()) + 1
+        file.seek(0)
+        file.write(str(calls))
+        return calls
+
+    block.count = count
+
+
+def environment(block: Block) -> None:
+    os.environ["HIDDEN_NETS_CALLS"] = "0"
+
+    def count(_: Any) -> int:
+        os.environ["HIDDEN_NETS_CALLS"] = str(int(os.environ["HIDDEN_NETS_CALLS"]) + 1)
+        return int(os.environ["HIDDEN_NETS_CALLS"])
+
+    block.count = count
+
+
+def among_many_objects(block: Block) -> None:
+    block.memory = [[i] for i in range(100_001)]  # type: ignore[assignment]
+
+    def count(one: Any) -> int:
+        one.memory[-1][0] += 1
+        return int(one.memory[-1][0]) - 100_000
+
+    block.count = count
+
+
+def cache_statistics(block: Block) -> None:
+    cached = functools.lru_cache(lambda x: x)
+
+    def count(_: Any) -> int:
+        cached(1)
+        return cached.cache_info().hits
+
+    block.count = count
+
+
+def attribute_of_a_buffer(block: Block) -> None:
+    block.register_buffer("table", torch.ones(2))
+    block.table.calls = 0  # type: ignore[union-attr]
+
+    def count(one: Any) -> int:
+        one.table.calls += 1
+        return int(one.table.calls)
+
+    block.count = count
+
+
+HIDDEN = (replaced_forward, partial_forward, installed_package, class_as_value, module_as_value, generator_function,
+          descriptor, context_variable, shared_value, in_a_file, environment, among_many_objects, cache_statistics,
+          attribute_of_a_buffer)  # fmt: skip
+
+
+def nothing(block: Block) -> None:
+    block.count = lambda _: 0
+
+
+def dropout_and_norm(block: Block) -> None:
+    nothing(block)
+    block.fc = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.3))  # type: ignore[assignment]
+
+
+def timers_and_logs(block: Block) -> None:
+    def count(one: Any) -> int:
+        one.seconds = time.perf_counter()
+        logging.getLogger("hidden_nets").debug("called")
+        one.log.append(one.seconds)
+        return 0
+
+    block.log = []  # type: ignore[assignment]
+    block.count = count
+
+
+def memo(block: Block) -> None:
+    cached = functools.lru_cache(lambda width: float(width))
+    held: collections.OrderedDict[int, float] = collections.OrderedDict()
+    block.count = lambda one: int(cached(4) * 0 + held.setdefault(4, 0.0))
+
+
+def guarded(block: Block) -> None:
+    """Right under a policy: a recompute does not count."""
+    package = _package()
+    package.N = 0
+    block.count = lambda _: 0 if explorer.is_recomputing() else package.tick() and 0
+
+
+def counted_without_effect(block: Block) -> None:
+    installed_package(block)
+    tick = block.count
+    block.count = lambda one: tick(one) and 0
+
+
+HARMLESS = (nothing, dropout_and_norm, timers_and_logs, memo, guarded, counted_without_effect)
+
+
+def net(kind: str, n: int = 3, at: int = 1) -> tuple[nn.Module, Tensor]:
+    blocks = [Block(lambda _: 0) for _ in range(n)]
+    {each.__name__: each for each in (*HIDDEN, *HARMLESS)}[kind](blocks[at])
+    return nn.Sequential(*blocks), torch.randn(8, 4)
+
+
+def ref(kind: str) -> ModelRef:
+    return ModelRef(target=f"{__file__}:net", arguments={"kind": kind})
