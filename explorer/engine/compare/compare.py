@@ -134,7 +134,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     if trainee.left_behind:
         return {"reproducible": False, "not_reproducible_because": trainee.left_behind}
     base = take(trainee, full=full)
-    fields: dict[str, Any] = {}
+    fields: dict[str, Any] = {"not_walked": names(not_walked(base))}
     rerun = exact = None
     own_changes = unjudged = frozenset[StateKey]()
     if full:
@@ -164,7 +164,6 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
     except Exception as error:  # whatever a stranger's model raises when it runs again
         return {**fields, "failure": failure_in_words(error, trainee.model)}
     yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
-    fields["not_walked"] = names(not_walked(base))
     fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
     return _moved_again(fields | side_by_side(base, cand, yardsticks))
 
