@@ -104,10 +104,8 @@ class StandIn(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__self__.__name__ if func.__name__ in ("__get__", "__set__") else func.__name__
-        if name in _CONVERSIONS and isinstance(args[0], StandIn):
-            empty = torch.empty(0, dtype=args[0].dtype, device=args[0].device)
-            if func(empty, *args[1:], **(kwargs or {})) is empty:
-                return args[0]
+        if _returns_what_it_is_given(func, args, kwargs or {}):
+            return args[0]
         if name not in _ASKED_OF_SHAPES:
             _read(name, args, kwargs)
         with torch._C.DisableTorchFunctionSubclass():
@@ -235,6 +233,18 @@ def _is(expected: Any, actual: Any, ahead: _Ahead | None) -> bool:
     return expected is actual or (
         type(expected) is type(actual) and isinstance(actual, _CONSTANTS) and expected == actual
     )
+
+
+def _returns_what_it_is_given(func: Any, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    """Whether `func` converts nothing, or drops nothing."""
+    if not args or not isinstance(args[0], StandIn):
+        return False
+    if func is torch.nn.functional.dropout:  # on an empty tensor it does nothing at any rate
+        return kwargs.get("p") == 0 or kwargs.get("training") is False
+    if func.__name__ not in _CONVERSIONS:
+        return False
+    empty = torch.empty(0, dtype=args[0].dtype, device=args[0].device)
+    return func(empty, *args[1:], **kwargs) is empty
 
 
 def _read(by: str, args: Any, kwargs: Any) -> NoReturn:

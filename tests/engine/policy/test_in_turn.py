@@ -70,13 +70,16 @@ class ByKeyword(Net):
 
 
 class Converting(Net):
-    """Conversions between blocks that convert nothing, as diffusers writes them."""
+    """Conversions between blocks that convert nothing, and dropout that drops nothing: diffusers and BART have them."""
+
+    rate = 0.0
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.stem(x)
         args, keywords = self.arguments(x)
         for block in self.blocks:
             x = block(x, *args, **keywords).to(dtype=torch.float32).type_as(args[0]).float()
+            x = nn.functional.dropout(x, p=self.rate)
         return self.head(x)
 
 
@@ -422,6 +425,14 @@ def test_a_model_that_does_more_in_between_is_refused_in_a_sentence(case: str, w
     assert "recomputed as one segment" in caught.value.sentence and "one by one" in caught.value.hint
     with torch.no_grad():
         model(torch.randn(16, 8))
+
+
+def test_dropout_between_blocks_of_a_segment_is_refused() -> None:
+    model = made(Converting)
+    model.rate = 0.5  # type: ignore[assignment]
+    apply_policy(model, Policy.recompute(TWO))
+    with pytest.raises(InvalidPolicy, match="and dropout reads it"):
+        bits(model)
 
 
 def test_hidden_states_that_nobody_reads_may_be_collected() -> None:
