@@ -74,11 +74,10 @@ def _boxes(spans: list[tuple[float, float]], bottom: float, top: float) -> tuple
 def _strip(phase: Phase, spans: list[tuple[float, float]], *, named: bool) -> go.Scatter:
     xs, ys = _boxes(spans, STRIP_BOTTOM, STRIP_TOP)
     colour = PHASE_COLOURS[phase]
-    fill = translucent(colour, 0.75)
     return go.Scatter(
         x=xs, y=ys, yaxis="y2", name=phase, showlegend=named, mode="lines", fill="toself", hoverinfo="skip",
-        line={"width": 0, "color": colour}, fillcolor=fill,
-        fillpattern={"shape": PHASE_PATTERNS[phase], "fgcolor": "white", "bgcolor": fill, "size": 6},
+        line={"width": 0, "color": colour}, fillcolor=colour,
+        fillpattern={"shape": PHASE_PATTERNS[phase], "fgcolor": "white", "bgcolor": colour, "size": 6},
     )  # fmt: skip
 
 
