@@ -21,6 +21,7 @@ from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
+from explorer.view.pipeline.headline import prices_held
 from explorer.view.words import pipeline as words
 
 ALL_MICROBATCHES = "all microbatches"
@@ -110,6 +111,8 @@ def _schedule(known: Results) -> None:
     followed = follow if isinstance(follow, int) and follow < known.plan.n_microbatches else None
     draw(gantt.gantt(shown, predicted, follow=followed), key="pipeline_gantt")
     st.caption(words.LEGEND, help=f"{words.BUBBLE}\n\n{words.CRITICAL}\n\n{words.RANK}")
+    if run is not None and (spread := prices_held(run)):
+        st.caption(spread)
     for note in run.notes if run is not None else ():
         st.text(note)
     st.dataframe(

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from explorer.record import RunSpec
 from explorer.record.pipeline_run import PipelineRun
-from explorer.view.pipeline.headline import figures, fullest
+from explorer.view.pipeline.headline import figures, fullest, prices_held
 from tests import graphs
 from tests.pipelines import planned, ran
 
@@ -46,6 +46,20 @@ def test_a_run_is_held_against_its_prediction() -> None:
     assert peak.delta.startswith(f"predicted {peak.value}, + ") and peak.delta.endswith("optimizer")
     at_once = run_of(wall=run.composed)
     assert figures(at_once, None, PLAN, before=None)[0].delta.endswith("with free links")
+
+
+@pytest.mark.parametrize(("scale", "words"), [(1.0, ""), (0.6, "less busy"), (1.6, "busier")])
+def test_a_price_that_was_taken_at_another_load_is_named(scale: float, words: str) -> None:
+    run = run_of()
+    assert run.composed is not None and run.predicted is not None
+    price = tuple(replace(one, end_ms=one.start_ms + 10.0) for one in run.composed.actions)
+    times = [10 * scale * (1.05 if one.kind == "B" else 1.0) for one in price]
+    took = tuple(replace(one, end_ms=one.start_ms + ms) for one, ms in zip(price, times, strict=True))
+    run = replace(run, composed=replace(run.composed, actions=took), predicted=replace(run.predicted, actions=price))
+    sentence = prices_held(run)
+    assert f"×{scale:.2f} to ×{1.05 * scale:.2f}" in sentence
+    assert ("than when the price was taken" in sentence) == bool(words) and words in sentence
+    assert prices_held(replace(run, predicted=None)) == ""
 
 
 @pytest.mark.parametrize(("n_moved", "words"), [(0, "bitwise equal to unsplit"), (2, "bitwise equal; 2 different")])
