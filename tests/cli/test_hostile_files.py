@@ -136,6 +136,7 @@ def test_reports_of_hostile_runs_load_nothing(trap: Trap, tmp_path: Path, engine
     assert not trap.mark.exists() and not engine.jobs
 
 
+@pytest.mark.slow
 def test_verbs_with_hostile_files_load_the_model_of_the_command_line_alone(
     trap: Trap, tmp_path: Path, engine: Refusing
 ) -> None:

@@ -77,6 +77,7 @@ def small_numbers(n: int, padding: int) -> bytes:
     return packed(to_msgpack(StoredRecord(kind="measurement", name="n", created=1.0, record=record)))
 
 
+@pytest.mark.slow
 def test_a_small_file_takes_little_memory(tmp_path: Path) -> None:
     """Zeros without end, just below the ratio, and numbers that grow when they are read: refused in a small process."""
     million = bytes(10**6)

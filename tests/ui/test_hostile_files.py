@@ -85,6 +85,7 @@ def links(trap: Trap, text: str) -> list[dict[str, str]]:
     return [address.to_query(spec), address.to_query(own), {"model": text, **readable}, readable]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_links_load_nothing_that_is_not_offered(page: str, trap: Trap, at_page: Callable[..., AppTest]) -> None:
     function, factory, _, weights = trap.texts
@@ -93,6 +94,7 @@ def test_links_load_nothing_that_is_not_offered(page: str, trap: Trap, at_page: 
     assert not trap.mark.exists()
 
 
+@pytest.mark.slow
 def test_hostile_runs_are_listed_opened_and_reported(trap: Trap, at_page: Callable[..., AppTest], store: Store) -> None:
     records: dict[str, Any] = {**KINDS, "measurement": measured(), "comparison": compared()}
     assert {type(record) for record in records.values()} == set(run_file.KINDS.values())
