@@ -9,7 +9,7 @@ Presets are offered as a whole beside them, with whatever segments they have: a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,13 +67,18 @@ def offered_whole(graph: ModelGraph) -> list[tuple[Unit, ...]]:
 
 
 def chains(graph: ModelGraph) -> list[Fqns]:
-    """Blocks that hand on to each other, in order of execution: those that presets count, and what lies between."""
+    """Blocks that hand on to each other, in order of execution: what presets count with what lies between, or the
+    graph's own chain where that has the longer stretch."""
     counted = {fqn for unit in counted_units(graph) for fqn in unit}
     around = {above for fqn in counted for above in lineage(fqn)}
     between = {fqn for fqn in graph.chain if fqn not in around and counted.isdisjoint(lineage(fqn))}
-    blocks = [block for block in graph.blocks if block.fqn in counted or (block.fqn in between and block.n_calls)]
-    stretches = runs([(block.fqn,) for block in blocks], graph)
-    return [tuple(fqn for unit in stretch for fqn in unit) for stretch in stretches]
+    levels = [_stretches(graph, level) for level in (counted | between, set(graph.chain))]
+    return max(levels, key=lambda level: max(map(len, level), default=0))
+
+
+def _stretches(graph: ModelGraph, fqns: Collection[str]) -> list[Fqns]:
+    blocks = [(block.fqn,) for block in graph.blocks if block.fqn in fqns and block.n_calls]
+    return [tuple(fqn for unit in stretch for fqn in unit) for stretch in runs(blocks, graph)]
 
 
 def _of_few_lengths(chains: Sequence[Fqns]) -> Iterator[Fqns]:

@@ -119,8 +119,9 @@ def points(run: Measurement, graph: ModelGraph, policies: Iterable[Policy]) -> l
     return [(one.step_peak_bytes or 0, (one.time_ratio or 0.0) - 1) for one in forecasts]
 
 
-def is_the_best_of(planner: Planner, every: Sequence[tuple[int, float]]) -> None:
+def is_the_best_of(planner: Planner, every: Sequence[tuple[int, float]], n_blocks: int) -> None:
     lowest, highest = min(peak for peak, _ in every), planner.keep_all_bytes
+    assert planner.floor().certificate.n_segments == n_blocks * (n_blocks - 1) // 2, "every stretch is a candidate"
     for share in (0.9, 0.7, 0.5, 0.3, 0.1, 0.0):
         budget = round(lowest + share * (highest - lowest))
         plan = planner.within(budget)
@@ -161,7 +162,7 @@ def unequal(n: int, seed: int, *, saved: int = 0) -> list[Size]:
 )
 def test_no_partition_into_segments_beats_the_plan(sizes: list[Size]) -> None:
     graph, run = chain_of(sizes)
-    is_the_best_of(Planner(run, graph), points(run, graph, map(policy_of, partitions(len(sizes)))))
+    is_the_best_of(Planner(run, graph), points(run, graph, map(policy_of, partitions(len(sizes)))), len(sizes))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -177,7 +178,7 @@ def test_no_choice_of_segments_and_of_modules_beats_the_plan(seed: int) -> None:
         for taken in itertools.product((False, True), repeat=len(free)):
             inside = [Unit(blocks=(f"body.{i}.act",)) for i, one in zip(free, taken) if one]
             policies.append(Policy(units=(*policy_of(segments).units, *inside)))
-    is_the_best_of(Planner(run, graph), points(run, graph, policies))
+    is_the_best_of(Planner(run, graph), points(run, graph, policies), 5)
 
 
 BY_HAND = {0.6: [17], 0.5: [11, 10], 0.4: [9, 9, 8], 0.35: [8, 8, 5, 6, 4]}
