@@ -125,7 +125,7 @@ class Planner:
     def floor(self) -> Plan:
         """The lowest peak that can be reached, as cheaply as it can."""
         if self._floor is None:
-            self._floor = self._lowest(None)
+            self._floor = self._lowest(None, seconds=self._seconds / 2)
         return self._floor
 
     def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
