@@ -19,6 +19,7 @@ from explorer.engine.compare.rerun_draws import RerunDraws
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.policy.plain import checkpointing_off
+from explorer.engine.watch.uncompiled import compiler_off
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.errors import BadInput
@@ -123,7 +124,7 @@ def _put_back(model: nn.Module) -> Iterator[FoundModel]:
 
     hook = register_optimizer_step_pre_hook(about_to_step)
     try:
-        with left_as_found(), FoundModel(model, model.modules()) as model_before:
+        with compiler_off(), left_as_found(), FoundModel(model, model.modules()) as model_before:
             model_before.put_back()
             yield model_before
     finally:

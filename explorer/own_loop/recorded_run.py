@@ -11,6 +11,7 @@ from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner, parse_budget
+from explorer.plan.why.caveats import beside_peak
 from explorer.plan.why.own_reruns import own_reruns
 from explorer.plan.why.peak import explain_one
 from explorer.record.forecast import Forecast
@@ -82,7 +83,7 @@ class RecordedRun:
         )  # fmt: skip
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
-        return "\n  ".join([head, *self.why(), *([] if own_reruns(run) else [ran])])
+        return "\n  ".join([head, *self.why(), *([] if own_reruns(run) else [ran]), *beside_peak(run)])
 
 
 def _written(target: Path, content: bytes) -> Path:

@@ -29,6 +29,7 @@ from explorer.engine.device.rank import of_rank, rank_in_words
 from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.watch.here_only import HereOnly
+from explorer.engine.watch.uncompiled import never_compiled
 from explorer.errors import BadInput, ExplorerError, NotSaved, message_of
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
@@ -192,10 +193,13 @@ class Watch:
         self._leaving = self._model.register_forward_hook(HereOnly(self._left), always_call=True)
 
     def _left(self, model: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling():  # fullgraph=True refuses what cannot be traced
+            return
         error = sys.exc_info()[1]
         if isinstance(error, Exception):
             self.refused(error)
 
+    @never_compiled
     def _backward(self, *args: Any, **kwargs: Any) -> None:
         try:
             self._plain(*args, **kwargs)
@@ -208,6 +212,7 @@ class Watch:
             self.refused(error)
         (self._before or sys.__excepthook__)(kind, error, traceback)
 
+    @never_compiled
     def _found(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The first optimizer that holds parameters of the model is the one whose steps count."""
         held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
@@ -223,6 +228,7 @@ class Watch:
             optimizer = inner
         self._hooks.append(optimizer.register_step_post_hook(self._stepped))
 
+    @never_compiled
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.n_steps += 1
         run = self._end(None)

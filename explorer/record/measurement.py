@@ -135,6 +135,8 @@ class Measurement(Record):
     loss: float | None = None
     warnings: tuple[str, ...] = ()
     """What torch or the model said during the step."""
+    ran_as_written: bool = False
+    """Of origin `recorded`: compiled code (torch.compile) was called, and ran as its source is written."""
     failure: Failure | None = None
     free_memory_bytes: Count | None = None
     """What the device could still have given behind the steps; None: nobody said."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.diffs import MaskDiff
 from explorer.record.policy import Policy
 
@@ -48,7 +48,7 @@ class _Call:
         return self.last
 
 
-class DrawWatch(TorchDispatchMode):
+class DrawWatch(DispatchMode):
     """Collects draws inside the units of a policy while it is entered; `masks` holds the result."""
 
     def __init__(self, model: nn.Module, policy: Policy) -> None:

@@ -31,6 +31,7 @@ from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.compare.step_program import StepProgram, hooked, put_back, take_steps
 from explorer.engine.model.plain_names import plain_modules
 from explorer.engine.watch.checkpoint_error import failure_in_words
+from explorer.engine.watch.uncompiled import compiler_off
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import State, StateKey
@@ -132,7 +133,7 @@ def _equal_losses(base: Outcome, cand: Outcome) -> bool | None:
 def _in_float64(reference: StepProgram, base: Outcome, epsilon: float) -> tuple[Outcome | None, str]:
     exact = replace(reference, dtype=torch.float64)
     try:
-        with SameDraws(most_common_type(base.gradients)):
+        with compiler_off(), SameDraws(most_common_type(base.gradients)):
             outcome = take_steps(exact, lead=base)
     except Exception as error:  # a type written into the step, a kernel without float64
         return None, does_not_run(error)

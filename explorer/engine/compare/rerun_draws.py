@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.compare.draws import random_numbers
 from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.watch.uncompiled import DispatchMode
 
 
-class RerunDraws(TorchDispatchMode):
+class RerunDraws(DispatchMode):
     """Between enter and exit, around a step; `n_drawn` and `others` stand afterwards."""
 
     def __init__(self, model: nn.Module) -> None:

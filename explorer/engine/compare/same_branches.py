@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.watch.uncompiled import DispatchMode
 
 _RELU = "aten::relu"
 _MAX_POOL = "aten::max_pool2d_with_indices"
 
 
-class Branches(TorchDispatchMode):
+class Branches(DispatchMode):
     """While it is entered, decisions are noted."""
 
     def __init__(self) -> None:
@@ -36,7 +37,7 @@ class Branches(TorchDispatchMode):
         return out
 
 
-class SameBranches(TorchDispatchMode):
+class SameBranches(DispatchMode):
     """While it is entered, `decisions` are used up in the order they were made. Raises IndexError beyond the last."""
 
     def __init__(self, decisions: deque[Tensor]) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.watch.uncompiled import DispatchMode
 
 _DRAWS = frozenset({
     "aten::rand", "aten::randn", "aten::rand_like", "aten::randn_like", "aten::normal", "aten::normal_functional",
@@ -20,7 +21,7 @@ _DRAWS = frozenset({
 """Operators whose result is nothing but random numbers: drawn in another type they are the same numbers, rounded."""
 
 
-class SameDraws(TorchDispatchMode):
+class SameDraws(DispatchMode):
     """While it is entered, draws of float64 are made in `dtype` and widened."""
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -37,6 +37,7 @@ from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.storages import tensors_in_memory
 from explorer.engine.watch.tracker import Tracker
+from explorer.engine.watch.uncompiled import compiler_off, never_compiled
 from explorer.errors import BadInput
 from explorer.record.allocations import PHASES
 from explorer.record.failure import Failure
@@ -52,6 +53,11 @@ class _LoopTracker(Tracker):
 
     autocast: Autocast = "none"
     """As it was when the model was called."""
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """A step may begin inside a compiled region: its remaining frames are not to be marked, see uncompiled.py."""
+        return True
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
         if self._phase in (BETWEEN, OPTIMIZER) and not frame.reruns:
@@ -81,6 +87,7 @@ class LiveStep:
         segments = [unit.blocks[0] for unit in self._policy.units if len(unit.blocks) > 1]
         self._tracker = _LoopTracker(self._model, self.device.torch, self._tensors_before(), segments=segments)
         with ExitStack() as opened:
+            self._compiled = opened.enter_context(compiler_off())
             self._said = opened.enter_context(_heard())
             opened.enter_context(self._recorder)
             opened.callback(self._probe)
@@ -124,6 +131,7 @@ class LiveStep:
             uncounted_ops=uncounted(self._tracker),
             dtype=types_of(self._model),
             warnings=tuple(dict.fromkeys(told)),
+            ran_as_written=bool(self._compiled),
             failure=self._failure(error) if isinstance(error, Exception) else None,
             free_memory_bytes=self.device.free_bytes(),
         )
@@ -165,6 +173,7 @@ class LiveStep:
 def _borders(tracker: _LoopTracker) -> Iterator[None]:
     """Announces backward and optimizer while they run, and `between` behind them."""
 
+    @never_compiled
     def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):

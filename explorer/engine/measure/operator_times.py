@@ -14,13 +14,13 @@ from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.device.clocks import Clock
 from explorer.engine.step import OnPhase, Trainee, run_step
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.allocations import Phase
 
 
@@ -68,7 +68,7 @@ def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: 
     return times
 
 
-class _OperatorWatch(TorchDispatchMode):
+class _OperatorWatch(DispatchMode):
     """Listens to one step."""
 
     def __init__(self, clock: Clock) -> None:

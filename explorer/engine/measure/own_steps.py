@@ -7,6 +7,7 @@ What they move comes back at the end, and behind a step that was refused memory:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Self
 
 import msgspec
@@ -22,6 +23,7 @@ from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms
 from explorer.engine.model.describe import describe_step
 from explorer.engine.model.loaded import shapes
 from explorer.engine.policy.apply import apply_policy, policy_of
+from explorer.engine.watch.uncompiled import compiler_off
 from explorer.engine.world.found_step import FoundState, optimizers_of
 from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput
@@ -48,12 +50,16 @@ class OwnSteps:
         """Real steps so far; one that was left behind its forward counts."""
 
     def __enter__(self) -> Self:
-        self._found = FoundState(self._model, self._step)
-        self._drawn = RngState.capture(self._model)
+        with ExitStack() as opened:
+            opened.enter_context(compiler_off())
+            self._found = FoundState(self._model, self._step)
+            opened.callback(self._found.put_back)
+            self._drawn = RngState.capture(self._model)
+            self._open = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._found.put_back()
+        self._open.close()
 
     def graph(self) -> ModelGraph:
         """From a step that is left where its backward begins."""

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes, Frame
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.engine.world.rng import RngState
 from explorer.record.failure import Failure
 
@@ -68,7 +68,7 @@ def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
     return replace(failure, sentence=sentence) if sentence else failure
 
 
-class _Third(TorchDispatchMode):
+class _Third(DispatchMode):
     """The region once more: what it saves, in order, each as what made it."""
 
     def __init__(self, model: nn.Module) -> None:

@@ -15,7 +15,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from explorer.engine.watch.uncompiled import DispatchMode
 
 ADD = torch.ops.aten.add.Tensor
 ADD_IN_PLACE = torch.ops.aten.add_.Tensor
@@ -49,7 +50,7 @@ def references_of_the_last_holder() -> tuple[int, int, int] | None:
         return None
     seen: list[tuple[int, int, int]] = []
 
-    class Watch(TorchDispatchMode):
+    class Watch(DispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             if func is ADD and not torch.is_grad_enabled():
                 seen.append(_references(args, 0))

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import DataFlow, Place, dense
@@ -25,6 +24,7 @@ from explorer.engine.watch.flops import formula
 from explorer.engine.watch.handed import tensors_in
 from explorer.engine.watch.saved import let_go
 from explorer.engine.watch.turns import Turns
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.graph import Trait
 
 Identity = tuple[int, int]
@@ -75,7 +75,7 @@ class _Call:
     """How often each operator that the block runs itself has run, by name."""
 
 
-class Observation(TorchDispatchMode):
+class Observation(DispatchMode):
     """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit.
 
     With `lets_go` nothing is kept for a backward: forward needs little memory, and what takes gradients inside fails.

@@ -17,6 +17,7 @@ from torch import nn
 
 from explorer.engine.policy.recompute import observe_recompute
 from explorer.engine.watch.here_only import HereOnly
+from explorer.engine.watch.uncompiled import never_compiled
 
 
 class Listener(Protocol):
@@ -90,9 +91,11 @@ class BlockScopes:
     ) -> None:
         self._open.close()
 
+    @never_compiled
     def _before(self, block: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self._enter(block, (args, kwargs))
 
+    @never_compiled
     def _after(self, block: int, module: nn.Module, args: Any, output: Any) -> None:
         self._leave(block, output)
 

@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.watch.data_flow import dense
 from explorer.engine.watch.handed import Handed
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.statistics_use import StatisticsUse
+from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.engine.world.generators import generators_in_reach, get_position, identity, image, imported_numpy
 from explorer.engine.world.without_data import is_without_data
 from explorer.plan.names import lineage
@@ -63,7 +64,7 @@ class _Call:
         return key not in self.seeded
 
 
-class SecondRun(TorchDispatchMode):
+class SecondRun(DispatchMode):
     """Between enter and exit every call of a block of `model` is watched; afterwards `traits` has what was found.
 
     `streams`: those that are noted whether they moved or not.

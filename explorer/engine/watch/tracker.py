@@ -32,13 +32,13 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.watch.calls import CallLog
 from explorer.engine.watch.flops import formula
 from explorer.engine.watch.in_place import ADD, references_of_the_last_holder, sum_of_gradients
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.watch.storages import NONE, KnownTensor, Storages
+from explorer.engine.watch.uncompiled import DispatchMode, never_compiled
 from explorer.engine.watch.uncounted import is_uncounted
 from explorer.record.allocations import PHASES, Phase
 
@@ -66,7 +66,7 @@ class _Numbered(Frame):
         """Numbers in the CallLog of the blocks on the stack, NONE outside of forward."""
 
 
-class Tracker(TorchDispatchMode):
+class Tracker(DispatchMode):
     """Watches between enter and exit; the columns stand afterwards, also after an exception.
 
     Operators are numbered in order; `ops` holds OP_COLUMNS of each, one after another: kernels empty the processor's
@@ -141,6 +141,7 @@ class Tracker(TorchDispatchMode):
         del self._model
         self.scopes.modules.clear()
 
+    @never_compiled
     def on_phase(self, phase: Phase) -> None:
         """The step crosses a border; see `step.OnPhase`."""
         _wait()

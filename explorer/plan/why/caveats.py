@@ -22,7 +22,16 @@ def beside_peak(run: Measurement) -> tuple[str, ...]:
     log = run.allocations
     if log is None or not run.complete:
         return ()
-    return tuple(filter(None, (_nobodys(run), _of_the_library(log.ops), _one_draw(run))))
+    return tuple(filter(None, (_as_written(run), _nobodys(run), _of_the_library(log.ops), _one_draw(run))))
+
+
+def _as_written(run: Measurement) -> str:
+    if not run.ran_as_written:
+        return ""
+    return (
+        "torch.compile was off in this step alone, so that its blocks could be seen: compiled code ran as it is "
+        "written, and a compiled step has another peak."
+    )
 
 
 def _nobodys(run: Measurement) -> str:
