@@ -131,6 +131,11 @@ def _equal_losses(base: Outcome, cand: Outcome) -> bool | None:
 
 
 def _in_float64(reference: StepProgram, base: Outcome, epsilon: float) -> tuple[Outcome | None, str]:
+    if any(hasattr(parameter, "full_tensor") for parameter in reference.model.parameters()):
+        return (
+            None,
+            "The model is sharded: FSDP gathers parameters in the type in which it sharded them, not in float64.",
+        )
     exact = replace(reference, dtype=torch.float64)
     try:
         with compiler_off(), SameDraws(most_common_type(base.gradients)):

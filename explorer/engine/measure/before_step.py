@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -21,8 +21,7 @@ def tensors_before_step(
     known = []
     for name, parameter in model.named_parameters():
         known.append(KnownTensor(parameter, "parameter", owner(name)))
-        if parameter.grad is not None:
-            known.append(KnownTensor(parameter.grad, "gradient", owner(name)))
+    known += gradients(model)
     known += [KnownTensor(buffer, "buffer", owner(name)) for name, buffer in model.named_buffers()]
     for fqn, module in model.named_modules():
         plain = (value for value in vars(module).values() if isinstance(value, torch.Tensor))
@@ -30,6 +29,12 @@ def tensors_before_step(
     known += optimizer_tensors(model, optimizer)
     known += [KnownTensor(leaf, "input", "") for leaf in inputs if isinstance(leaf, torch.Tensor)]
     return known
+
+
+def gradients(model: nn.Module) -> list[KnownTensor]:
+    """Those that parameters hold now."""
+    named = model.named_parameters()
+    return [KnownTensor(one.grad, "gradient", owner(name)) for name, one in named if one.grad is not None]
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[KnownTensor]:
@@ -47,15 +52,10 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
 
 def storage_bytes(things: Iterable[KnownTensor], device: torch.device) -> int:
     """Bytes of their storages on `device`, each storage once."""
-    return sum({storage._cdata: storage.nbytes() for storage in _storages(things, device)}.values())
+    held = (storage for thing in things for storage in storages(thing.tensor))
+    return sum({one._cdata: one.nbytes() for one in held if one.device.type == device.type}.values())
 
 
 def owner(name: str) -> str:
     """fqn of the block that holds the parameter or buffer `name`."""
     return name.rpartition(".")[0]
-
-
-def _storages(things: Iterable[KnownTensor], device: torch.device) -> Iterator[torch.UntypedStorage]:
-    for thing in things:
-        if thing.tensor.device.type == device.type:
-            yield from storages(thing.tensor)

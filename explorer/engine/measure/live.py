@@ -26,7 +26,7 @@ from explorer.engine.device.allocator import Probe, clock_skew_ns, take_probe
 from explorer.engine.device.device import Device, device_of, place_of
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.attribution import Attribution, attribute
-from explorer.engine.measure.before_step import optimizer_tensors, tensors_before_step
+from explorer.engine.measure.before_step import gradients, optimizer_tensors, tensors_before_step
 from explorer.engine.measure.block_costs import block_costs, uncounted
 from explorer.engine.measure.buckets import tag_buckets
 from explorer.engine.measure.live_graph import recorded_graph
@@ -93,6 +93,7 @@ class LiveStep:
             opened.callback(self._probe)
             self._probe()
             opened.enter_context(self._tracker)
+            opened.callback(lambda: self._tracker.storages.tag(gradients(self._model)))  # FSDP's have no hook
             opened.callback(lambda: self._tracker.storages.tag(optimizer_tensors(self._model, self.optimizer)))
             opened.callback(lambda: tag_buckets(self._model, self._tracker))
             self._tracker.on_phase("between")
