@@ -7,12 +7,13 @@ from it. Demand: https://github.com/pytorch/pytorch/issues/32101
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from explorer.engine.measure.live import LiveStep
-from explorer.errors import BadInput
+from explorer.errors import BadInput, message_of
 from explorer.own_loop.recorded_run import RecordedRun
 
 if TYPE_CHECKING:
@@ -25,32 +26,51 @@ class RecordedStep(RecordedRun):
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         super().__init__()
-        self._live = LiveStep(model, optimizer, where)
+        self._step = (model, optimizer, where)
+        self._live: LiveStep | None = None
 
     def __enter__(self) -> Self:
-        if self._measurement is not None:
-            raise BadInput("This step has been recorded already.", hint="Call explorer.record_step once a step.")
-        self._live.__enter__()
+        try:
+            if self._measurement is not None:
+                raise BadInput("A step was recorded in it already.", hint="Call explorer.record_step once a step.")
+            live = LiveStep(*self._step)
+            live.__enter__()
+            self._live = live
+        except Exception as trouble:
+            self._unrecorded(trouble)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._live.__exit__(kind, error, traceback)
-        run = self._live.measurement
-        if error is None and run.allocations is not None and not any(run.allocations.born):
-            raise BadInput(
-                "Nothing was allocated inside.", hint="Put a whole step inside: forward, backward, optimizer."
-            )
-        self._measurement = run
+        live, self._live = self._live, None
+        if live is None:
+            return
+        try:
+            live.__exit__(kind, error, traceback)
+            run = live.measurement
+            if error is None and run.allocations is not None and not any(run.allocations.born):
+                raise BadInput(
+                    "Nothing was allocated inside.", hint="Put a whole step inside: forward, backward, optimizer."
+                )
+            self._measurement = run
+        except Exception as trouble:
+            self._unrecorded(trouble)
+        finally:
+            live.close()
+
+    def _unrecorded(self, trouble: Exception) -> None:
+        """The step belongs to a training, which no instrument ends."""
+        self._why_not = f"The step of {self._step[2]} is not recorded. {message_of(trouble)}."
+        warnings.warn(self._why_not, stacklevel=3)
 
 
 def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> RecordedStep:
     """Records the training step inside the `with` block: phases, every allocation, FLOPs, blocks that ran again.
 
     Nothing of the caller's changes: weights, generators, modes, hooks and gradients are bitwise as without it; other
-    steps cost nothing. Raises BadInput (at `with`) where another profiler or dispatch mode is on, and for a model on
-    another device than cpu or cuda; behind it where nothing was allocated inside.
+    steps cost nothing. A step that cannot be recorded is a warning: another profiler or dispatch mode is on, the model
+    lies on another device than cpu or cuda, nothing was allocated inside, or an instrument failed.
     """
     return RecordedStep(model, optimizer, place_of_caller())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from html import escape
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner, parse_budget
-from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.caveats import beside_peak, held_beyond
 from explorer.plan.why.own_reruns import own_reruns
 from explorer.plan.why.peak import explain_one
 from explorer.record.forecast import Forecast
@@ -27,6 +28,8 @@ from explorer.view.report.report import report_text
 class RecordedRun:
     """One recorded step."""
 
+    _why_not = "The step has not been recorded yet."
+
     def __init__(self, measurement: Measurement | None = None) -> None:
         self._measurement = measurement
 
@@ -34,7 +37,7 @@ class RecordedRun:
     def measurement(self) -> Measurement:
         """The record, of origin `recorded`. Raises BadInput before the step has ended."""
         if self._measurement is None:
-            raise BadInput("The step has not been recorded yet.", hint="Read the run behind the `with` block.")
+            raise BadInput(self._why_not, hint="Read the run behind the `with` block of a step that is recorded.")
         return self._measurement
 
     @property
@@ -47,11 +50,20 @@ class RecordedRun:
         return explain_one(self.measurement)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the run file that the page's Runs list imports: whole or not at all. Raises NotSaved."""
+        """Writes the run file that the page's Runs list imports: whole or not at all. Raises NotSaved.
+
+        A step that could not be recorded is a warning, here and in `report`: a training goes on behind it.
+        """
+        if self._measurement is None:
+            warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
+            return Path(path)
         return _written(Path(path), write(stored_record(self.measurement)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
         """Writes one HTML file for somebody else: no server, no network. Raises NotSaved."""
+        if self._measurement is None:
+            warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
+            return Path(path)
         of = ReportOf(run=self.measurement, name=self.measurement.recorded_in, created=time.time())
         return _written(Path(path), report_text(of).encode())
 
@@ -75,12 +87,11 @@ class RecordedRun:
 
     def __repr__(self) -> str:
         if self._measurement is None:
-            return "not recorded yet"
+            return self._why_not
         run = self._measurement
         cut = "" if run.failure is None else f", then it failed: {run.failure.sentence}"
-        head = f"Recorded step of {run.recorded_in}: at least {mib(self.peak_bytes)}{cut}" if cut else (
-            f"Recorded step of {run.recorded_in}: peak {mib(self.peak_bytes)}"
-        )  # fmt: skip
+        word = "at least" if cut else "peak at least" if held_beyond(run) else "peak"
+        head = f"Recorded step of {run.recorded_in}: {word} {mib(self.peak_bytes)}{cut}"
         again = sum(cost.n_recompute > 0 for cost in run.blocks)
         ran = f"{count(again, 'block')} ran again for backward." if again else "No block ran again for backward."
         return "\n  ".join([head, *self.why(), *([] if own_reruns(run) else [ran]), *beside_peak(run)])

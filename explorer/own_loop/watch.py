@@ -14,6 +14,7 @@ import os
 import sys
 import warnings
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from pathlib import Path
@@ -30,7 +31,7 @@ from explorer.engine.measure.held import held_at_refusal
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.watch.here_only import HereOnly
 from explorer.engine.watch.uncompiled import never_compiled
-from explorer.errors import BadInput, ExplorerError, NotSaved, message_of
+from explorer.errors import BadInput, NotSaved, message_of
 from explorer.own_loop.record_step import place_of_caller
 from explorer.own_loop.recorded_run import RecordedRun
 from explorer.plan.planners.refusal import refusal
@@ -83,7 +84,7 @@ class Asked:
             )
         watching = Watch(model, optimizer, at, where)
         watching.worst_of = self.worst_of
-        watching.on_oom = None if self.on_oom is None else of_rank(Path(self.on_oom))
+        watching.on_oom = None if self.on_oom is None else Path(self.on_oom)
         return watching.open()
 
 
@@ -115,17 +116,21 @@ class Watch:
 
     def open(self) -> Self:
         """Watches from now on: the step under way is number 1."""
-        if self.on_oom is not None:
-            self._reserve = mmap.mmap(-1, RESERVE_BYTES)
-            self._before, sys.excepthook = sys.excepthook, self._uncaught
-            # Most loops die in one of these; an error that leaves them is met while the frames still hold the memory.
-            self._listen()
-            self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
-        if self._optimizer is not None:
-            self._count(self._optimizer)
-        else:
-            self._hooks.append(register_optimizer_step_pre_hook(self._found))
-        self._begin()
+        try:
+            if self.on_oom is not None:
+                self.on_oom = of_rank(self.on_oom)
+                self._reserve = mmap.mmap(-1, RESERVE_BYTES)
+                self._before, sys.excepthook = sys.excepthook, self._uncaught
+                # Most loops die in one of these; an error that leaves them is met while the frames hold the memory.
+                self._listen()
+                self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
+            if self._optimizer is not None:
+                self._count(self._optimizer)
+            else:
+                self._hooks.append(register_optimizer_step_pre_hook(self._found))
+            self._begin()
+        except Exception as trouble:
+            self._broken(trouble)
         return self
 
     def save_as(self, files: str) -> None:
@@ -137,6 +142,12 @@ class Watch:
 
     def close(self) -> None:
         """Nothing of the watcher stays behind. A step under way is dropped."""
+        try:
+            self._close()
+        except Exception as trouble:
+            self._broken(trouble)
+
+    def _close(self) -> None:
         while self._hooks:
             self._hooks.pop().remove()
         if self._leaving is not None:
@@ -161,20 +172,25 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception):
-            self.refused(error)
-        self.close()
+        try:
+            if isinstance(error, Exception):
+                self.refused(error)
+            self.close()
+        except Exception as trouble:
+            self._broken(trouble)
 
     def refused(self, error: Exception) -> Path | None:
         """Writes the file of `on_oom` where `error` is an out-of-memory that no file was written for yet.
 
         For loops that catch the error themselves; never raises another one in its place.
         """
-        if self.on_oom is None or self._reserve is None or not is_out_of_memory(error):
+        if self.on_oom is None or self._reserve is None:
             return None
-        self._reserve.close()
-        self._reserve = None
         try:
+            if not is_out_of_memory(error):
+                return None
+            self._reserve.close()
+            self._reserve = None
             run = self._end(error) or self._held(error)
             assert run.failure is not None
             whole = max((one.measurement for one in self.runs.values()), key=_peak, default=None)
@@ -215,6 +231,12 @@ class Watch:
     @never_compiled
     def _found(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """The first optimizer that holds parameters of the model is the one whose steps count."""
+        try:
+            self._meet(optimizer)
+        except Exception as trouble:
+            self._broken(trouble)
+
+    def _meet(self, optimizer: torch.optim.Optimizer) -> None:
         held = (id(parameter) for group in optimizer.param_groups for parameter in group["params"])
         if self._optimizer is None and not self._own.isdisjoint(held):
             self._optimizer = optimizer
@@ -230,11 +252,14 @@ class Watch:
 
     @never_compiled
     def _stepped(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self.n_steps += 1
-        run = self._end(None)
-        if run is not None:
-            self._keep(self.n_steps, RecordedRun(run))
-        self._begin()
+        try:
+            self.n_steps += 1
+            run = self._end(None)
+            if run is not None:
+                self._keep(self.n_steps, RecordedRun(run))
+            self._begin()
+        except Exception as trouble:
+            self._broken(trouble)
 
     def _keep(self, step: int, run: RecordedRun) -> None:
         """Of the first `worst_of` the worst alone, its file too; what `at` names stays."""
@@ -261,11 +286,11 @@ class Watch:
         step = self.n_steps + 1
         if not self._is_asked_for(step) and (step > 1 or self.on_oom is None):
             return
-        live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
         try:
+            live = LiveStep(self._model, self._optimizer, f"{self.where}, step {step}{rank_in_words()}")
             live.__enter__()
-        except ExplorerError as error:  # another profiler, say: the loop goes on
-            warnings.warn(f"Step {step} is not recorded. {error}", stacklevel=2)
+        except Exception as error:  # another profiler, say: the loop goes on
+            self._unrecorded(step, error)
             return
         self._live = live
         if self._leaving is not None:
@@ -276,8 +301,23 @@ class Watch:
         live, self._live = self._live, None
         if live is None:
             return None
-        live.__exit__(None if error is None else type(error), error, None)
-        return live.measurement
+        try:
+            live.__exit__(None if error is None else type(error), error, None)
+            return live.measurement
+        except Exception as trouble:
+            self._unrecorded(max(self.n_steps, 1), trouble)
+            return None
+        finally:
+            live.close()
+
+    def _unrecorded(self, step: int, trouble: Exception) -> None:
+        warnings.warn(f"Step {step} is not recorded. {message_of(trouble)}.", stacklevel=2)
+
+    def _broken(self, trouble: Exception) -> None:
+        """The loop goes on without the watch."""
+        warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
+        with suppress(Exception):
+            self._close()
 
     def _held(self, error: Exception) -> Measurement:
         where = f"{self.where}, step {self.n_steps + 1}{rank_in_words()}"

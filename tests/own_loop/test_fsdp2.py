@@ -1,4 +1,4 @@
-"""Every instrument in a training under FSDP2: parameters are DTensors, and gathered ones lie in memory that is freed."""
+"""Every instrument under FSDP2: parameters are DTensors, and gathered ones lie in memory that is freed."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import atexit
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,27 @@ class _LoopTracker(Tracker):
 
     autocast: Autocast = "none"
     """As it was when the model was called."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        for owner, names in ((self.scopes, ("_before", "_after", "_rerun")), (self, ("on_phase", "_gradient_came"))):
+            for name in names:
+                setattr(owner, name, self._safely(getattr(owner, name)))
+
+    def _safely(self, function: Callable[..., Any]) -> Callable[..., None]:
+        @never_compiled
+        def noted(*args: Any, **kwargs: Any) -> None:
+            try:
+                if self.trouble is None:
+                    function(*args, **kwargs)
+            except Exception as error:
+                self._failed(error)
+
+        return noted
+
+    def _failed(self, error: Exception) -> None:
+        """The step belongs to a training: it goes on."""
+        self.trouble = self.trouble or error
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -102,8 +124,9 @@ class LiveStep:
         atexit.register(self._open.close)  # a profiler that is still on when the interpreter ends crashes it
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: Any) -> None:
-        atexit.unregister(self._open.close)
-        self._open.close()
+        self.close()
+        if self._tracker.trouble is not None:
+            raise self._tracker.trouble
         log = self._recorder.log
         attributed = attribute(log, self._tracker, clock_skew_ns(log, self._probes))
         spec = self._spec(attributed)
@@ -136,6 +159,11 @@ class LiveStep:
             failure=self._failure(error) if isinstance(error, Exception) else None,
             free_memory_bytes=self.device.free_bytes(),
         )
+
+    def close(self) -> None:
+        """Nothing of the instruments stays behind."""
+        atexit.unregister(self._open.close)
+        self._open.close()
 
     def _failure(self, error: Exception) -> Failure:
         """torch's word about a recompute that differs is translated, in the record and in the error itself."""
@@ -192,10 +220,10 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
 
     hooks = [
         register_optimizer_step_pre_hook(steps),
-        register_optimizer_step_post_hook(lambda optimizer, args, kwargs: tracker.on_phase("between")),
+        register_optimizer_step_post_hook(never_compiled(lambda *_: tracker.on_phase("between"))),
     ]
     try:
-        with around_backward(lambda: tracker.on_phase("backward"), lambda: tracker.on_phase("between")):
+        with around_backward(partial(tracker.on_phase, "backward"), partial(tracker.on_phase, "between")):
             yield
     finally:
         for hook in hooks:

@@ -27,6 +27,7 @@ from array import array
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
 
@@ -74,6 +75,8 @@ class Tracker(DispatchMode):
     """
 
     supports_higher_order_operators = True
+    trouble: Exception | None = None
+    """What the tracker itself raised, where a step is to go on without it; nothing is noted from then on."""
 
     def __init__(
         self,
@@ -107,25 +110,27 @@ class Tracker(DispatchMode):
         self._known_ops: dict[Any, tuple[int, Any]] = {}
         self._model = model
         self._before_step = list(before_step)
-        self._hooks: list[Any] = []
+        self._open = ExitStack()
         self._main: Any = None
         self._outer_task: int | None = None
 
     def __enter__(self) -> Self:
-        references_of_the_last_holder()
-        self.storages.tag(self._before_step)
-        self.storages.n_before_step = len(self.storages.n_bytes)
-        self._before_step.clear()  # or nothing that was there could ever die
-        for name, parameter in self._model.named_parameters():
-            if parameter.requires_grad:
-                self._hooks.append(
-                    parameter.register_post_accumulate_grad_hook(self._gradient(name.rpartition(".")[0]))
-                )
-        self._main = self.scopes.frame
-        self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
-        self.scopes.__enter__()
-        self.begin_ns = time.time_ns()
-        super().__enter__()
+        with ExitStack() as opened:
+            opened.callback(self.storages.forget)
+            references_of_the_last_holder()
+            self.storages.tag(self._before_step)
+            self.storages.n_before_step = len(self.storages.n_bytes)
+            self._before_step.clear()  # or nothing that was there could ever die
+            for name, parameter in self._model.named_parameters():
+                if parameter.requires_grad:
+                    hook = self._gradient(name.rpartition(".")[0])
+                    opened.callback(parameter.register_post_accumulate_grad_hook(hook).remove)
+            self._main = self.scopes.frame
+            self._main.first_node[0] = torch._C._autograd._get_sequence_nr()
+            opened.enter_context(self.scopes)
+            self.begin_ns = time.time_ns()
+            super().__enter__()
+            self._open = opened.pop_all()
         return self
 
     def __exit__(
@@ -133,10 +138,7 @@ class Tracker(DispatchMode):
     ) -> None:
         super().__exit__(kind, error, traceback)
         self.end_ns = time.time_ns()
-        self.scopes.__exit__(kind, error, traceback)
-        for hook in self._hooks:
-            hook.remove()
-        self.storages.forget()
+        self._open.close()
         # Whoever keeps the columns must not keep the model: on CUDA it would lie in the next run's total.
         del self._model
         self.scopes.modules.clear()
@@ -168,29 +170,41 @@ class Tracker(DispatchMode):
         self._scene(frame)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        known = self._known_ops.get(func) or self._learn(func)
-        # Rule 4: a view makes no storage and computes nothing.
-        if known is VIEW:
-            return func(*args, **kwargs) if kwargs else func(*args)
-        kwargs = kwargs or {}
-        frame: Any = self.scopes.frame
-        phase = self._phase_of(frame)
-        first_ns = time.time_ns()
-        # Unwatched, autograd adds gradients in place where it can; watched it never does: see in_place.py.
-        out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
+        kwargs, out = kwargs or {}, None
+        try:
+            known = VIEW if self.trouble else self._known_ops.get(func) or self._learn(func)
+            # Rule 4: a view makes no storage and computes nothing.
+            if known is not VIEW:
+                frame: Any = self.scopes.frame
+                phase = self._phase_of(frame)
+                first_ns = time.time_ns()
+                # Unwatched, autograd adds gradients in place where it can; watched it never does: see in_place.py.
+                out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
+        except Exception as error:
+            self._failed(error)
+            known = VIEW
         if out is None:
             out = func(*args, **kwargs)
+        if known is VIEW:
+            return out
         last_ns = time.time_ns()
-        # Rules 1 and 2.
-        block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
-        name, count = known
-        if count is not None:
-            self.flops[phase, block] += count(*args, **kwargs, out_val=out)
-        if func is CAST and args[0].is_leaf and args[0].requires_grad:
-            self.casts.append(len(self.ops) // len(OP_COLUMNS))
-        self.ops.extend((name, block, phase, first_ns, last_ns))
-        self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+        try:
+            # Rules 1 and 2.
+            block = frame.stack[-1] if phase != BACKWARD else self._block_of_node(frame)
+            name, count = known
+            if count is not None:
+                self.flops[phase, block] += count(*args, **kwargs, out_val=out)
+            if func is CAST and args[0].is_leaf and args[0].requires_grad:
+                self.casts.append(len(self.ops) // len(OP_COLUMNS))
+            self.ops.extend((name, block, phase, first_ns, last_ns))
+            self.storages.see_all(out, len(self.ops) // len(OP_COLUMNS) - 1)
+        except Exception as error:
+            self._failed(error)
         return out
+
+    def _failed(self, error: Exception) -> None:
+        """The tracker itself raised, not the operator."""
+        raise error
 
     def _learn(self, func: Any) -> tuple[int, Any]:
         """Number and formula of an operator met for the first time, or VIEW."""
@@ -225,11 +239,11 @@ class Tracker(DispatchMode):
         return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
 
     def _gradient(self, owner: str) -> Any:
-        def hook(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None:
-                self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
+        return lambda parameter: self._gradient_came(parameter, owner)
 
-        return hook
+    def _gradient_came(self, parameter: torch.Tensor, owner: str) -> None:
+        if parameter.grad is not None:
+            self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
 
     def _scene(self, frame: Any) -> None:
         """Notes what runs from now on: phase, block that runs again, innermost block, autograd's counter."""

@@ -29,7 +29,7 @@ except ImportError:  # another torch
 def never_compiled(function: Function) -> Function:
     """`function` and what it calls run outside of torch.compile, also where compiled code calls it."""
     if _SKIP_ALL is None or not isinstance(function, FunctionType):
-        return torch._disable_dynamo(function)  # type: ignore[attr-defined, no-any-return]
+        return torch._disable_dynamo(function)  # type: ignore[attr-defined, no-any-return, return-value]
     set_code_exec_strategy(function.__code__, _SKIP_ALL)
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     return function

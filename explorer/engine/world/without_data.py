@@ -80,6 +80,14 @@ def blaming_decisions(target: str) -> Iterator[None]:
             f"{target} cannot be foreseen without its data: it decides by values that it computes ({error.func}).",
             hint="Measure a smaller build of it instead, by --set.",
         ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("Expected inputs of BF16 type"):
+            raise
+        raise ModelFailed(
+            f"{target} cannot be foreseen in float32: without data, torch knows the grouped product of routed experts "
+            "in bfloat16 alone.",
+            hint="Add --dtype bfloat16, or measure a smaller build of it instead, by --set.",
+        ) from error
 
 
 def cast_buffers(model: nn.Module, cast: Cast) -> None:

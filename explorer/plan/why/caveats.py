@@ -22,7 +22,22 @@ def beside_peak(run: Measurement) -> tuple[str, ...]:
     log = run.allocations
     if log is None or not run.complete:
         return ()
-    return tuple(filter(None, (_as_written(run), _nobodys(run), _of_the_library(log.ops), _one_draw(run))))
+    rules = (_as_written(run), held_beyond(run))
+    return tuple(filter(None, (*rules, _nobodys(run), _of_the_library(log.ops), _one_draw(run))))
+
+
+def held_beyond(run: Measurement) -> str:
+    """What the process holds beside a recorded peak, of which the figure is then the least; empty: nothing known."""
+    if run.origin != "recorded" or run.allocations is None:
+        return ""
+    if run.graph is not None and any(block.kind == "DistributedDataParallel" for block in run.graph.blocks):
+        return (
+            "The peak is at least this figure: DistributedDataParallel holds its buckets in C++, up to one more copy "
+            "of the gradients."
+        )
+    if run.spec.device == "cpu" and any("convolution" in op for op in run.allocations.ops):
+        return "The peak is at least this figure: oneDNN holds memory for convolutions that no instrument here sees."
+    return ""
 
 
 def _as_written(run: Measurement) -> str:
