@@ -10,7 +10,7 @@ import gc
 import time
 import weakref
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -76,7 +76,7 @@ class Storages:
         """Everything that operator number `op` returned."""
         if isinstance(out, torch.Tensor):
             if self._is_here(out):
-                for storage in storages(out):
+                for storage in _storages(out):
                     self._see(storage, op)
         elif isinstance(out, (tuple, list)):
             for part in out:
@@ -110,7 +110,7 @@ class Storages:
         indices: dict[int, None] = {}
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
-                for storage in storages(leaf):
+                for storage in _storages(leaf):
                     if (watched := self._live.get(storage._cdata)) is not None:
                         indices[watched.index] = None
         return list(indices)
@@ -124,7 +124,7 @@ class Storages:
     def _tag(self, thing: KnownTensor) -> None:
         if not self._is_here(thing.tensor):
             return
-        for storage in storages(thing.tensor):
+        for storage in _storages(thing.tensor):
             index = self._see(storage, NONE)
             if index != NONE and self.role[index] == NONE:
                 self.role[index] = ROLES.index(thing.role)
@@ -143,3 +143,13 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
         return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
     except (RuntimeError, NotImplementedError):  # fake, functional and sparse ones, and what is under construction
         return False
+
+
+def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
+    """As `storages`, and those of tensors without data, whose bytes a prediction counts."""
+    try:
+        storage = tensor.untyped_storage()
+        storage.data_ptr()
+    except (NotImplementedError, RuntimeError):  # sparse; a wrapper such as a DTensor
+        return storages(tensor)
+    return (storage,)
