@@ -52,7 +52,7 @@ def _graph(graph: ModelGraph) -> Iterator[str]:
         "parent": ({block.parent for block in graph.blocks}, names | {None}),
         "block before": ({block.follows for block in graph.blocks}, names | {None, ""}),
         "repeated block": ({block.repeat_of for block in graph.blocks}, names | {None}),
-        "chain": (set(graph.chain), names - {""}),
+        "chain": (set(graph.chain), names if graph.chain == ("",) else names - {""}),  # no block was called
         "block of a join": ({join.block for join in graph.joins}, names),
         "edge": ({end for edge in graph.edges for end in (edge.source, edge.target)}, inside),
         "cut": ({end for cut in graph.cuts for end in (cut.after, cut.before)}, names),

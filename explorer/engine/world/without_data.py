@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import (
     is_fake,
 )
 
-from explorer.errors import ModelFailed
+from explorer.errors import ModelFailed, message_of
 
 Cast = Callable[[torch.dtype], torch.dtype]
 _active = 0
@@ -81,7 +81,7 @@ def blaming_decisions(target: str) -> Iterator[None]:
             hint="Measure a smaller build of it instead, by --set.",
         ) from error
     except RuntimeError as error:
-        if not str(error).startswith("Expected inputs of BF16 type"):
+        if not message_of(error).startswith("Expected inputs of BF16 type"):
             raise
         raise ModelFailed(
             f"{target} cannot be foreseen in float32: without data, torch knows the grouped product of routed experts "
