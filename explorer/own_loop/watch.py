@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -38,6 +39,8 @@ from explorer.plan.planners.refusal import refusal
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 
+NEEDED_AT_REFUSAL = ("scipy.optimize", "scipy.sparse", "numpy.ma")
+"""What a plan imports late: when memory is refused, no library finds room."""
 RESERVE_BYTES = 64 * 2**20
 """Address space kept while watching, given back before the file is written: memory was refused just then."""
 
@@ -119,6 +122,8 @@ class Watch:
         try:
             if self.on_oom is not None:
                 self.on_oom = of_rank(self.on_oom)
+                for module in NEEDED_AT_REFUSAL:
+                    import_module(module)
                 self._reserve = mmap.mmap(-1, RESERVE_BYTES)
                 self._before, sys.excepthook = sys.excepthook, self._uncaught
                 # Most loops die in one of these; an error that leaves them is met while the frames hold the memory.

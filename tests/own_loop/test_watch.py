@@ -278,3 +278,23 @@ def test_a_chosen_step_under_another_instrument_is_left_out_and_the_loop_goes_on
         steps(loop, 1)
         watch.close()
     assert not watch.runs
+
+
+def test_nothing_that_a_plan_needs_is_imported_when_memory_is_refused(tmp_path: Path) -> None:
+    script = """
+import sys, torch, explorer
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+with explorer.watch(model, optimizer, on_oom="oom.explorer") as watch:
+    before = set(sys.modules)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    run = watch.runs[1]
+    assert watch.refused(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes."))
+    run.plan("100%")
+late = {name for name in set(sys.modules) - before if name.partition(".")[0] in ("scipy", "numpy", "plotly", "yaml")}
+assert not late, late
+"""
+    ended = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False,
+                           env={"PYTHONPATH": str(Path(__file__).resolve().parents[2])})  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
