@@ -1,0 +1,84 @@
+"""README and docs: short pages in plain sentences, examples that run, a name for everything a person can ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+MOST_WORDS = {"README.md": 1500}
+MOST_WORDS_OF_A_PAGE = 1200
+MOST_WORDS_OF_A_SENTENCE = 25
+FORBIDDEN = re.compile(
+    r"\b(foret(?:old|ell\w*)|(?:un)?foresee[ns]?|anew|once more|nobody|somebody\w*|whoever|of its own)\b", re.IGNORECASE
+)
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+
+
+def prose(text: str) -> str:
+    """The page without code, tables, headings and addresses."""
+    text = _FENCE.sub("", text)
+    text = re.sub(r"<[^>]+>|\]\([^)]*\)|^\[[^\]]+\]:.*$", "", text, flags=re.MULTILINE)
+    lines = [line for line in text.splitlines() if not line.startswith(("|", "#"))]
+    return re.sub(r"`[^`]*`", "X", "\n".join(lines))
+
+
+def sentences(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n|\n(?=- |\d+\. )", prose(text)):
+        yield from re.split(r"(?<=[.!?:;])\s+", " ".join(paragraph.split()))
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda page: page.name)
+def test_pages_are_short_and_their_sentences_too(page: Path) -> None:
+    text = page.read_text()
+    assert len(text.split()) <= MOST_WORDS.get(page.name, MOST_WORDS_OF_A_PAGE)
+    assert not [words for words in sentences(text) if len(words.split()) > MOST_WORDS_OF_A_SENTENCE]
+    assert not FORBIDDEN.findall(prose(text))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_python_of_a_page_runs_from_top_to_bottom(page: Path, tmp_path: Path) -> None:
+    examples = [code for language, code in _FENCE.findall(page.read_text()) if language == "python"]
+    assert examples, "each page has an example"
+    (tmp_path / "sample_models").symlink_to(ROOT / "sample_models")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "CHECKPOINT_EXPLORER_HOME": str(tmp_path),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", "\n\n".join(examples)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES):
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            if "://" not in target and not (page.parent / target).exists():
+                broken.append(f"{page.name}: {target}")
+    assert not broken
+
+
+def test_the_readme_names_every_command_preset_and_sample_model() -> None:
+    from typer.main import get_command
+
+    from explorer.cli.main import app
+    from explorer.plan.policy.presets import PRESETS
+
+    readme = (ROOT / "README.md").read_text()
+    commands = [f"python -m explorer {name}" for name in getattr(get_command(app), "commands")]  # noqa: B009
+    samples = [
+        f"sample_models/{path.name}" for path in (ROOT / "sample_models").glob("*.py") if path.stem != "__init__"
+    ]
+    missing = [name for name in (*commands, *PRESETS, *samples) if name not in readme]
+    assert not missing, f"the README does not name {missing}"
