@@ -38,8 +38,8 @@ from explorer.plan.policy.counted import counted_units, runs
 from explorer.plan.policy.presets import preset
 from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
+from explorer.record.measurement import Samples, ratio_with_spread
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.times import Samples, ratio_with_spread
 
 BEYOND_DOUBT = 0.99
 OURS = "explorer"

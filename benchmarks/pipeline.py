@@ -36,11 +36,10 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import ActionTime, RankMemory
+from explorer.record.plan import Progress
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.progress import Progress
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 N_MICROBATCHES = 8
 SPLITS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")

@@ -29,8 +29,8 @@ from explorer.plan.names import is_within
 from explorer.plan.planners.budget import Planner
 from explorer.plan.policy.presets import preset
 from explorer.record import KEEP_ALL, ModelGraph, ModelRef, Policy, RunSpec
-from explorer.record.forecast import Forecast
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.measurement import Samples, ratio_with_spread
+from explorer.record.plan import Forecast
 
 MODELS = ("gpt", "resnet", "unet", "vit", "mlp", "moe", "tied_lm", "recurrent")
 N_ROUNDS = 7

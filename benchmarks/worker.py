@@ -26,7 +26,7 @@ DIRECT = """
 import time
 from explorer.engine.measure.measure import measure
 from explorer.record.graph import ModelRef
-from explorer.record.progress import silent
+from explorer.record.plan import silent
 from explorer.record.run import RunSpec
 spec = RunSpec(model=ModelRef(target="sample_models/mlp.py"))
 measure(spec, silent)

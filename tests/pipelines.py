@@ -9,8 +9,8 @@ from explorer.plan.pipeline.schedules import default_ranks, rows_of
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.record import BufferDiff, Environment, GradientDiff, ModelGraph, RunSpec
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.pipeline_plan import PipelineEngine, PipelinePlan
 from explorer.record.pipeline_run import BlockCalls, BufferShares, GradientShares, PipelineRun, Stage
+from explorer.record.run import PipelineEngine, PipelinePlan
 
 MIB = 2**20
 HOST = Environment(

@@ -23,11 +23,10 @@ from explorer.plan.hazards.case import Case
 from explorer.plan.pipeline.orders import gpipe
 from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
-from explorer.record.export import Export
-from explorer.record.hazard import Hazard
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.graph import Hazard
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.run import PipelinePlan
 from explorer.view.report.html import drawn
 from tests.graphs import gpt
 

@@ -24,8 +24,7 @@ from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.policy_file import PolicyFile
-from explorer.record.reading import Reading
+from explorer.record.policy_file import PolicyFile, Reading
 from explorer.record.run import N_REPEATS, Device, RunSpec
 
 

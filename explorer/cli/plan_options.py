@@ -24,8 +24,8 @@ from explorer.plan.pipeline.schedules import (
 from explorer.plan.sizes import parse_bytes
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 from explorer.record.policy import Policy
+from explorer.record.run import CheckpointMode, PipelinePlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,7 @@ from rich.table import Table
 from explorer.cli.command import answer_console
 from explorer.plan.why.caveats import beside_peak
 from explorer.record.base import to_plain
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import TensorDiff
+from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words

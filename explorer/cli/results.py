@@ -11,9 +11,8 @@ from explorer.errors import InvalidPlan
 from explorer.plan.export.torchrun import spec_beside
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 OF_THE_SPEC = (
     "seed", "device", "dtype", "autocast", "optimizer", "mode", "n_accumulation", "frozen", "n_repeats", "n_threads",

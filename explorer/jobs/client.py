@@ -35,7 +35,7 @@ from explorer.jobs.store import default_path
 from explorer.record.base import Record, from_msgpack, from_plain, to_plain
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 from explorer.record.run import RunSpec
 
 GRACE_S = 2.0

@@ -12,19 +12,16 @@ import struct
 from typing import IO, Any, Generic, TypeVar
 
 from explorer.errors import UnreadableFile
-from explorer.record.autograd import AutogradPictures
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
-from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.graph import AutogradPictures, ModelGraph, ModelRef
 from explorer.record.lab import LabOutcome
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.plan import CapWish, Front, JointPlan, Wish
-from explorer.record.progress import Progress
-from explorer.record.run import Device, RunSpec
+from explorer.record.plan import CapWish, Front, JointPlan, Progress, Wish
+from explorer.record.run import Device, PipelineEngine, RunSpec
 
 
 class Describe(Record, tag=True):

@@ -12,8 +12,7 @@ from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.run_file import StoredRecord
 from explorer.record.base import Record, from_msgpack
-from explorer.record.measurement import Measurement
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 
 
 def files_of_ranks(path: Path) -> list[Path]:

@@ -20,10 +20,9 @@ from explorer.errors import UnreadableFile, message_of
 from explorer.record.base import Record, from_msgpack, to_msgpack
 from explorer.record.comparison import Comparison
 from explorer.record.graph import RECORDED, ModelGraph, ModelRef
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy
-from explorer.record.ranks import RecordedRanks
 from explorer.record.run import RunSpec
 from explorer.record.sound import unsound
 

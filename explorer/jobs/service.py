@@ -33,7 +33,7 @@ from explorer.jobs.protocol import (
     write_frame,
 )
 from explorer.record.failure import Failure
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 
 _PREFIX = "checkpoint-explorer-"
 _LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")

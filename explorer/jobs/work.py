@@ -20,7 +20,7 @@ from explorer.jobs.protocol import Event, Failed, Finished, Reported, Request, S
 from explorer.jobs.run_file import with_graph
 from explorer.jobs.store import Store, is_kept
 from explorer.record.base import Record, to_msgpack
-from explorer.record.progress import Progress, Report
+from explorer.record.plan import Progress, Report
 
 Answer = Callable[[Request, Report], Record]
 """Does the work of a request: describe, measure, compare, ..."""

@@ -34,7 +34,7 @@ from explorer.jobs.protocol import (
 from explorer.jobs.service import Service
 from explorer.jobs.work import work
 from explorer.record.base import Record, from_msgpack, to_msgpack
-from explorer.record.progress import Report
+from explorer.record.plan import Report
 
 
 def answer(request: Request, report: Report) -> Record:

@@ -18,7 +18,7 @@ from explorer.lab.kit.bench import Answer, LabBench
 from explorer.plan.lessons import lesson_called, settings
 from explorer.record.graph import ModelRef
 from explorer.record.lab import LabOutcome
-from explorer.record.progress import Report, silent
+from explorer.record.plan import Report, silent
 from explorer.record.run import Device
 
 

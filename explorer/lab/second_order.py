@@ -35,7 +35,7 @@ from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, counted, series_of, size_of
 from explorer.lab.kit.second_order import hessian_product
 from explorer.record.lab import LabChart, LabRow
-from explorer.record.pipeline_plan import CheckpointMode
+from explorer.record.run import CheckpointMode
 
 THEME, PLACE = "Microbatches and second order", 1
 QUESTION = "First-order gradients are right. Why is the Hessian-vector product wrong, and only sometimes?"

@@ -23,11 +23,10 @@ from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.planners.front import undominated
 from explorer.plan.policy.ladder import ladder
-from explorer.record.auto_plan import AutoPlan, Missed
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, ratio_with_spread
+from explorer.record.plan import AutoPlan, Missed
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.times import ratio_with_spread
 
 if TYPE_CHECKING:
     from torch import nn

@@ -30,8 +30,7 @@ from explorer.engine.world.determinism import deterministic_kernels
 from explorer.errors import BadInput
 from explorer.plan.names import listed
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import BufferDiff, GradientDiff, ParameterDiff, TensorDiff, Verdict
+from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, ParameterDiff, TensorDiff, Verdict
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement
 from explorer.record.run import RunSpec

@@ -15,9 +15,8 @@ from explorer.plan.planners.budget import Planner, parse_budget
 from explorer.plan.why.caveats import beside_peak, held_beyond
 from explorer.plan.why.own_reruns import own_reruns
 from explorer.plan.why.peak import explain_one
-from explorer.record.forecast import Forecast
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Plan
+from explorer.record.plan import Forecast, Plan
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import count, mib
 from explorer.view.memory.sketch import sketch

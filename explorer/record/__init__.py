@@ -2,9 +2,9 @@
 
 from explorer.record.allocations import PHASES, ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import Origin, Record
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import (
+from explorer.record.comparison import (
     BufferDiff,
+    Comparison,
     GradientDiff,
     MaskDiff,
     ParameterDiff,
@@ -15,13 +15,10 @@ from explorer.record.diffs import (
     Verdict,
 )
 from explorer.record.failure import Failure
-from explorer.record.graph import Block, CutPoint, Edge, Join, ModelGraph, ModelRef, Trait
-from explorer.record.hazard import Hazard
-from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement
-from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
+from explorer.record.graph import Block, CutPoint, Edge, Hazard, Join, ModelGraph, ModelRef, Trait
+from explorer.record.measurement import AllocatorPeaks, Environment, MeasuredBlock, Measurement, Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy, Unit
-from explorer.record.run import RunSpec
-from explorer.record.times import Samples, Times
+from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
 
 __all__ = [
     "KEEP_ALL",

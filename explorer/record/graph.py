@@ -1,4 +1,7 @@
-"""What a model is made of: blocks as a tree by fqn, the data that flows between them, and where it may be cut."""
+"""What a model is made of: its blocks, the data between them, where it may be cut, and what can go wrong there.
+
+A `ModelGraph` is the document. `Hazard` and the autograd drawings name its blocks.
+"""
 
 from __future__ import annotations
 
@@ -233,3 +236,32 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
         """Changes when names, kinds or parameters change; does not depend on the batch. 16 hex digits."""
         shape = [(block.fqn, block.kind, block.parameter_bytes, block.buffer_bytes) for block in self.blocks]
         return hashlib.sha256(msgspec.json.encode(shape)).hexdigest()[:16]
+
+
+class AutogradPicture(Record):
+    """One graph of grad_fn nodes."""
+
+    dot: str
+    n_nodes: int
+    n_saved_tensors: int
+    saved_bytes: int
+
+
+class AutogradPictures(Record):
+    """The same block kept and recomputed."""
+
+    block: str
+    kept: AutogradPicture
+    recomputed: AutogradPicture
+
+
+class Hazard(Record):
+    """One rule that fired. `check` prints it, the page draws it as a badge on its blocks."""
+
+    rule: str
+    """Short name, such as `running-statistics`."""
+    severity: Literal["error", "warning", "note"]
+    """error: wrong or refused for certain. warning: wrong under some conditions. note: worth knowing."""
+    blocks: tuple[str, ...]
+    sentence: str
+    remedy: str

@@ -1,19 +1,80 @@
-"""What one training step did: every allocation with its role and block, phases, FLOPs, times. Headlines are derived."""
+"""What one measured step says: memory, FLOPs and times by block, and the same step on several ranks.
+
+A `Measurement` is the document. `Samples` and `Times` are its clock readings, `RecordedRanks` one measurement a rank.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
+from msgspec.structs import replace
 
 from explorer.record.allocations import ROLES, Allocations, Phase, PhaseSpan
 from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record
 from explorer.record.failure import Failure
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import RECORDED, ModelGraph, ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from explorer.record.times import Samples, Times
+
+
+class Samples(Record):
+    """Repeated readings of one clock, in the order taken."""
+
+    ms: tuple[Number, ...] = ()
+
+    @property
+    def median_ms(self) -> float | None:
+        return statistics.median(self.ms) if self.ms else None
+
+    @property
+    def spread_ms(self) -> float | None:
+        """Half the distance between the quartiles, about one standard deviation of what a next run would show.
+
+        None below two readings.
+        """
+        if len(self.ms) < 2:
+            return None
+        low, _, high = statistics.quantiles(self.ms, n=4, method="inclusive")
+        return (high - low) / 2
+
+
+class Times(Record):
+    """Time without any recording, after warm-up."""
+
+    clock: Literal["process CPU time", "CUDA events"]
+    step: Samples = Samples()
+    forward: Samples = Samples()
+    backward: Samples = Samples()
+    """Recompute included: nobody can time it apart without disturbing it."""
+    optimizer: Samples = Samples()
+    beside: Samples = Samples()
+    """The same step with everything kept, in turns with `step`; empty: not timed in turns."""
+    checkpoint_ms: Number | None = None
+    """What a checkpointed call takes beside its second forward and `saved_tensor_ms`, where a model has swept the
+    caches since the last one; None: not measured."""
+    close_checkpoint_ms: Number | None = None
+    """The same where the last one was just before; None: not measured."""
+    saved_tensor_ms: Number | None = None
+    """What a checkpoint takes for each tensor that its call saves; None: not measured."""
+    kept_operator_ms: Number | None = None
+    """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
+    torch looks at every one in Python. None: not measured."""
+
+
+def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
+    """Median and half interquartile range of the paired ratios of an interleaved A/B run; None below two pairs.
+
+    The spread is no bound: with five pairs about one run in three falls outside of it.
+    """
+    pairs: Sequence[float] = [a / b for a, b in zip(candidate.ms, baseline.ms) if b]
+    if len(pairs) < 2:
+        return None
+    low, middle, high = statistics.quantiles(pairs, n=4, method="inclusive")
+    return middle, (high - low) / 2
 
 
 class Environment(Record):
@@ -239,4 +300,45 @@ class Measurement(Record):
             "backward_flops": self.backward_flops,
             "step_ms": self.times.step.median_ms if self.times and self.complete else None,
             "step_spread_ms": self.times.step.spread_ms if self.times and self.complete else None,
+        }
+
+
+class RecordedRanks(Record):
+    """The same step on every rank that wrote a file. A rank that was not refused memory may have written none."""
+
+    ranks: tuple[Measurement, ...]
+    """Ascending by rank; each says its own `rank`."""
+    n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
+    """Processes of the training."""
+    recorded_in: str
+    """`train.py:42, step 2`: without the rank."""
+
+    @property
+    def by_rank(self) -> dict[int, Measurement]:
+        return {run.rank or 0: run for run in self.ranks}
+
+    @property
+    def fullest(self) -> Measurement:
+        """The rank that held most."""
+        return max(self.ranks, key=lambda run: run.held_peak_bytes or 0)
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks without a file."""
+        return tuple(sorted(set(range(self.n_ranks)) - self.by_rank.keys()))
+
+    @property
+    def spec(self) -> RunSpec:
+        """The spec of the fullest rank, under the name that all share."""
+        return replace(self.fullest.spec, model=ModelRef(target=f"{RECORDED}{self.recorded_in}"))
+
+    def headlines(self) -> dict[str, Any]:
+        """The derived figures of the list of runs: those of the fullest rank, by name."""
+        run = self.fullest
+        return {
+            "n_ranks": self.n_ranks,
+            "fullest_rank": run.rank,
+            "complete": all(one.complete for one in self.ranks),
+            "held_peak_bytes": run.held_peak_bytes,
+            "step_peak_bytes": run.step_peak_bytes,
         }

@@ -9,12 +9,11 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from explorer.record.base import MOST_RANKS, Column, Count, Number, Origin, Record, column
-from explorer.record.diffs import BufferDiff, GradientDiff
+from explorer.record.comparison import BufferDiff, GradientDiff
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment
-from explorer.record.pipeline_plan import PipelineEngine
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelineEngine, RunSpec
 
 ActionKind = Literal["F", "B", "I", "W"]
 Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]

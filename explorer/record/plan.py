@@ -1,13 +1,61 @@
-"""A policy that a planner found, what it is said to do, and the proof that none is cheaper."""
+"""What a planner finds: predicted figures of a policy, the price of a block, and a plan with its certificate.
+
+`Plan` is a predicted policy under a budget. `AutoPlan` adds what real steps under it measured.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 from explorer.record.base import Record
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan
+
+
+class Forecast(Record):
+    """Predicted from a measured baseline; None: cannot be said."""
+
+    step_peak_bytes: int | None = None
+    saved_after_forward_bytes: int | None = None
+    flop_ratio: float | None = None
+    """FLOPs of the step over those of the baseline; an upper bound, early stop skips some."""
+    time_ratio: float | None = None
+    """Step time over the baseline's."""
+    time_ratio_spread: float | None = None
+    """Half the width of the interval around it that nine of ten runs should lie in."""
+    time_ratio_of_calls: float | None = None
+    """The part of it that torch.utils.checkpoint takes itself, call by call."""
+    freed_bytes: dict[str, int] = {}
+    """How much less each recomputed block saves."""
+
+
+class Price(Record):
+    """The effect on a measured run of toggling one unit, everything else unchanged."""
+
+    blocks: tuple[str, ...]
+    """The unit: one block, or the consecutive blocks of a segment."""
+    toggle: Literal["recompute", "keep"]
+    """What the unit would become."""
+    peak_bytes: int
+    """The step's peak then."""
+    peak_change_bytes: int
+    """Below zero: the peak sinks."""
+    share_of_step_flops: float | None
+    """FLOPs that toggling adds (or, for `keep`, takes away) as a share of the step's; None: not counted."""
+
+    @property
+    def mib_per_percent(self) -> float | None:
+        """MiB of peak bought (recompute) or given up (keep) for one percent of the step's FLOPs.
+
+        None where the FLOPs are unknown or none; zero: the toggle does not move the peak.
+        """
+        if not self.share_of_step_flops:
+            return None
+        moved = -self.peak_change_bytes if self.toggle == "recompute" else self.peak_change_bytes
+        return moved / 1024**2 / (100 * self.share_of_step_flops)
+
 
 CostUnit = Literal["ms", "FLOPs"]
 
@@ -146,3 +194,68 @@ class JointPlan(Record):
     def gap(self) -> float:
         """Share of the step by which it may lie above the bound: 0 is proven best."""
         return max(1 - self.bound_ms / self.makespan_ms, 0.0) if self.makespan_ms else 0.0
+
+
+class Missed(Record):
+    """A plan whose run was over the budget."""
+
+    plan: Plan
+    measured_peak_bytes: int | None
+    """None: it was refused memory."""
+
+
+class AutoPlan(Record):
+    """What `explorer.auto_policy` found for a step of somebody's own, and what real steps of it say."""
+
+    plan: Plan
+    measured_peak_bytes: int | None
+    """None: its run holds no allocations."""
+    n_steps: int
+    """Real steps that it took; everything that they moved has been put back."""
+    measured_time_ratio: float | None = None
+    """Step time under the policy over that with everything kept, in turns; None: the latter does not fit."""
+    time_spread: float | None = None
+    front: tuple[Plan, ...] = ()
+    """From everything kept down to the lowest peak: what other budgets would cost. Predicted."""
+    missed: tuple[Missed, ...] = ()
+    refused: tuple[str, ...] = ()
+    """What did not fit on the device before a step did: `everything kept`."""
+
+    @property
+    def policy(self) -> Policy:
+        return self.plan.policy
+
+    @property
+    def certificate(self) -> Certificate:
+        return self.plan.certificate
+
+    @property
+    def predicted_peak_bytes(self) -> int:
+        return self.plan.step_peak_bytes
+
+    @property
+    def predicted_time_ratio(self) -> float | None:
+        return self.plan.cost_ratio
+
+    @property
+    def kept(self) -> bool:
+        """Whether the measured peak is within the budget; one that is not known keeps none."""
+        budget, peak = self.plan.budget_bytes, self.measured_peak_bytes
+        return budget is None or (peak is not None and peak <= budget)
+
+
+class Progress(Record):
+    """`done` of `total` steps; `what` is the step under way, in words for a person."""
+
+    what: str
+    done: int
+    total: int
+    plans: tuple[Plan, ...] = ()
+    """Found so far, by work that finds one after another."""
+
+
+Report = Callable[[Progress], None]
+
+
+def silent(progress: Progress) -> None:
+    """A Report for nobody."""

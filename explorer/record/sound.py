@@ -13,9 +13,8 @@ from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import Column, Record
 from explorer.record.comparison import Comparison
 from explorer.record.graph import INPUT, ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
-from explorer.record.ranks import RecordedRanks
 
 _MOST_BYTES = 2**62
 

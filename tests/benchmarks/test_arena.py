@@ -7,8 +7,8 @@ from scipy.stats import binomtest
 
 from benchmarks.arena import OURS, PLANNERS, Trial, ratio_interval, standing, trials
 from explorer.record import ModelRef, RunSpec
+from explorer.record.measurement import Samples
 from explorer.record.policy import Policy
-from explorer.record.times import Samples
 
 SMALL = {"n_layers": 6, "width": 16, "batch": 256, "dropout": 0.0}
 

@@ -12,8 +12,8 @@ from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
+from explorer.record.plan import silent
 from explorer.record.policy import Policy
-from explorer.record.progress import silent
 from explorer.record.run import RunSpec
 from tests.engine import rerun_nets, trap_nets
 

@@ -19,7 +19,7 @@ from explorer.jobs.work import work
 from explorer.record.base import Record, column, from_msgpack, to_msgpack
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Environment, Measurement
-from explorer.record.progress import Progress, Report
+from explorer.record.plan import Progress, Report
 
 
 def measurement(request: Measure | Compare) -> Measurement:

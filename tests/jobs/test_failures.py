@@ -38,10 +38,9 @@ from explorer.record.base import Record, column
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.plan import silent
 from explorer.record.policy import Policy
-from explorer.record.progress import silent
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 
 @pytest.mark.parametrize(

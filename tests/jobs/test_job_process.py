@@ -12,7 +12,7 @@ from explorer.errors import Crashed
 from explorer.jobs.job_process import JobProcess
 from explorer.jobs.protocol import Describe, Event, Failed, Finished, Reported, Submit, write_frame
 from explorer.record.graph import ModelRef
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 
 SUBMITTED = Submit(job="7", request=Describe(model=ModelRef(target="a.py")))
 REPORT = Reported(job="7", progress=Progress(what="stepping", done=1, total=2))

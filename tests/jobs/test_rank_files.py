@@ -11,7 +11,7 @@ from explorer.errors import BadInput
 from explorer.jobs import run_file
 from explorer.jobs.rank_files import files_of_ranks, grouped, opened
 from explorer.record.base import from_msgpack
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 from tests.jobs.runs import measured
 
 

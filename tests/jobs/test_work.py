@@ -14,7 +14,7 @@ from explorer.jobs.store import Store
 from explorer.jobs.work import work
 from explorer.record.base import Record, to_msgpack
 from explorer.record.graph import ModelGraph, ModelRef
-from explorer.record.progress import Progress, Report
+from explorer.record.plan import Progress, Report
 from explorer.record.run import RunSpec
 from tests.jobs.runs import measured
 

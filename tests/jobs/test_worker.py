@@ -20,8 +20,8 @@ from explorer.jobs.worker import answer, keep_compiled_code, needs_of
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Progress
 from explorer.record.policy import Policy
-from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.jobs import hostile_nets
 from tests.jobs.jobs_at_hand import finish, wait_gone

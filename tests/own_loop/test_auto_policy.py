@@ -16,8 +16,7 @@ import explorer
 from explorer.engine.device.apart import apart
 from explorer.engine.device.limits import limited_process
 from explorer.errors import BadInput
-from explorer.record.auto_plan import AutoPlan
-from explorer.record.progress import Report, silent
+from explorer.record.plan import AutoPlan, Report, silent
 
 WIDTH, BATCH = 64, 1024
 

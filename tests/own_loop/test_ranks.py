@@ -12,7 +12,7 @@ import torch
 from explorer.jobs.rank_files import files_of_ranks, opened
 from explorer.jobs.run_file import KINDS
 from explorer.record.base import from_msgpack
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """

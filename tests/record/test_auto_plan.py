@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from explorer.record.auto_plan import AutoPlan
+from explorer.record.plan import AutoPlan
 from tests.record.test_plan import PLAN
 
 

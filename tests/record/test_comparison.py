@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from explorer.record.base import from_msgpack, to_msgpack
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import (
+from explorer.record.comparison import (
     BufferDiff,
+    Comparison,
     GradientDiff,
     MaskDiff,
     ParameterDiff,

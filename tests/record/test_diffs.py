@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record.diffs import ROUNDING_FACTOR, BufferDiff, GradientDiff, MaskDiff, ParameterDiff, StateDiff
+from explorer.record.comparison import ROUNDING_FACTOR, BufferDiff, GradientDiff, MaskDiff, ParameterDiff, StateDiff
 
 
 def gradient(name: str = "w", *, bitwise: bool = True, **more: object) -> GradientDiff:

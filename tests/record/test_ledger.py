@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record.allocations import ROLES
-from explorer.record.ledger import Ledger, LedgerCell
+from explorer.record.allocations import ROLES, Ledger, LedgerCell
 
 CELLS = st.builds(
     LedgerCell,

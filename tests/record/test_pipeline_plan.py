@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.pipeline_plan import OWN_SCHEDULE, PipelinePlan
+from explorer.record.run import OWN_SCHEDULE, PipelinePlan
 
 
 def test_rows_of_ones_own_have_a_name_of_their_own() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from explorer.record.diffs import GradientDiff
+from explorer.record.comparison import GradientDiff
 from explorer.record.graph import ModelRef
 from explorer.record.pipeline_run import (
     ActionTime,

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.plan import Certificate, JointPlan, Plan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan
 
 
 def certificate(gap: float, n_candidates: int = 24, n_solves: int = 3) -> Certificate:

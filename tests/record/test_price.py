@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.record.price import Price
+from explorer.record.plan import Price
 
 
 def test_without_flops_a_price_has_no_rate() -> None:

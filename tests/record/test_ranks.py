@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 from tests.view.builders import MIB, Chain, measured
 
 

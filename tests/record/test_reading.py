@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile
-from explorer.record.reading import Reading
+from explorer.record.policy_file import PolicyFile, Reading
 
 
 def test_what_is_told() -> None:

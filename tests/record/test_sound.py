@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from explorer.record import Measurement, PhaseSpan
 from explorer.record.base import column
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 from explorer.record.sound import unsound
 from tests.view.builders import compared, measured, runs
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.measurement import Samples, ratio_with_spread
 
 
 def test_too_few_readings_have_no_figure() -> None:

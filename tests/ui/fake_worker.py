@@ -11,10 +11,9 @@ from explorer.errors import BadInput
 from explorer.jobs.protocol import Compare, Describe, DrawAutograd, FindPlans, Measure
 from explorer.plan.planners.front import find_plans
 from explorer.record import Failure, Measurement, ModelGraph
-from explorer.record.autograd import AutogradPicture, AutogradPictures
 from explorer.record.base import to_json
-from explorer.record.plan import Front, Wish
-from explorer.record.progress import Progress, silent
+from explorer.record.graph import AutogradPicture, AutogradPictures
+from explorer.record.plan import Front, Progress, Wish, silent
 from tests import graphs
 
 UNSAFE = "Predicted: the step was played on tensors without data."

@@ -19,9 +19,8 @@ from explorer.plan.hazards.known import hazards
 from explorer.plan.imports import door
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import not_foretold
-from explorer.record.forecast import Forecast
-from explorer.record.graph import ModelGraph
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL
 
 _SEVERITIES = {"error": "bold red", "warning": "yellow", "note": "dim"}

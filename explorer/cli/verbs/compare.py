@@ -34,8 +34,7 @@ from explorer.cli.worker import ask, check_writable, print_or_write, save_run_fi
 from explorer.jobs.protocol import Compare
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.evidence import evidence_of
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import Verdict
+from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import MOST_PROBES

@@ -15,7 +15,7 @@ from explorer.cli.worker import print_or_write
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
-from explorer.record.export import Export
+from explorer.record.policy_file import Export
 
 MOST_NAMED = 40
 _CHECKED = {"executed": "such exports are run in the tests", "grammar": "held against its documents, not run"}

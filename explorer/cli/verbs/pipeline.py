@@ -36,11 +36,10 @@ from explorer.plan.policy.presets import is_preset
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import PipelineEngine, PipelinePlan
 from explorer.record.pipeline_run import PipelineRun, fullest_bytes
 from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelineEngine, PipelinePlan, RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.words.pipeline import cap_kept, planned
 

@@ -17,7 +17,7 @@ from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.engine.compare.outcome import Outcome, Yardsticks
 from explorer.engine.world.images import leaves, same_state, short
 from explorer.engine.world.remembered import BEYOND, StateKey
-from explorer.record.diffs import Presence, StateDiff, TensorDiff
+from explorer.record.comparison import Presence, StateDiff, TensorDiff
 
 Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
 

@@ -42,12 +42,11 @@ from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
 from explorer.plan.hazards.known import hazards
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import BufferDiff, GradientDiff, MaskDiff, StateChange
+from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, MaskDiff, StateChange
 from explorer.record.failure import Failure
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 _N_STAGES = 5

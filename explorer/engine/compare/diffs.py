@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from torch import Tensor
 
 from explorer.engine.world.bits import dense, same_bits
-from explorer.record.diffs import Presence, TensorDiff
+from explorer.record.comparison import Presence, TensorDiff
 
 Tensors = Mapping[str, Tensor | None]
 """Tensors by name, detached and on the CPU; None: the run has none under this name (a gradient that never came)."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.watch.uncompiled import DispatchMode
-from explorer.record.diffs import MaskDiff
+from explorer.record.comparison import MaskDiff
 from explorer.record.policy import Policy
 
 _MASKS = (torch.ops.aten.bernoulli_, torch.ops.aten.bernoulli)

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from explorer.engine.compare.diffs import in_double, is_floating
 from explorer.engine.model.plain_names import plain_modules
-from explorer.record.diffs import ForwardDiff
+from explorer.record.comparison import ForwardDiff
 
 _ROUNDS = 256
 """Units in the last place by which two sketches of one activation may part."""

@@ -13,7 +13,7 @@ from torch import nn
 from explorer.engine.world.images import same_state, short
 from explorer.engine.world.remembered import State, StateKey, read_state
 from explorer.record.allocations import Phase
-from explorer.record.diffs import StateChange
+from explorer.record.comparison import StateChange
 
 
 @dataclass

@@ -27,7 +27,7 @@ from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, i
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.remembered import State, frozen, read_state
 from explorer.engine.world.rng import RngState, seed_everything
-from explorer.record.diffs import GradientDiff, ParameterDiff, RngDiff, TensorDiff
+from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 
 N_STEPS = 2
 """Optimizer steps behind the comparison of parameters: the second one starts from moved weights and statistics."""

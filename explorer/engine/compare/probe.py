@@ -34,7 +34,7 @@ from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import read_state
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import listed
-from explorer.record.progress import Report
+from explorer.record.plan import Report
 from explorer.record.run import RunSpec
 
 FEWEST, MOST = 4, 64

@@ -35,7 +35,7 @@ from explorer.engine.watch.uncompiled import compiler_off
 from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import State, StateKey
-from explorer.record.diffs import ForwardDiff, ParameterDiff
+from explorer.record.comparison import ForwardDiff, ParameterDiff
 
 
 def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str, Any]:

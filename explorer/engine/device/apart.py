@@ -22,7 +22,7 @@ from explorer.engine.device.free_memory import n_oom_kills
 from explorer.engine.device.limits import limited_by_machine
 from explorer.errors import Crashed, ExplorerError
 from explorer.record.base import from_json, to_json
-from explorer.record.progress import Progress, Report
+from explorer.record.plan import Progress, Report
 
 Kind = TypeVar("Kind")
 

@@ -18,9 +18,9 @@ from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, nearest
-from explorer.record.autograd import AutogradPicture, AutogradPictures
+from explorer.record.graph import AutogradPicture, AutogradPictures
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import Policy
-from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 

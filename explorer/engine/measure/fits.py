@@ -16,7 +16,7 @@ from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
 from explorer.plan.policy.ladder import ladder
 from explorer.record.measurement import Measurement, Refused
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 

@@ -28,7 +28,7 @@ from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.without_data import cast_buffers, without_data
 from explorer.errors import BadInput
 from explorer.record.measurement import Measurement
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 LEFT_OUT = (

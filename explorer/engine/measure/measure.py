@@ -36,8 +36,8 @@ from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL
-from explorer.record.progress import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 N_LOOKED = 3

@@ -29,9 +29,8 @@ from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import Measurement, Times
 from explorer.record.policy import Policy
-from explorer.record.times import Times
 
 N_TIMED = 3
 

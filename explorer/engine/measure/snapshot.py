@@ -16,7 +16,7 @@ from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import NotOnThisDevice, NotSaved
 from explorer.record.measurement import SavedFile
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 N_WARM_UP = 2

@@ -19,8 +19,8 @@ from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.record.allocations import Phase
 from explorer.record.failure import Failure
+from explorer.record.measurement import Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.times import Samples, Times
 
 N_LOOKS = 2
 """A rerun looks at as many operators as the forward does."""

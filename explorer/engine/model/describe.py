@@ -36,7 +36,7 @@ from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import Block, ModelGraph, ModelRef, Trait
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import Device
 
 

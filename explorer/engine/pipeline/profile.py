@@ -32,10 +32,9 @@ from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
 from explorer.plan.pipeline.stage_costs import special_units
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageOverhead
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.progress import Progress, Report, silent
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, as chosen")
 """What progress says."""

@@ -30,10 +30,9 @@ from explorer.plan.pipeline.notes import notes
 from explorer.plan.pipeline.stage_costs import predict, state_bytes
 from explorer.record.base import from_msgpack
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import ActionTime, BlockCalls, PipelineRun, PlayedSchedule, RankMemory, RankReport
-from explorer.record.progress import Progress, Report, silent
-from explorer.record.run import RunSpec
+from explorer.record.plan import Progress, Report, silent
+from explorer.record.run import PipelineEngine, RunSpec
 
 MOST_REPEATS = 3
 """Timed passes, where RunSpec.n_repeats asks for more: each is a whole step of every rank."""

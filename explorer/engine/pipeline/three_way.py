@@ -24,10 +24,10 @@ from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
 from explorer.engine.step import autocast, prepare
 from explorer.engine.world.bits import same_bits
 from explorer.engine.world.rng import seed_everything
-from explorer.record.diffs import BufferDiff, GradientDiff
+from explorer.record.comparison import BufferDiff, GradientDiff
 from explorer.record.pipeline_run import BufferShares, GradientShares
+from explorer.record.plan import Progress, Report
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.progress import Progress, Report
 
 
 @dataclass(frozen=True)

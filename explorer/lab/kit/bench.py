@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from explorer.errors import message_of
 from explorer.record.graph import ModelRef
 from explorer.record.lab import LabChart, LabRow
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 
 Gradients = dict[str, Tensor | None]
 Setting = Mapping[str, str]

@@ -12,7 +12,7 @@ from torch import Tensor
 from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.lab.kit.bench import Gradients, Raised
 from explorer.plan.names import some
-from explorer.record.diffs import GradientDiff
+from explorer.record.comparison import GradientDiff
 from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
 
 EQUAL_TENSORS = "equal in every bit"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.export.code import python_file
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 COMPOSER = Target(name="composer", written_for="composer 0.32.1", options=("use_reentrant",), checked="executed")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 DEEPSPEED = Target(name="deepspeed", written_for="DeepSpeed of 2026-08-22 (edaa722)")
 

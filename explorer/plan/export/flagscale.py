@@ -7,9 +7,8 @@ from __future__ import annotations
 from explorer.errors import InvalidPlan
 from explorer.plan.export.layers import layers_of
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.run import PipelinePlan
 
 FLAGSCALE = Target(
     name="flagscale", written_for="FlagScale of 2025-11 (16a2dd5)", fixed=(("use_reentrant", True),), nested=False

@@ -23,8 +23,7 @@ from explorer.plan.export.torch_file import to_torch
 from explorer.plan.export.torchrun import to_schedule_csv, to_stages
 from explorer.plan.export.torchtitan import to_torchtitan
 from explorer.plan.policy.pattern import is_pattern
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from explorer.plan.export.code import CHECKPOINT_OPTIONS, WRAPPED, options_of, python_file
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 HUGGING_FACE = Target(
     name="huggingface",

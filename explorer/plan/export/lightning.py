@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.export.code import python_file
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 LIGHTNING = Target(name="lightning", written_for="Lightning 2.6", checked="executed")
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.export.layers import layers_of
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 LLM_FOUNDRY = Target(name="llm-foundry", written_for="llm-foundry of 2025-07 (8c8dd48)", nested=False)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from explorer.errors import InvalidPlan
 from explorer.plan.export.layers import Layers, first_of, fullest_list, layers_of, prefix_of
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.run import PipelinePlan
 
 _VERSION = "Megatron-LM of 2026-08-22 (d98e8a6)"
 MEGATRON = Target(name="megatron", written_for=_VERSION, fixed=(("use_reentrant", True),), nested=False)

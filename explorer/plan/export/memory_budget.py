@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 MEMORY_BUDGET = Target(name="memory-budget", written_for="torch 2.13")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 MMENGINE = Target(name="mmengine", written_for="MMEngine of 2025-10 (2543429)")
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 OLMO_CORE = Target(
     name="olmo-core",

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from explorer.plan.names import above, some
-from explorer.record.export import Checked, Export
 from explorer.record.policy import Action, Policy, Unit
+from explorer.record.policy_file import Checked, Export
 
 STATISTICS = "Where a recomputed block has running statistics (BatchNorm), they move twice a step there."
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.export.layers import layers_of
 from explorer.plan.export.outcome import Target
-from explorer.record.export import Export
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 PRIMUS = Target(
     name="primus", written_for="Primus of 2026-08-22 (fd1eeab)", fixed=(("use_reentrant", True),), nested=False

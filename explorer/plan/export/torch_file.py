@@ -11,9 +11,8 @@ from pathlib import Path
 
 from explorer.plan.export.outcome import Target
 from explorer.plan.export.torch_text import ERROR, TEMPLATE
-from explorer.record.export import Export
 from explorer.record.policy import Policy
-from explorer.record.policy_file import Evidence, PolicyFile
+from explorer.record.policy_file import Evidence, Export, PolicyFile
 
 TORCH = Target(
     name="torch",

@@ -14,11 +14,9 @@ from explorer.errors import InvalidPlan, UnreadableFile, message_of
 from explorer.plan.pipeline.actions import to_csv
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.base import from_json, to_json
-from explorer.record.export import Export
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.policy_file import PolicyFile
-from explorer.record.run import RunSpec
+from explorer.record.policy_file import Export, PolicyFile
+from explorer.record.run import PipelinePlan, RunSpec
 
 SPEC_FILE = "run_spec.json"
 SCRIPT_FILE = "run.sh"

@@ -23,9 +23,8 @@ from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.memory.series import Bytes, array_of
 from explorer.record.allocations import Allocations
 from explorer.record.base import Column
-from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement
+from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement, Samples
 from explorer.record.run import RunSpec
-from explorer.record.times import Samples
 
 _SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "calls", "weight_casts")
 _FLOPS = ("forward_flops", "recompute_flops", "backward_flops", "skipped_flops")

@@ -11,8 +11,7 @@ from explorer.plan.forecast.changes import Played, held_at
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.ledger import cells_of, ledger
 from explorer.plan.memory.series import Bytes
-from explorer.record.allocations import Role
-from explorer.record.ledger import Ledger, LedgerCell
+from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.measurement import Measurement
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from explorer.plan.forecast.rerun_time import CALL_ERROR, NINE_OF_TEN, RERUN_ERROR
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 
 LEFT_ERROR = 0.1
 """Standard error that stays between policies of one model, as a share of what running again takes."""

@@ -12,8 +12,7 @@ from statistics import fmean
 import msgspec
 
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import MeasuredBlock, Measurement
-from explorer.record.times import Samples
+from explorer.record.measurement import MeasuredBlock, Measurement, Samples
 
 
 def kin_of(graph: ModelGraph, fqn: str) -> str:

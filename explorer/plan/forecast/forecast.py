@@ -25,10 +25,10 @@ from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.forecast.unforeseen import trains_nothing, unforeseen
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
-from explorer.record.forecast import Forecast
+from explorer.record.allocations import Ledger
 from explorer.record.graph import ModelGraph
-from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast
 from explorer.record.policy import Policy, Unit
 
 

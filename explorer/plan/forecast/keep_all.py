@@ -32,9 +32,8 @@ from explorer.plan.memory.series import Bytes, Mask, array_of
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
 from explorer.record.base import Column, column
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import AllocatorPeaks, Measurement
+from explorer.record.measurement import AllocatorPeaks, Measurement, Samples
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.times import Samples
 
 LOST_SHARE = 0.01
 """Share of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""

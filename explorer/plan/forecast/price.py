@@ -20,8 +20,8 @@ from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Price
 from explorer.record.policy import Unit
-from explorer.record.price import Price
 
 
 def prices(

@@ -17,9 +17,8 @@ from typing import NamedTuple
 
 from explorer.plan.forecast.rerun_ms import unit_ms
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement, Times
 from explorer.record.policy import Policy, Unit
-from explorer.record.times import Times
 
 CHECKPOINT_MS, SAVED_TENSOR_MS = 0.65, 0.015
 """What a checkpointed call takes beside its second forward, and for each tensor that it saves, where nobody measured

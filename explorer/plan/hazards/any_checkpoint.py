@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from explorer.plan.hazards.case import Case
 from explorer.plan.kept_results import written_results
 from explorer.plan.names import innermost, is_within, some
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 
 Rule = Callable[[Case], Iterator[Hazard]]
 

@@ -7,9 +7,8 @@ from functools import cached_property
 
 from explorer.plan.names import innermost, lineage
 from explorer.record.graph import Block, ModelGraph, Trait
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 
 @dataclass(frozen=True)

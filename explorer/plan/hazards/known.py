@@ -6,11 +6,9 @@ from explorer.plan.hazards.any_checkpoint import POLICY_RULES
 from explorer.plan.hazards.case import Case
 from explorer.plan.hazards.pipeline import PIPELINE_RULES
 from explorer.plan.hazards.reentrant import REENTRANT_RULES
-from explorer.record.graph import ModelGraph
-from explorer.record.hazard import Hazard
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.graph import Hazard, ModelGraph
 from explorer.record.policy import Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 _ORDER = ("error", "warning", "note")
 

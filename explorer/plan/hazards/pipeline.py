@@ -8,9 +8,8 @@ from explorer.plan.hazards.any_checkpoint import Rule
 from explorer.plan.hazards.case import Case
 from explorer.plan.names import innermost, is_within, lineage, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
-from explorer.record.graph import Block
-from explorer.record.hazard import Hazard
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.graph import Block, Hazard
+from explorer.record.run import PipelinePlan
 
 
 def indivisible_batch(case: Case) -> Iterator[Hazard]:

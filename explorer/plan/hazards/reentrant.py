@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from explorer.plan.hazards.any_checkpoint import Rule
 from explorer.plan.hazards.case import Case
 from explorer.plan.names import some
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 
 _OTHER_VARIANT = "Set use_reentrant to False."
 

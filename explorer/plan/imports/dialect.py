@@ -16,7 +16,7 @@ from explorer.plan.policy.file import file_of
 from explorer.record.base import from_plain
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 
 
 @dataclass(frozen=True, kw_only=True)

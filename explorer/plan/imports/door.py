@@ -15,7 +15,7 @@ from explorer.plan.names import listed
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.strict_yaml import Document
 from explorer.record.graph import ModelGraph
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 
 PROGRAMS = (HUGGING_FACE, TORCHTITAN, MEGATRON)
 SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")

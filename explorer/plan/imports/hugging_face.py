@@ -12,7 +12,7 @@ from explorer.plan.imports.dialect import Dialect, Said, layer_lists, reading, r
 from explorer.plan.imports.settings import Settings, last
 from explorer.plan.names import some
 from explorer.record.graph import ModelGraph
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 
 _VERSION = "transformers 5.23"
 _SWITCHES = ("activation_checkpointing", "gradient_checkpointing")

@@ -14,7 +14,7 @@ from explorer.plan.imports.settings import Settings, last
 from explorer.plan.names import Fqns, listed
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 
 _VERSION = "Megatron-LM of 2026-08-22 (d98e8a6)"
 _KEYS = ("granularity", "method", "num_layers", "modules", "activations", "layer_ids")

@@ -10,8 +10,7 @@ from explorer.plan.policy.pattern import expanded, is_pattern, matches
 from explorer.plan.policy.shape import differences, shape_of
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile
-from explorer.record.reading import Reading
+from explorer.record.policy_file import PolicyFile, Reading
 
 OWN = "a policy file"
 

@@ -13,7 +13,7 @@ from explorer.plan.imports.settings import Settings, last
 from explorer.plan.names import Fqns
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 
 _VERSION = "torchtitan of 2025, or 0.3.0"
 _SECTION = "activation_checkpoint"

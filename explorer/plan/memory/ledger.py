@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from explorer.errors import BadInput
 from explorer.plan.memory.series import alive, array_of, events, peak_tick
-from explorer.record.allocations import ROLES, Allocations, PhaseSpan
-from explorer.record.ledger import Ledger, LedgerCell
+from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell, PhaseSpan
 from explorer.record.measurement import Measurement
 
 

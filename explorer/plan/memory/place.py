@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.sizes import mib
-from explorer.record.allocations import Role
-from explorer.record.ledger import Ledger
+from explorer.record.allocations import Ledger, Role
 
 PLURAL: dict[Role, str] = {
     "parameter": "parameters",

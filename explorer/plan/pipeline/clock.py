@@ -18,8 +18,8 @@ from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.split_backward import Priced, priced_backward
 from explorer.record.base import Origin
 from explorer.record.pipeline_cost import StageCost
-from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, RankUse
+from explorer.record.run import CheckpointMode, PipelinePlan
 
 Duration = Callable[[Action], float]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from explorer.plan.pipeline.actions import parse_rows
 from explorer.plan.pipeline.stage_costs import left_out
 from explorer.plan.pipeline.transfers import links
-from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule
+from explorer.record.run import PipelineEngine
 
 WHERE: dict[PipelineEngine, str] = {
     "inproc": "All ranks ran in one process, in turns: times are composed from each action's own.",

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from explorer.plan.pipeline.rules import Triple
 from explorer.plan.pipeline.split_backward import Priced
 from explorer.record.pipeline_cost import ActionCost, StageCost
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import ActionTime, RankMemory, rank_memory
+from explorer.record.run import PipelinePlan
 
 
 @dataclass

@@ -23,7 +23,7 @@ from explorer.plan.pipeline.orders import (
 )
 from explorer.plan.pipeline.rules import check_rows
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,10 +14,9 @@ from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.split_backward import all_in_weight, as_one_checkpoint, in_a_row
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, StageCost, StageOverhead
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.policy import Policy, Unit
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 
 def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> PlayedSchedule:

@@ -10,8 +10,7 @@ from explorer.errors import BadInput
 from explorer.plan.planners.budget import Planner
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
-from explorer.record.plan import Front, Plan, Wish
-from explorer.record.progress import Progress, Report
+from explorer.record.plan import Front, Plan, Progress, Report, Wish
 
 N_POINTS = 10
 N_BETWEEN = 3

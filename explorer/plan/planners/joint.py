@@ -32,10 +32,9 @@ from explorer.plan.policy.counted import in_error
 from explorer.plan.sizes import mib, mib_up
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
-from explorer.record.plan import CapWish, JointPlan
+from explorer.record.plan import CapWish, JointPlan, Progress, Report, silent
 from explorer.record.policy import Policy
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.run import PipelinePlan
 
 MOST_CUTS = 60
 """So many ways to cut are all tried; of more, the good ones are looked for."""

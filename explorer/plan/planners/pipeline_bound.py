@@ -21,7 +21,7 @@ from explorer.plan.pipeline.cuts import balance, n_in_flight
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.plan.pipeline.stage_costs import state_bytes
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 
 def least_step_ms(

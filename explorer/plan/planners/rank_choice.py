@@ -16,8 +16,8 @@ from explorer.plan.pipeline.rank_memory import RankForecast
 from explorer.plan.pipeline.split_backward import priced_backward
 from explorer.plan.pipeline.stage_costs import StagePlace, stage_cost, state_bytes
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile, StageCost
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan
 
 MOST_TRIED = 32
 """All choices of five blocks."""

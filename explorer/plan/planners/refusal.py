@@ -8,7 +8,7 @@ from explorer.plan.memory.place import holders
 from explorer.plan.names import is_within, listed
 from explorer.plan.planners.budget import Planner
 from explorer.plan.sizes import mib
-from explorer.record.ledger import Ledger
+from explorer.record.allocations import Ledger
 from explorer.record.measurement import Measurement
 
 

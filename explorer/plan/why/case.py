@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from explorer.plan.names import is_within
-from explorer.record.allocations import Role
+from explorer.record.allocations import Ledger, Role
 from explorer.record.graph import ModelGraph
-from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
 
 

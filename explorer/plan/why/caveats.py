@@ -8,9 +8,9 @@ from explorer.plan.forecast.actions import results_of_views
 from explorer.plan.forecast.unforeseen import no_baseline, unforeseen
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import listed, some
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 
 LARGE_SHARE = 0.05

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from explorer.plan.names import is_within, listed
 from explorer.plan.why.patterns import patterns
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import ParameterDiff, StateChange
-from explorer.record.hazard import Hazard
+from explorer.record.comparison import Comparison, ParameterDiff, StateChange
+from explorer.record.graph import Hazard
 
 _STRAIGHT = 1e-4
 """How far a cosine or a ratio may be from one: more than float32 rounds."""

@@ -6,8 +6,7 @@ from typing import Literal
 
 import streamlit as st
 
-from explorer.record.autograd import AutogradPicture, AutogradPictures
-from explorer.record.graph import ModelGraph
+from explorer.record.graph import AutogradPicture, AutogradPictures, ModelGraph
 from explorer.ui.shared.download import Offer, download
 from explorer.view.graph.autograd import caption, difference, themed
 

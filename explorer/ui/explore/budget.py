@@ -7,9 +7,8 @@ from functools import partial
 
 import streamlit as st
 
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
-from explorer.record.plan import Plan
+from explorer.record.plan import Forecast, Plan
 from explorer.ui.explore import plans
 from explorer.ui.explore.plans import Found
 from explorer.ui.explore.shown import Shown, cost, cost_word, predicted

@@ -7,10 +7,9 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.export.formats import FORMATS, exported
 from explorer.plan.names import listed
-from explorer.record.export import Export
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download

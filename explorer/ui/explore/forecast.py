@@ -6,11 +6,10 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
 from explorer.plan.memory.series import Bytes
 from explorer.plan.policy.counted import counted_units
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast, Price
 from explorer.record.policy import Policy
-from explorer.record.price import Price
 from explorer.ui.session import backend
 from explorer.view.drawing.units import MINUS, mib, percent
 

@@ -6,8 +6,8 @@ import msgspec
 import streamlit as st
 
 from explorer.plan.policy.presets import preset_titles
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
+from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.explore import plans, work
 from explorer.ui.explore.budget import points

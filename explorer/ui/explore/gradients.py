@@ -6,8 +6,7 @@ from typing import Literal
 
 import streamlit as st
 
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import Verdict
+from explorer.record.comparison import Comparison, Verdict
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
 from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table

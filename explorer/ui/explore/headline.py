@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from explorer.record.base import Origin
-from explorer.record.forecast import Forecast
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
 from explorer.ui.explore.shown import Shown
 from explorer.ui.session.plain import plain

@@ -14,9 +14,8 @@ from typing import Any
 import streamlit as st
 
 from explorer.plan.why.caveats import not_foretold
-from explorer.record.graph import ModelGraph
-from explorer.record.hazard import Hazard
-from explorer.record.reading import Reading
+from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.policy_file import Reading
 from explorer.ui.explore import exports, plans, work
 from explorer.ui.explore import state as states
 from explorer.ui.explore.blocks import graph_panel, tools

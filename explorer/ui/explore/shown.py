@@ -13,12 +13,12 @@ from explorer.plan.forecast.rerun_time import error_of_median
 from explorer.plan.hazards.known import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset, preset_titles
+from explorer.record.allocations import Ledger
 from explorer.record.base import to_json
 from explorer.record.comparison import Comparison
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
-from explorer.record.ledger import Ledger
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from explorer.ui.explore import work

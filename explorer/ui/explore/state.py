@@ -9,7 +9,7 @@ from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Plan, Wish
 from explorer.record.policy import Policy
-from explorer.record.reading import Reading
+from explorer.record.policy_file import Reading
 from explorer.ui.session import backend, opened, page_job
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob

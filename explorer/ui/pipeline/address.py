@@ -16,7 +16,7 @@ from explorer.errors import UnreadableFile, nearest
 from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_MICROBATCHES, USUAL_SCHEDULE
 from explorer.record.base import Record, limits
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
+from explorer.record.run import CheckpointMode, PipelinePlan
 
 MOST_MICROBATCHES: int = limits(PipelinePlan, "n_microbatches")[1]
 MOST_RANKS: int = limits(PipelinePlan, "n_ranks")[1]

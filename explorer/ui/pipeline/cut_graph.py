@@ -6,8 +6,8 @@ import msgspec
 
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import BlockCost, PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan
 from explorer.ui import block_graph
 from explorer.ui.block_graph import Paint
 from explorer.ui.pipeline import state as pipeline_state

@@ -10,10 +10,9 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.plan.export.torchrun import NEEDS, run_files
 from explorer.plan.policy import file as policy_file
-from explorer.record.hazard import Hazard
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.graph import Hazard
 from explorer.record.policy_file import PolicyFile
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.download import Offer, download

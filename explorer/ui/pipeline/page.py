@@ -17,9 +17,8 @@ from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.stage_costs import left_out, predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PlayedSchedule
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline import work as pipeline_work
 from explorer.ui.pipeline.cap_panel import cap_panel

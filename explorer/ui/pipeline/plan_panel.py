@@ -11,7 +11,7 @@ from explorer.plan.pipeline.cuts import CutRule, atoms, stages_by, usual_rule
 from explorer.plan.pipeline.schedules import fitting, rows_of
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_cost import PipelineProfile
-from explorer.record.pipeline_plan import CheckpointMode, PipelinePlan
+from explorer.record.run import CheckpointMode, PipelinePlan
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES
 from explorer.ui.pipeline.schedule_panel import n_ranks_of, schedule_file, schedule_picker

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 import streamlit as st
 
-from explorer.record.hazard import Hazard
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.graph import Hazard
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from explorer.ui.pipeline.files import files_panel
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session.plain import plain

@@ -10,7 +10,7 @@ from explorer.plan.pipeline.cuts import stages_by
 from explorer.plan.pipeline.rules import check_rows
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rank_counts
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import OWN_SCHEDULE
+from explorer.record.run import OWN_SCHEDULE
 from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.address import MOST_MICROBATCHES, PlanChoices
 from explorer.ui.pipeline.state import PipelineState

@@ -19,10 +19,10 @@ from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_SCHEDULE, default_
 from explorer.plan.policy import marks as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import PipelineEngine
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelineEngine
 from explorer.ui import block_graph
 from explorer.ui.block_graph import GraphMarks
 from explorer.ui.pipeline import address as plan_link

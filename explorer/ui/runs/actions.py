@@ -10,8 +10,7 @@ import streamlit as st
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import Measurement
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.ui.runs.listed import PINNABLE, RANKS
 from explorer.ui.runs.ranks import ranks_panel
 from explorer.ui.runs.state import current, reorder

@@ -6,8 +6,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.jobs.store import StoredRun
-from explorer.record.measurement import Measurement
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.ui.session import backend
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.charts import draw

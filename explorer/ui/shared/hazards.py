@@ -6,7 +6,7 @@ from typing import Literal
 
 import streamlit as st
 
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 
 SEVERITIES: dict[str, Literal["red", "orange", "gray"]] = {"error": "red", "warning": "orange", "note": "gray"}
 

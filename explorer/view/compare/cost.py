@@ -7,8 +7,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import Measurement
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent

@@ -13,8 +13,7 @@ from typing import Any, get_args
 import plotly.graph_objects as go
 
 from explorer.plan.names import listed
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import TensorDiff, Verdict
+from explorer.record.comparison import Comparison, TensorDiff, Verdict
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import empty, figure

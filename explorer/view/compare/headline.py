@@ -7,8 +7,7 @@ from typing import Literal
 
 from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
-from explorer.record.measurement import Measurement
-from explorer.record.times import Samples, ratio_with_spread
+from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
 from explorer.view.words.allocator import peaks_in_words

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.hazard import Hazard
+from explorer.record.graph import Hazard
 from explorer.view.drawing.units import count
 
 TRUSTED = ("bitwise equal", "rounding")

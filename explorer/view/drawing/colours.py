@@ -11,7 +11,7 @@ Rules that the tests keep:
 from __future__ import annotations
 
 from explorer.record.allocations import Phase, Role
-from explorer.record.diffs import Verdict
+from explorer.record.comparison import Verdict
 
 LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#171614"
 """Streamlit's two page backgrounds."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from explorer.plan import sizes
-from explorer.record.times import Samples
+from explorer.record.measurement import Samples
 
 NOT_MEASURED = "not measured"
 MINUS = "\N{MINUS SIGN}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from explorer.record.autograd import AutogradPicture, AutogradPictures
+from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.view.drawing.colours import DARK_PAGE, LIGHT_PAGE
 from explorer.view.drawing.units import count, mib
 

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from explorer.plan.names import above
+from explorer.record.allocations import Ledger
 from explorer.record.base import Record
-from explorer.record.graph import Block, ModelGraph, Trait
-from explorer.record.hazard import Hazard
-from explorer.record.ledger import Ledger
+from explorer.record.graph import Block, Hazard, ModelGraph, Trait
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.policy import Policy
 from explorer.view.drawing.units import mib

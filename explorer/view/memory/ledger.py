@@ -8,8 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from explorer.plan.names import is_within
-from explorer.record.allocations import ROLES, Role
-from explorer.record.ledger import Ledger
+from explorer.record.allocations import ROLES, Ledger, Role
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
 from explorer.view.drawing.figure import bars, figure

@@ -11,8 +11,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.memory.series import held
 from explorer.plan.names import listed
 from explorer.record.allocations import ROLES
-from explorer.record.measurement import Measurement
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
 from explorer.view.drawing.figure import bars, empty, figure

@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from statistics import median
 
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
+from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
 from explorer.view.words import pipeline as words
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.record.diffs import TensorDiff, Verdict
+from explorer.record.comparison import TensorDiff, Verdict
 from explorer.record.pipeline_run import BufferShares, GradientShares, PipelineRun, Share
 from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, stage_colour

@@ -10,9 +10,8 @@ from html import escape
 from explorer.record.comparison import Comparison
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Environment, Measurement
+from explorer.record.measurement import Environment, Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.ranks import RecordedRanks
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib
 from explorer.view.report.html import anchor, box, document, paragraph, table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from explorer.view.report.html import drawn, paragraph, picture, section, table
 from explorer.view.report.one_or_two import hazards_said, memory_of_one

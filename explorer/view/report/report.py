@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from explorer.record.measurement import RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.ranks import RecordedRanks
 from explorer.view.report.one_or_two import run_report
 from explorer.view.report.parts import ReportOf
 from explorer.view.report.pipeline import pipeline_report

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from explorer.plan.names import operator_word, some
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from explorer.record.policy import Action, Policy, Unit
 from explorer.view.drawing.units import change, count, percent
 

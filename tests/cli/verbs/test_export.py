@@ -10,9 +10,8 @@ from typer.testing import CliRunner
 from explorer.cli.main import app
 from explorer.plan.policy import file as policy_file
 from explorer.record.base import from_json
-from explorer.record.export import Export
 from explorer.record.policy import Policy
-from explorer.record.policy_file import PolicyFile
+from explorer.record.policy_file import Export, PolicyFile
 
 
 @pytest.fixture

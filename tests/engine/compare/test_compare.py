@@ -11,8 +11,8 @@ from explorer.engine.compare.compare import compare
 from explorer.engine.model.load import load
 from explorer.errors import BadInput, Cancelled
 from explorer.record.comparison import Comparison
+from explorer.record.plan import Progress
 from explorer.record.policy import Policy, Unit
-from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.engine.judging import judged, pair
 

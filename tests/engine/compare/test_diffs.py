@@ -12,7 +12,7 @@ from torch import Tensor
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp, relative_distance
 from explorer.engine.world.bits import same_bits
-from explorer.record.diffs import BufferDiff, GradientDiff
+from explorer.record.comparison import BufferDiff, GradientDiff
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from explorer.engine.compare.draws import DrawWatch
 from explorer.engine.policy.apply import apply_policy
-from explorer.record.diffs import MaskDiff
+from explorer.record.comparison import MaskDiff
 from explorer.record.policy import Policy
 
 

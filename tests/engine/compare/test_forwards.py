@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from explorer.engine.compare.forwards import Forwards, forward_difference
-from explorer.record.diffs import ForwardDiff
+from explorer.record.comparison import ForwardDiff
 
 
 def parted(change: Any, *, n_calls: int = 1) -> ForwardDiff:

@@ -10,8 +10,8 @@ import pytest
 
 from explorer.engine.compare.compare import compare
 from explorer.engine.compare.probe import FEWEST, MOST, ProbedStep, probe, probed_step
+from explorer.record.plan import silent
 from explorer.record.policy import Policy
-from explorer.record.progress import silent
 from explorer.record.run import RunSpec
 from tests.engine import hidden_nets
 

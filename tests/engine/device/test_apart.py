@@ -9,7 +9,7 @@ import pytest
 
 from explorer.engine.device.apart import apart
 from explorer.errors import BadInput, Cancelled, Crashed
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 
 
 def counts(up_to: int, report: Report) -> tuple[int, int]:

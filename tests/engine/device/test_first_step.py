@@ -15,7 +15,7 @@ from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
 from explorer.plan.policy.presets import preset
 from explorer.record import ModelRef, RunSpec
-from explorer.record.progress import Report, silent
+from explorer.record.plan import Report, silent
 
 MIB = 2**20
 

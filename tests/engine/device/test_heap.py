@@ -11,7 +11,7 @@ import torch
 
 from explorer.engine.device.apart import apart
 from explorer.engine.device.heap import without_holes, without_page_faults
-from explorer.record.progress import Report, silent
+from explorer.record.plan import Report, silent
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told anything")
 

@@ -14,7 +14,7 @@ from explorer.engine.measure.measure import measure
 from explorer.engine.step import prepare, run_step
 from explorer.errors import OutOfMemory
 from explorer.record import RunSpec
-from explorer.record.progress import Report, silent
+from explorer.record.plan import Report, silent
 from explorer.view.words.cut_short import peak_and_end
 from tests.engine.tiny_nets import ref
 

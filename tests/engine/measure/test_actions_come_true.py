@@ -17,7 +17,7 @@ from explorer.engine.policy import offload
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from tests.engine.measure.random_policies import KINDS, random_policy
 
 SMALL = {

@@ -12,7 +12,7 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.policy.presets import preset
 from explorer.record import ModelRef, RunSpec
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 from explorer.view.words.cut_short import did_not_fit
 from tests.engine.tiny_nets import ref
 

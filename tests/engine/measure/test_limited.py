@@ -14,7 +14,7 @@ from explorer.engine.measure.measure import measure
 from explorer.engine.step import prepare, run_step
 from explorer.errors import OutOfMemory
 from explorer.record import ModelRef, RunSpec
-from explorer.record.progress import Report, silent
+from explorer.record.plan import Report, silent
 
 MIB = 2**20
 

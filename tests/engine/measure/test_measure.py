@@ -17,7 +17,7 @@ from explorer.engine.step import Trainee, prepare
 from explorer.errors import BadInput, Cancelled, InvalidPolicy, OutOfMemory
 from explorer.record import Measurement, Policy, RunSpec
 from explorer.record.base import from_msgpack, to_msgpack
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 from tests.engine.measure.gpt_runs import BLOCKS, GPT
 from tests.engine.tiny_nets import ref
 

@@ -14,7 +14,7 @@ from explorer.engine.measure.stopwatch import BlockSamples, Timed, block_ms, liv
 from explorer.engine.step import prepare, run_step
 from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec, Unit
-from explorer.record.times import Samples
+from explorer.record.measurement import Samples
 from tests.engine.tiny_nets import ref
 
 

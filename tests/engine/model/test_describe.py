@@ -17,8 +17,8 @@ from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import Cancelled, ModelFailed
 from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.plan import Progress
 from explorer.record.policy import Policy
-from explorer.record.progress import Progress
 from explorer.record.run import RunSpec
 from tests.engine import tiny_nets
 from tests.engine.walk_net import ROW, B, W, Walk, graph

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 NETS = Path(__file__).with_name("pipeline_nets.py")
 

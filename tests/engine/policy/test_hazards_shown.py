@@ -20,10 +20,9 @@ from explorer.errors import InvalidPlan
 from explorer.lab import derivatives
 from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy, Unit
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 from tests.engine import trap_nets
 from tests.engine.judging import judged, pair
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from explorer.plan.export.formats import exported
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
 from explorer.record.policy_file import PolicyFile
+from explorer.record.run import PipelinePlan
 
 Gradients = dict[str, Tensor]
 Calls = dict[str, int]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from explorer.plan.export.layers import Layers, first_of, fullest_list, layers_of, prefix_of
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 PLAN = PipelinePlan(stages=(("embed", "m.layers.0", "m.layers.1"), ("m.layers.2", "head.0")), n_microbatches=1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import exported
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.export.runs import LAYERS, file_of
 
 

@@ -10,9 +10,9 @@ from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import exported
 from explorer.plan.pipeline.actions import from_csv
 from explorer.plan.pipeline.orders import one_f_one_b
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL
 from explorer.record.policy_file import PolicyFile
+from explorer.record.run import PipelinePlan
 
 FILE = PolicyFile(
     policy=KEEP_ALL, pipeline=PipelinePlan(stages=(("a", "b"), ("c",)), n_microbatches=3, schedule="1F1B")

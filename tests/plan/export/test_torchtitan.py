@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from explorer.plan.export.formats import exported
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.export.runs import (
     LAYERS,
     Chain,

@@ -8,7 +8,7 @@ import pytest
 from explorer.plan.forecast.actions import results_of_views
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.record import ModelGraph, Policy, Unit
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from tests.graphs import block as graph_block
 from tests.plan.forecast.two_blocks import two_blocks
 from tests.plan.why.test_peak import graph

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.plan.forecast.calibrate import TimedStep, calibrated
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 
 FORETOLD = Forecast(time_ratio=1.2, time_ratio_spread=0.1)
 

@@ -8,7 +8,7 @@ import pytest
 from explorer.plan.forecast.equal_times import kin_of, with_equal_times
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.record import Measurement, Policy, RunSpec
-from explorer.record.times import Samples
+from explorer.record.measurement import Samples
 from tests import graphs
 
 GRAPH = graphs.gpt(3)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from explorer.plan.forecast.changes import RNG_STATE_BYTES
 from explorer.plan.forecast.forecast import Forecaster, inside
 from explorer.record import Calls, Measurement, ModelGraph, Policy, RunSpec
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from tests import graphs
 from tests.graphs import block as graph_block
 from tests.plan.why.test_peak import graph

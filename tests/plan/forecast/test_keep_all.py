@@ -12,7 +12,7 @@ from explorer.plan.forecast.unforeseen import no_baseline
 from explorer.plan.memory.series import held
 from explorer.plan.why.caveats import not_foretold
 from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from explorer.record.sound import unsound
 from tests.view.builders import Chain, chains, measured
 

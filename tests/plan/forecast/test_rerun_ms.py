@@ -7,9 +7,8 @@ import pytest
 
 from explorer.plan.forecast.rerun_ms import rerun_share, unit_ms
 from explorer.record import Block, Policy
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement, Samples
 from explorer.record.policy import Unit
-from explorer.record.times import Samples
 from tests.plan.forecast.test_rerun_flops import HALF
 from tests.view.builders import measured
 

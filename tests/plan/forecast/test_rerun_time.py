@@ -9,9 +9,9 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.rerun_time import AMONG_KERNELS, N_SAVED, SWEPT_IN_MS
 from explorer.record import Policy
-from explorer.record.forecast import Forecast
+from explorer.record.measurement import Samples
+from explorer.record.plan import Forecast
 from explorer.record.policy import Unit
-from explorer.record.times import Samples
 from tests.view.builders import measured
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from explorer.plan.hazards.case import Case
 from explorer.plan.names import innermost
 from explorer.record.graph import ModelGraph
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan
 from tests.plan.hazards.case_of import MODEL, block, graph, spec
 
 fqns = st.lists(st.sampled_from("abc"), max_size=4).map(".".join)

@@ -12,8 +12,8 @@ from explorer.errors import InvalidPlan
 from explorer.plan.hazards.known import hazards
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.graph import Block, CutPoint
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.run import PipelinePlan
 from tests.plan.hazards.case_of import OPTIONS, A, block, graph, rules, spec
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from explorer.plan.hazards.known import hazards
 from explorer.record import KEEP_ALL, ModelRef, Policy, RunSpec, Unit
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests import graphs, pipelines
 
 GRAPH = graphs.gpt(6)

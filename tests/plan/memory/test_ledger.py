@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from explorer.errors import BadInput
 from explorer.plan.memory.ledger import ledger
 from explorer.record import ROLES, Allocations, Measurement
+from explorer.record.allocations import Ledger
 from explorer.record.base import from_msgpack, to_msgpack
-from explorer.record.ledger import Ledger
 from tests.timelines import alive_at
 from tests.view.builders import Chain, logs, measured, runs
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.plan.memory.place import holders, in_place, place
-from explorer.record.allocations import Phase, Role
-from explorer.record.ledger import Ledger, LedgerCell
+from explorer.record.allocations import Ledger, LedgerCell, Phase, Role
 from tests.view.builders import MIB
 
 

@@ -11,7 +11,7 @@ from explorer.plan.pipeline.actions import Action, parse_rows
 from explorer.plan.pipeline.clock import UNIT_MS, forecast, is_checkpointed, simulate
 from explorer.plan.pipeline.orders import gpipe, interleaved, one_f_one_b
 from explorer.plan.pipeline.schedules import rows_of
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.pipeline.stage_cost import cost
 
 

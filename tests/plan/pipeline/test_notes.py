@@ -7,7 +7,7 @@ import pytest
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.notes import out_of_order
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

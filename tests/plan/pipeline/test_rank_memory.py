@@ -8,7 +8,7 @@ import pytest
 from explorer.plan.pipeline.clock import forecast
 from explorer.plan.pipeline.schedules import SCHEDULES
 from explorer.record.pipeline_cost import SplitCost
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.pipeline.stage_cost import cost
 
 

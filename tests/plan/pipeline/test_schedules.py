@@ -11,7 +11,7 @@ from hypothesis.strategies import integers, sampled_from
 from explorer.errors import InvalidPlan
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.schedules import SCHEDULES, default_ranks, rows_of
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 
 def plan(schedule: str, n_stages: int, n_microbatches: int, **fields: object) -> PipelinePlan:

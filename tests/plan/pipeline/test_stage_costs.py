@@ -10,9 +10,8 @@ from explorer.plan.pipeline.stage_costs import left_out, predict, stage_costs
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Environment
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile, SplitCost, StageOverhead
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 KEPT = ActionCost(forward_ms=1.0, backward_ms=2.0, saved_bytes=100, forward_extra_bytes=120, backward_extra_bytes=40,
                   first_backward_extra_bytes=50)  # fmt: skip

@@ -11,8 +11,7 @@ from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record import RunSpec
-from explorer.record.plan import Wish
-from explorer.record.progress import Progress, silent
+from explorer.record.plan import Progress, Wish, silent
 from tests import graphs
 from tests.plan.planners.test_budget import known
 

@@ -16,9 +16,9 @@ from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.planners.joint import joint_plan, microbatch_counts
 from explorer.record import ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.pipeline_cost import ActionCost, BlockCost, PipelineProfile
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PlayedSchedule
 from explorer.record.plan import CapWish, JointPlan
+from explorer.record.run import PipelinePlan
 from tests import graphs
 from tests.pipelines import HOST
 

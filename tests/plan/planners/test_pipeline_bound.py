@@ -10,7 +10,7 @@ from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.pipeline.stage_costs import predict
 from explorer.plan.planners.pipeline_bound import least_step_ms
 from explorer.record import Policy
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.planners.test_joint import GRAPH, drawn
 
 GROUPS = atoms(GRAPH)

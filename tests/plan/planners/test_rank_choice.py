@@ -8,7 +8,7 @@ import pytest
 
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.plan.planners.rank_choice import RankChoices, _cheapest_first
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 from tests.plan.planners.test_joint import drawn
 
 PROFILE = drawn(3)

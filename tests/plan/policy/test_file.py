@@ -15,9 +15,9 @@ import explorer
 from explorer.errors import UnreadableFile
 from explorer.plan.policy import file as policy_file
 from explorer.record.graph import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
+from explorer.record.run import PipelinePlan
 
 texts = st.text(max_size=12)
 names = texts | st.sampled_from(["no", "1", "1e5", "~", "=", "<<", "0x1", "2020-01-01", "null", "a: b", "- x", "1:30"])

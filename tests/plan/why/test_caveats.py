@@ -7,9 +7,9 @@ import msgspec
 from explorer.plan.why.caveats import beside_peak, not_foretold
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
-from explorer.record.forecast import Forecast
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+from explorer.record.plan import Forecast
 from explorer.record.policy import Policy, Unit
 from tests.plan.why.test_peak import graph
 from tests.view.builders import measured

@@ -8,8 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.plan.why.gradients import causes
-from explorer.record.comparison import Comparison
-from explorer.record.diffs import MaskDiff, RngDiff, StateChange
+from explorer.record.comparison import Comparison, MaskDiff, RngDiff, StateChange
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.record.test_comparison import STEP, compared

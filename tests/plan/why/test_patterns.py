@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.plan.why.patterns import patterns
-from explorer.record.diffs import ForwardDiff
+from explorer.record.comparison import ForwardDiff
 from tests.record.test_comparison import compared
 from tests.record.test_diffs import gradient
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from explorer.record import Comparison, Hazard, Measurement, Policy, RunSpec
 from explorer.record.failure import Failure
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from explorer.ui.explore.headline import Drawn, cells, figures
 from explorer.ui.explore.shown import Shown
 from explorer.view.compare.headline import headlines

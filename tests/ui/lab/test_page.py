@@ -15,7 +15,7 @@ from explorer.plan import lessons as lessons_file
 from explorer.plan.lessons import lessons
 from explorer.record.failure import Failure
 from explorer.record.lab import LabChart, LabOutcome, LabRow, LabSeries
-from explorer.record.progress import Progress
+from explorer.record.plan import Progress
 from explorer.ui.session import backend
 from tests.lab.added import with_one_more
 

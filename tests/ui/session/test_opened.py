@@ -11,8 +11,8 @@ from explorer.jobs import run_file
 from explorer.jobs.protocol import model_of_request
 from explorer.jobs.store import Store
 from explorer.record import ModelRef
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import PipelineRun
+from explorer.record.run import PipelinePlan
 from explorer.ui.session import backend, opened
 from tests import graphs
 from tests.ui.fake_worker import FakeWorker

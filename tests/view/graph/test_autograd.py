@@ -5,7 +5,7 @@ from __future__ import annotations
 import graphviz
 import pytest
 
-from explorer.record.autograd import AutogradPicture
+from explorer.record.graph import AutogradPicture
 from explorer.view.graph.autograd import caption, themed
 
 DOT = """digraph {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.record.autograd import AutogradPicture, AutogradPictures
+from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.view.graph.autograd import difference
 
 KEPT = AutogradPicture(dot="", n_nodes=62, n_saved_tensors=20, saved_bytes=15 * 2**20)

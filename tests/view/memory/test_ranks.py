@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from explorer.record.ranks import RecordedRanks
+from explorer.record.measurement import RecordedRanks
 from explorer.view.memory.ranks import MOST_LINES, rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
 from tests.view.builders import MIB, Chain
 from tests.view.report.kinds import of_rank, ranks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from explorer.record import Failure, Measurement, Policy, RunSpec
+from explorer.record.measurement import RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
-from explorer.record.ranks import RecordedRanks
 from explorer.view.report.parts import Reported
 from tests import graphs, pipelines
 from tests.view.builders import MIB, Chain, measured

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.record import KEEP_ALL, Policy
-from explorer.record.forecast import Forecast
+from explorer.record.plan import Forecast
 from explorer.record.policy import Unit
 from explorer.view.words.policy import expected, in_words
 

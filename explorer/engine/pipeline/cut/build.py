@@ -29,10 +29,9 @@ from explorer.plan.pipeline.actions import Action, Rows, format_rows, stage_rank
 from explorer.plan.pipeline.clock import is_checkpointed
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.failure import is_out_of_memory
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.pipeline_run import Stage
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.run import RunSpec
+from explorer.record.run import PipelinePlan, RunSpec
 
 
 @dataclass

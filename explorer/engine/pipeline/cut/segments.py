@@ -20,8 +20,8 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.check import runs_its_children
 from explorer.engine.world.generators import own_generators
 from explorer.errors import InvalidPlan
-from explorer.record.pipeline_plan import PipelinePlan
 from explorer.record.policy import Policy, Unit
+from explorer.record.run import PipelinePlan
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from explorer.engine.world.rng import seed_everything
 from explorer.plan.pipeline.actions import Action
 from explorer.plan.pipeline.rules import play
 from explorer.record.pipeline_run import ActionTime, RankMemory
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 
 Mail = dict[tuple[int, str, int], Tensors]
 """By receiving stage, kind ("F" or "B") and microbatch: boundary tensors, or their gradients."""

@@ -31,7 +31,7 @@ from explorer.errors import ExplorerError
 from explorer.record.base import from_json, from_msgpack, to_json
 from explorer.record.failure import Failure
 from explorer.record.pipeline_run import RankReport
-from explorer.record.progress import Progress, Report, silent
+from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 GRACE_S = 1.0

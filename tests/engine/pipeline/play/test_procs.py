@@ -18,8 +18,8 @@ from explorer.errors import Cancelled
 from explorer.plan.pipeline.actions import format_rows
 from explorer.plan.pipeline.orders import one_f_one_b
 from explorer.record.pipeline_run import RankReport
+from explorer.record.plan import Progress
 from explorer.record.policy import KEEP_ALL, Policy
-from explorer.record.progress import Progress
 from tests.engine.pipeline.pipeline_nets import LANGUAGE, TRANSPOSED, TROUBLE, UNET
 from tests.engine.pipeline.plans import spec
 from tests.engine.pipeline.play_checks import SOME, assert_split_is_exact

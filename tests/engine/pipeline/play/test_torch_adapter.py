@@ -15,7 +15,7 @@ from explorer.engine.pipeline.play import torch_adapter
 from explorer.errors import NotOnThisDevice
 from explorer.plan.pipeline.actions import format_rows, from_csv, to_csv
 from explorer.plan.pipeline.schedules import SCHEDULES, rows_of
-from explorer.record.pipeline_plan import PipelinePlan
+from explorer.record.run import PipelinePlan
 
 
 def rows(schedule: str, n_ranks: int, n_microbatches: int, n_local: int):  # noqa: ANN201
