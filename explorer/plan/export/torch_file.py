@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from explorer.plan.export.outcome import Target
+from explorer.plan.export.target import Target
 from explorer.plan.export.torch_text import ERROR, TEMPLATE
 from explorer.record.policy import Policy
 from explorer.record.policy_file import Evidence, Export, PolicyFile

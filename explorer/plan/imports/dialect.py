@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from explorer.errors import InvalidPolicy, UnreadableFile, message_of
-from explorer.plan.export.outcome import STATISTICS
+from explorer.plan.export.target import STATISTICS
 from explorer.plan.imports.settings import Settings
 from explorer.plan.names import Fqns, above, is_within
 from explorer.plan.policy.file import file_of

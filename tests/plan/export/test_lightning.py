@@ -20,12 +20,9 @@ from tests.plan.export.runs import (
     Chain,
     Gradients,
     assert_same,
-    chain_loss,
     file_of,
     module_of,
     ran_again,
-    step,
-    untouched,
 )
 
 pl = pytest.importorskip("lightning.pytorch")
@@ -116,20 +113,3 @@ def test_it_is_ignored_where_the_model_holds_wrappers_already() -> None:
     with pytest.warns(UserWarning, match="Checkpointing will be ignored"):
         _setup_activation_checkpointing(module, {"auto_wrap_policy": policy})
     assert type(module.net.layers["1"]) is nn.Sequential
-
-
-def test_lightning_hands_the_policy_to_torch() -> None:
-    """What FSDPStrategy does with it: apply_activation_checkpointing, without reentrant autograd."""
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
-
-    chosen = ("layers.0", "layers.3")
-    module = module_of(file_of(*chosen), "lightning")
-    model = Chain()
-
-    def apply(model: Any) -> None:
-        apply_activation_checkpointing(model, auto_wrap_policy=module.activation_checkpointing_policy(model))
-
-    plain, before = step(model, chain_loss, untouched)
-    gradients, calls = step(model, chain_loss, apply)
-    assert ran_again(before, calls, LAYERS) == set(chosen)
-    assert_same(plain, gradients)

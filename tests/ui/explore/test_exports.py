@@ -22,7 +22,7 @@ def choose(at: AppTest, target: str) -> AppTest:
 def test_every_target_answers_what_is_drawn(app: App, target: str) -> None:
     at = choose(say(app(), on=SOME), target)
     words = texts(at)
-    pipeline_only = target in ("stages", "schedule", "megatron-layout", "flagscale")
+    pipeline_only = target in ("stages", "schedule", "megatron-layout")
     assert ("holds no pipeline plan" in words) is pipeline_only
     if not pipeline_only:
         assert any(f"badge[{fit}]" in words for fit in ("exact", "approximated", "not expressible"))

@@ -1,4 +1,4 @@
-"""The exported function on models of diffusers, and on one that is none: exact is what it says and does."""
+"""Exported Python files that torch alone can run, and diffusers: the chosen blocks run again, gradients stay equal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,49 @@ import torch
 
 from explorer.plan.export.formats import exported
 from tests.plan.export.runs import (
+    LAYERS,
+    Chain,
     assert_same,
+    chain_loss,
     file_of,
     module_of,
     ran_again,
     step,
     untouched,
 )
+
+CODE = ("huggingface", "diffusers", "lightning", "fsdp2", "torchtitan")
+
+
+@pytest.mark.parametrize("target", CODE)
+def test_names_of_blocks_are_data_and_never_code(target: str) -> None:
+    names = ('a"""\nraise SystemExit', "@BODY@", "b\\", "c'")
+    text = exported(file_of(*names), target).text
+    space: dict[str, Any] = {}
+    decision = text[text.index("BLOCKS = (") : text.index("def chosen")]
+    exec(decision, space)
+    assert space["BLOCKS"] == names
+    compile(text, target, "exec")
+
+
+def test_a_model_without_the_blocks_is_refused_in_one_sentence() -> None:
+    with pytest.raises(ValueError, match=r"Chain has no block layers\.7: export the policy for this very model"):
+        module_of(file_of("layers.7"), "lightning").chosen(Chain())
+
+
+@pytest.mark.parametrize("options", [{}, {"use_reentrant": True}, {"early_stop": False}])
+def test_fsdp2_recomputes_before_it_shards(options: dict[str, bool]) -> None:
+    chosen = ("layers.1", "layers.4")
+    module = module_of(file_of(*chosen, **options), "fsdp2")
+    model = Chain()
+    plain, before = step(model, chain_loss, untouched)
+    gradients, calls = step(model, chain_loss, module.recompute)
+    assert ran_again(before, calls, LAYERS) == set(chosen)
+    assert_same(plain, gradients)
+    sharded: list[tuple[str, bool]] = []
+    module.fully_shard = lambda module, **sharding: sharded.append((type(module).__name__, sharding["wide"]))
+    module.recompute_then_shard(model, wide=True)
+    assert sharded == [("CheckpointWrapper", True)] * 2 + [("Chain", True)]
 
 
 def test_every_block_that_is_chosen_runs_again_also_those_that_diffusers_does_not_offer() -> None:

@@ -1,7 +1,7 @@
 """What a target can say of a policy, and what is lost on the way there.
 
-A loss is what changes which blocks run again or what they compute. Options that move only memory inside of one block,
-or an engine that computes the same, are notes.
+A loss changes which blocks run again or what they compute. An option that only moves memory inside one block is a note;
+so is an engine that computes the same.
 """
 
 from __future__ import annotations
@@ -15,34 +15,36 @@ from explorer.plan.names import above, some
 from explorer.record.policy import Action, Policy, Unit
 from explorer.record.policy_file import Checked, Export
 
+CHECKPOINT_OPTIONS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
+"""Keyword arguments of torch.utils.checkpoint.checkpoint; where no random numbers are drawn they change no gradient."""
 STATISTICS = "Where a recomputed block has running statistics (BatchNorm), they move twice a step there."
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """A program that takes policies, as far as it can say them."""
+    """A program, and the part of a policy that its settings can express."""
 
     name: str
     written_for: str
     options: tuple[str, ...] = ()
-    """Options of a policy that are handed on as they are."""
+    """Options of a policy that reach the program unchanged."""
     fixed: tuple[tuple[str, Any], ...] = ()
-    """Values that the target itself sets, where they are not torch's defaults."""
+    """Options that the program sets itself to other values than torch's defaults."""
     actions: tuple[Action, ...] = ("recompute",)
     segments: bool = False
     nested: bool = True
     checked: Checked = "grammar"
 
     def losses(self, policy: Policy) -> tuple[str, ...]:
-        """Sentences; empty: all that the policy says of its blocks is said there."""
+        """One sentence for each part of the policy that the target cannot express."""
         return tuple(sentence for sentence in (*self._of_units(policy), *self._of_options(policy)) if sentence)
 
     def notes(self, policy: Policy) -> tuple[str, ...]:
-        """Options that differ there and change no gradient."""
-        set_there = {**{name: getattr(Policy(), name) for name in _HARMLESS}, **dict(self.fixed)}
+        """One sentence for each difference that changes no gradient."""
+        set_there = {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, **dict(self.fixed)}
         differing = [
             f"{name} is {_in_words(set_there[name])} there and {_in_words(getattr(policy, name))} in the policy"
-            for name in _HARMLESS
+            for name in CHECKPOINT_OPTIONS
             if name not in self.options
             and set_there[name] != getattr(policy, name)
             and not (name == "preserve_rng_state" and policy.preserve_rng_state)  # that is a loss
@@ -53,20 +55,20 @@ class Target:
         return tuple(filter(None, (f"{'; '.join(differing)}." if differing else "", statistics)))
 
     def recomputed(self, policy: Policy) -> tuple[str, ...]:
-        """Blocks to name there: those of the units that it can take in some form."""
+        """The blocks of all units that the target can take in some form."""
         units = [unit for unit in policy.units if unit.action != "offload" or "offload" in self.actions]
         return tuple(dict.fromkeys(fqn for unit in units for fqn in unit.blocks))
 
     def exported(self, policy: Policy, text: str, *, there: tuple[str, ...] | None = None, note: str = "") -> Export:
-        """`text` as the answer; exact where nothing is lost. `there`: the blocks that it names, if not the policy's."""
-        wanted = self.recomputed(policy)
+        """`text` as an export, exact if there are no losses. `there`: blocks that `text` names, if not the policy's."""
+        chosen = self.recomputed(policy)
         losses = self.losses(policy)
-        there = wanted if there is None else there
-        extra = tuple(fqn for fqn in there if fqn not in wanted)
-        missing = tuple(fqn for fqn in wanted if fqn not in there)
+        there = chosen if there is None else there
+        extra = tuple(fqn for fqn in there if fqn not in chosen)
+        missing = tuple(fqn for fqn in chosen if fqn not in there)
         if extra or missing:
             losses = (*losses, _differ(extra, missing))
-        offloaded = tuple(fqn for fqn in policy.blocks if fqn not in wanted)
+        offloaded = tuple(fqn for fqn in policy.blocks if fqn not in chosen)
         return Export(
             target=self.name,
             written_for=self.written_for,
@@ -82,7 +84,7 @@ class Target:
         )
 
     def refused(self, *reasons: str) -> Export:
-        """Nothing that the target reads says this policy."""
+        """An export without text, for a policy that no setting of the target expresses."""
         return Export(
             target=self.name,
             written_for=self.written_for,
@@ -93,8 +95,8 @@ class Target:
         )
 
     def _as_run(self, policy: Policy, there: tuple[str, ...]) -> Policy:
-        """`policy` as it is run there: other options, and units one by one where that is all it knows."""
-        usual = {**{name: getattr(Policy(), name) for name in _HARMLESS}, "running_stats": "every_forward"}
+        """The policy that the target runs: its own options, and single blocks if it knows no segments."""
+        usual = {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, "running_stats": "every_forward"}
         set_there = {**usual, "restore_rng": (), **dict(self.fixed)}
         options = {name: value for name, value in set_there.items() if name not in self.options}
         if self.segments:
@@ -108,14 +110,14 @@ class Target:
         return msgspec.structs.replace(policy, units=whole, **options)
 
     def _of_units(self, policy: Policy) -> tuple[str, ...]:
-        kept = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)
+        selective = tuple(fqn for unit in policy.units if unit.action == "save_ops" for fqn in unit.blocks)
         offloaded = tuple(fqn for unit in policy.units if unit.action == "offload" for fqn in unit.blocks)
         segments = tuple(" and ".join(unit.blocks) for unit in policy.units if len(unit.blocks) > 1)
         named = set(policy.blocks)
         inner = tuple(fqn for fqn in policy.blocks if not named.isdisjoint(above(fqn)))
         return (
-            f"{some(kept)} keeps the results of some operators; there it is recomputed whole."
-            if kept and "save_ops" not in self.actions
+            f"{some(selective)} keeps the results of some operators; there it is recomputed whole."
+            if selective and "save_ops" not in self.actions
             else "",
             f"{some(offloaded)} is offloaded; there it is kept." if offloaded and "offload" not in self.actions else "",
             f"{some(segments)} are recomputed together; there one by one, so what passes between them is kept."
@@ -136,9 +138,6 @@ class Target:
             if policy.restore_rng and "restore_rng" not in self.options
             else "",
         )
-
-
-_HARMLESS = ("preserve_rng_state", "use_reentrant", "determinism_check", "early_stop")
 
 
 def _differ(extra: tuple[str, ...], missing: tuple[str, ...]) -> str:

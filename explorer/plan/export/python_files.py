@@ -1,0 +1,302 @@
+"""Exports that are Python files: torch with FSDP2, transformers, diffusers, Lightning, torchtitan.
+
+Each file holds the policy as literals, a function that looks blocks up by name, and the lines of one library. Names and
+numbers of a policy are written as Python literals, never as code. `torch_file` writes the file for torch alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from explorer.plan.export.target import CHECKPOINT_OPTIONS, Target
+from explorer.record.policy import Policy
+from explorer.record.policy_file import Export, PolicyFile
+
+WRAPPED = '''\
+import functools
+
+import torch.utils.checkpoint
+
+
+def recompute(block):
+    """Its forward, run again in backward. A second call changes nothing."""
+    checkpoint = torch.utils.checkpoint.checkpoint
+    if getattr(block.forward, "func", None) is not checkpoint:
+        block.forward = functools.partial(checkpoint, block.forward, **OPTIONS)
+
+
+'''
+"""The first lines of a body whose library does not recompute every block itself."""
+
+
+def python_file(about: str, body: str, blocks: Sequence[str], options: dict[str, Any] | None = None) -> str:
+    """`about` becomes the docstring; `body` may use BLOCKS, OPTIONS and chosen(model)."""
+    names = "".join(f"    {fqn!r},\n" for fqn in blocks)
+    decision = f"BLOCKS = (\n{names})\n" + ("" if options is None else f"OPTIONS = {options!r}\n")
+    fillings = {"@ABOUT@": about, "@DECISION@\n": decision, "@BODY@": body}
+    # In one pass: a block may be called @BODY@.
+    return re.sub("|".join(fillings), lambda mark: fillings[mark[0]], _FILE)
+
+
+def options_of(policy: Policy, *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """The policy's options as torch.utils.checkpoint.checkpoint takes them."""
+    reentrant = ("preserve_rng_state", "use_reentrant")
+    names = reentrant if policy.use_reentrant else CHECKPOINT_OPTIONS
+    return {name: getattr(policy, name) for name in names if name not in without}
+
+
+_FILE = '''\
+"""@ABOUT@"""
+
+@DECISION@
+
+
+def chosen(model):
+    """The modules to recompute, by name; wrappers of other libraries leave the names as they are."""
+    wrappers = ("_orig_mod.", "_fsdp_wrapped_module.", "_checkpoint_wrapped_module.")
+    modules = {}
+    for name, module in model.named_modules():
+        for wrapper in wrappers:
+            name = name.replace(wrapper, "")
+        modules.setdefault(name, module)
+    missing = [name for name in BLOCKS if name not in modules]
+    if missing:
+        raise ValueError(
+            f"{type(model).__name__} has no block {', '.join(missing)}: export the policy for this very model again."
+        )
+    return {name: modules[name] for name in BLOCKS}
+
+
+@BODY@'''
+
+
+FSDP2 = Target(
+    name="fsdp2",
+    written_for="torch 2.13",
+    options=("preserve_rng_state", "determinism_check", "early_stop", "use_reentrant"),
+    checked="executed",
+)
+
+
+def to_fsdp2(file: PolicyFile) -> Export:
+    blocks, options = FSDP2.recomputed(file.policy), options_of(file.policy, without=("use_reentrant",))
+    body = _FSDP2_BODY.replace("@IMPL@", "REENTRANT" if file.policy.use_reentrant else "NO_REENTRANT")
+    return FSDP2.exported(file.policy, python_file(_FSDP2_ABOUT, body, blocks, options))
+
+
+_FSDP2_ABOUT = """\
+Activation checkpointing before FSDP2.
+
+    recompute_then_shard(model, mesh=mesh)      # 1. recompute, 2. shard the recomputed blocks, 3. shard the rest
+
+The wrapper lies inside the sharded block, so parameters are gathered again before a block runs again. Compile blocks,
+if at all, between 1 and 2. Names of parameters gain `_checkpoint_wrapped_module.`, in a state_dict they do not.
+"""
+_FSDP2_BODY = """\
+from functools import partial
+
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    CheckpointImpl,
+    apply_activation_checkpointing,
+    checkpoint_wrapper,
+)
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+
+def recompute(model):
+    wanted = set(map(id, chosen(model).values()))
+    wrap = partial(checkpoint_wrapper, checkpoint_impl=CheckpointImpl.@IMPL@, **OPTIONS)
+    apply_activation_checkpointing(
+        model, checkpoint_wrapper_fn=wrap, auto_wrap_policy=CustomPolicy(lambda module: id(module) in wanted)
+    )
+
+
+def recompute_then_shard(model, **sharding):
+    recompute(model)
+    for name, module in reversed(list(chosen(model).items())):  # inner blocks before those around them
+        fully_shard(module, **sharding)
+    return fully_shard(model, **sharding)
+"""
+
+
+HUGGING_FACE = Target(
+    name="huggingface",
+    written_for="transformers 5.23",
+    options=CHECKPOINT_OPTIONS,
+    checked="executed",
+)
+
+
+def to_hugging_face(file: PolicyFile) -> Export:
+    """A callback of transformers' Trainer that sets the flag of the chosen layers.
+
+    TrainingArguments choose layers 0, n, 2n, .. at most, counted through vision tower, encoder and decoder together.
+    Each layer reads its flag at every forward, and the Trainer calls its callbacks after it has set all flags. A block
+    that is no such layer, an `mlp` for example, reads no flag: its forward is wrapped.
+    """
+    blocks = HUGGING_FACE.recomputed(file.policy)
+    return HUGGING_FACE.exported(
+        file.policy, python_file(_HUGGING_FACE_ABOUT, WRAPPED + _HUGGING_FACE_BODY, blocks, options_of(file.policy))
+    )
+
+
+_HUGGING_FACE_ABOUT = """\
+Activation checkpointing of single layers under transformers' Trainer.
+
+    Trainer(..., callbacks=[RecomputeLayers()])     # without activation_checkpointing in the TrainingArguments
+    recompute_layers(model)                         # the same in a loop of your own
+"""
+_HUGGING_FACE_BODY = """\
+def recompute_layers(model):
+    layers = chosen(model)
+    enable = getattr(model, "activation_checkpointing_enable", None)
+    if enable is not None:
+        enable(activation_checkpointing_kwargs=dict(OPTIONS))
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=dict(OPTIONS))
+    wanted = set(map(id, layers.values()))
+    for module in model.modules():
+        if hasattr(module, "gradient_checkpointing"):
+            module.gradient_checkpointing = id(module) in wanted
+    for layer in layers.values():
+        if not isinstance(layer, GradientCheckpointingLayer):
+            recompute(layer)
+
+
+try:
+    from transformers import TrainerCallback
+    from transformers.modeling_layers import GradientCheckpointingLayer
+except ImportError:
+    TrainerCallback, GradientCheckpointingLayer = object, ()
+
+
+class RecomputeLayers(TrainerCallback):
+    def on_train_begin(self, args, state, control, model=None, **others):
+        recompute_layers(model)
+"""
+
+
+DIFFUSERS = Target(
+    name="diffusers",
+    written_for="diffusers 0.42",
+    options=CHECKPOINT_OPTIONS,
+    checked="executed",
+)
+
+
+def to_diffusers(file: PolicyFile) -> Export:
+    """A function that wraps the forward of the chosen blocks.
+
+    The library's own switch recomputes all blocks that a model's code hands to a checkpointing function, and no others.
+    """
+    blocks = DIFFUSERS.recomputed(file.policy)
+    return DIFFUSERS.exported(
+        file.policy, python_file(_DIFFUSERS_ABOUT, WRAPPED + _DIFFUSERS_BODY, blocks, options_of(file.policy))
+    )
+
+
+_DIFFUSERS_ABOUT = """\
+Activation checkpointing of single blocks of a diffusers model.
+
+    recompute_blocks(unet)      # once, before training; without enable_gradient_checkpointing()
+"""
+_DIFFUSERS_BODY = """\
+def recompute_blocks(model):
+    for block in chosen(model).values():
+        recompute(block)
+"""
+
+
+LIGHTNING = Target(name="lightning", written_for="Lightning 2.6", checked="executed")
+
+
+def to_lightning(file: PolicyFile) -> Export:
+    """A policy for FSDPStrategy, which calls torch's apply_activation_checkpointing without reentrant autograd."""
+    return LIGHTNING.exported(
+        file.policy, python_file(_LIGHTNING_ABOUT, _LIGHTNING_BODY, LIGHTNING.recomputed(file.policy))
+    )
+
+
+_LIGHTNING_ABOUT = """\
+Activation checkpointing of single modules under Lightning's FSDPStrategy.
+
+    model = MyLightningModule()
+    strategy = FSDPStrategy(activation_checkpointing_policy=activation_checkpointing_policy(model))
+
+Names are those inside the LightningModule. It is ignored where the model holds checkpoint wrappers already, and names
+of parameters gain `_checkpoint_wrapped_module.` in a state_dict that FSDP does not write.
+"""
+_LIGHTNING_BODY = """\
+from torch.distributed.fsdp.wrap import CustomPolicy
+
+
+def activation_checkpointing_policy(model):
+    wanted = set(map(id, chosen(model).values()))
+    return CustomPolicy(lambda module: id(module) in wanted)
+"""
+
+
+TORCHTITAN = Target(
+    name="torchtitan",
+    written_for="torchtitan 0.3.0",
+    options=("preserve_rng_state", "determinism_check", "early_stop"),
+    checked="executed",
+)
+
+
+def to_torchtitan(file: PolicyFile) -> Export:
+    """A class at torchtitan's override point; its own policies treat all blocks of `layers` alike."""
+    blocks, options = TORCHTITAN.recomputed(file.policy), options_of(file.policy, without=("use_reentrant",))
+    plan = file.pipeline
+    body = _TORCHTITAN_BODY
+    if plan is not None:
+        stages = "".join(f"    {list(stage)!r},\n" for stage in plan.stages)
+        body += f"\n\nMODULE_FQNS_PER_MODEL_PART = [\n{stages}]\n"
+        body += _TORCHTITAN_OWN if plan.actions else f"PIPELINE_PARALLEL_SCHEDULE = {plan.schedule!r}\n"
+    return TORCHTITAN.exported(file.policy, python_file(_TORCHTITAN_ABOUT, body, blocks, options))
+
+
+_TORCHTITAN_ABOUT = """\
+Activation checkpointing of single blocks in torchtitan. Save it as recompute_blocks.py where Python finds it:
+
+    --override.imports recompute_blocks.recompute_blocks activation_checkpoint:selective
+
+Of a pipeline plan, MODULE_FQNS_PER_MODEL_PART goes to parallelism.module_fqns_per_model_part.
+"""
+_TORCHTITAN_OWN = """\
+# An own schedule: `export --to schedule` writes it, for parallelism.pipeline_parallel_schedule_csv.
+PIPELINE_PARALLEL_SCHEDULE = "PipelineScheduleMulti"
+"""
+_TORCHTITAN_BODY = '''\
+from dataclasses import dataclass
+
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torchtitan.config import derive, override
+from torchtitan.distributed import activation_checkpoint
+from torchtitan.distributed.activation_checkpoint import ActivationCheckpointing, SelectiveAC
+
+
+class RecomputeBlocks(ActivationCheckpointing):
+    @dataclass(kw_only=True, slots=True)
+    class Config(ActivationCheckpointing.Config):
+        pass
+
+    def apply(self, model):
+        """The blocks that a model part holds: under a pipeline each rank has some of them."""
+        held = dict(model.named_modules())
+        names = [name for name in BLOCKS if name in held]
+        if not names and BLOCKS and not any(name.partition(".")[0] in held for name in BLOCKS):
+            raise ValueError(f"{type(model).__name__} has none of the chosen blocks: export the policy for it again.")
+        getattr(activation_checkpoint, "_disable_dynamo_lru_cache", lambda: None)()  # as torchtitan's own classes do
+        for name in sorted(names, key=len, reverse=True):  # inner blocks before those around them
+            parent, _, own = name.rpartition(".")
+            model.get_submodule(parent).register_module(own, checkpoint_wrapper(held[name], **OPTIONS))
+
+
+@override(target=SelectiveAC.Config, description="Recomputes the chosen blocks")
+def recompute_blocks(config):
+    return derive(config, RecomputeBlocks.Config)
+'''
