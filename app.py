@@ -1,5 +1,40 @@
-"""Checkpoint Explorer in the browser: `streamlit run app.py [-- --model REF ... --weights FILE ... --predict]`."""
+"""Checkpoint Explorer in the browser: `streamlit run app.py [-- --model REF ... --weights FILE ... --predict]`.
 
-from explorer.ui.navigation import main
+The server imports this file for `app`; each visit runs it as a script.
+"""
 
-main()
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamlit import App
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+FRAMING = [(b"x-frame-options", b"DENY"), (b"content-security-policy", b"frame-ancestors 'none'")]
+
+
+class Unframed:
+    """Adds headers to each response that keep other sites from showing the page in a frame."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *FRAMING]}
+            await send(message)
+
+        await self.app(scope, receive, send_with_headers)
+
+
+if __name__ == "__main__":
+    from explorer.ui.navigation import main
+
+    main()
+else:
+    from starlette.middleware import Middleware
+
+    app = App(__file__, middleware=[Middleware(Unframed)])

@@ -37,7 +37,7 @@ RINGS: dict[str, tuple[set[str], set[str]]] = {
         {"msgspec", "torch", "transformers", "lightning"},
     ),
     "cli": ({"jobs", "view", "plan", "record", "errors"}, {"msgspec", "typer", "rich"}),
-    "app": ({"ui"}, {"streamlit"}),
+    "app": ({"ui"}, {"streamlit", "starlette"}),
     "sample_models": (set(), {"torch"}),
 }
 # msgspec is where records come from: whoever makes a changed copy of one may name it (`structs.replace`).

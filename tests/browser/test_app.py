@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import socket
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,9 +138,13 @@ def handshake(port: int, host: str, origin: str | None) -> int:
     return status
 
 
-def test_only_this_machine_may_connect(serve: Callable[..., object], tiny: str) -> None:
+def test_only_this_machine_may_connect_and_no_site_may_frame_the_page(serve: Callable[..., object], tiny: str) -> None:
     app = serve(ROOT / "app.py", "--model", tiny)
     port: int = app.port  # type: ignore[attr-defined]
+    for path in ("/", "/pipeline", "/_stcore/health"):
+        with urllib.request.urlopen(f"http://localhost:{port}{path}") as response:
+            assert response.headers["X-Frame-Options"] == "DENY"
+            assert response.headers["Content-Security-Policy"] == "frame-ancestors 'none'"
     own = f"localhost:{port}"
     assert handshake(port, own, f"http://{own}") == 101
     assert handshake(port, own, "http://evil.example") == 403
