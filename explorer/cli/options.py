@@ -16,8 +16,8 @@ from explorer.errors import BadInput, InvalidPolicy, nearest
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Describe
 from explorer.plan.catalogue import default_size, sizes_of
-from explorer.plan.imports import door
-from explorer.plan.imports.own_file import OWN
+from explorer.plan.imports import read_policy
+from explorer.plan.imports.read_policy import POLICY_FILE
 from explorer.plan.policy.pattern import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
@@ -190,19 +190,19 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
     if is_pattern(name):
         called = [block.fqn for block in graph.blocks if block.n_calls]
         return PolicyFile(policy=expanded(Policy.recompute(name.split(",")), called))
-    if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in door.SUFFIXES)):
+    if not Path(name).exists() and not name.endswith(tuple(f".{suffix}" for suffix in read_policy.SUFFIXES)):
         raise InvalidPolicy(
             f"{name} is neither a preset nor a file.",
             hint=nearest(name, PRESETS) or f"There are {', '.join(PRESETS)}; or give a policy file.",
         )
-    read = door.load(name, graph)
+    read = read_policy.load(name, graph)
     tell(read)
     return read.file
 
 
 def tell(read: Reading) -> None:
     """To stderr: where the policy comes from, how well it fits, what differs. Nothing where there is nothing to say."""
-    if read.told or read.source != OWN:
+    if read.told or read.source != POLICY_FILE:
         say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
     for sentence in read.told:
         say(escape(sentence))

@@ -16,7 +16,7 @@ from explorer.cli.report import in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
 from explorer.plan.hazards.known import hazards
-from explorer.plan.imports import door
+from explorer.plan.imports import read_policy
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import not_foretold
 from explorer.record.graph import Hazard, ModelGraph
@@ -50,7 +50,7 @@ def check(
         graph = describe(engine, options.ref(target), options.seed)
     read, stale = None, ""
     try:
-        read = door.load(policy, graph) if flags is None else door.read(flags, graph)
+        read = read_policy.load(policy, graph) if flags is None else read_policy.read(flags, graph)
         stale = read.changed
     except InvalidPolicy as error:
         stale = str(error)

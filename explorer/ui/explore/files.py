@@ -10,9 +10,8 @@ import streamlit as st
 from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
 from explorer.plan.hazards.known import hazards
-from explorer.plan.imports import door
-from explorer.plan.imports.door import SUFFIXES
-from explorer.plan.imports.own_file import OWN
+from explorer.plan.imports import read_policy
+from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
 from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.evidence import evidence_of
 from explorer.record.comparison import Comparison
@@ -64,11 +63,11 @@ def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
     with page_job.refusing(state.job):
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
-        read = door.read(_text(data), graph)
+        read = read_policy.read(_text(data), graph)
         drafts.set_policy(state.draft, read.policy, graph)
         state.job.failure = None
         state.doubt = doubt(read.file.evidence.verdict if read.file.evidence else None)
-        state.read = read if read.told or read.source != OWN else None
+        state.read = read if read.told or read.source != POLICY_FILE else None
 
 
 def _text(data: bytes) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from explorer.plan.imports.door import read
+from explorer.plan.imports.read_policy import read
 from explorer.record.graph import ModelGraph
 from tests.engine.graphs import graph_of
 from tests.plan.export.test_hugging_face import gpt2, llama, t5

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import explorer
-from explorer.plan.imports.door import read
+from explorer.plan.imports.read_policy import read
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.engine.graphs import graph_of
 

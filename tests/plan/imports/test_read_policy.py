@@ -1,22 +1,35 @@
-"""Policies from outside on a model: what is exact, what is lost, and every way to be refused in one sentence."""
+"""Policies from outside on a model: what is exact, what is lost, and every refusal in one sentence."""
 
 from __future__ import annotations
 
 import json
 import sys
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPolicy, UnreadableFile
 from explorer.plan.export.formats import exported
-from explorer.plan.imports.door import read
+from explorer.plan.imports.read_policy import read
 from explorer.plan.policy import file as policy_file
-from explorer.record.graph import ModelGraph
-from explorer.record.policy import Policy
+from explorer.record.graph import Block, ModelGraph
+from explorer.record.policy import Policy, Unit
+from explorer.record.policy_file import PolicyFile
 from tests.graphs import gpt
-from tests.plan.imports.layers import FULL, LAYERS
+
+LAYERS = tuple(f"layers.{i}" for i in range(8))
+FULL = "--recompute-granularity full --recompute-method"
+
+
+def joinable(graph: ModelGraph) -> ModelGraph:
+    """The same where each layer hands on to the next."""
+    blocks: list[Block] = []
+    for block in graph.blocks:
+        before = f"layers.{int(block.name) - 1}" if block.fqn in LAYERS[1:] else ""
+        blocks.append(msgspec.structs.replace(block, follows=before))
+    return msgspec.structs.replace(graph, blocks=tuple(blocks))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +113,10 @@ def test_what_is_lost_is_said(text: str, reason: str, graph: ModelGraph) -> None
         ('[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "ops"', "selective_ac_option is 'ops'"),
         (f"{FULL} bloc --recompute-num-layers 2", "recompute_method is 'bloc'"),
         (f"{FULL} block --recompute-num-layers two", "recompute_num_layers is 'two'"),
+        (f"{FULL} block --recompute-num-layers 0", "recompute_num_layers is 0"),
         (f"{FULL} block --recompute-num-layers 2 --pipeline-model-parallel-size 3", "8 layers do not go evenly into 3"),
         ("--recompute-granularity most", "there is no granularity 'most'"),
+        ("recompute_modules: [{a: 1}]", "no block of this model stands for {'a': 1}"),
         ("--recompute-activations", "no block of this model stands for core_attn"),
         ("recompute_granularity: full\nrecompute_layer_ids: 3,8", "there is no layer 8; they go from 0 to 7"),
         ("fsdp_config:\n  fsdp_activation_checkpointing: true", "settings of accelerate"),
@@ -183,3 +198,58 @@ def test_a_large_file_is_refused_by_few_steps_and_in_few_words(name: str, graph:
     finally:
         sys.setprofile(None)
     assert n_calls < 2_500_000 and len(str(caught.value)) < 6000
+
+
+def test_patterns_of_a_policy_file_become_names_and_are_reported(graph: ModelGraph) -> None:
+    text = """\
+version: 1
+policy:
+  units:
+  - layers.*.mlp
+  - {blocks: [layers.3.mlp], action: offload}
+  - [layers.*.attention, layers.*]
+"""
+    reading = read(text.replace("  - [layers.*.attention, layers.*]\n", ""), graph)
+    assert reading.fit == "exact" and len(reading.policy.units) == 8
+    assert reading.policy.units[-1] == Unit(blocks=("layers.3.mlp",), action="offload")
+    assert "layers.*.mlp stands for 8 units: layers.0.mlp, layers.1.mlp, layers.2.mlp and 5 more." in reading.notes
+    pairs = read(text.replace("  - layers.*.mlp\n", "").replace("layers.*]", "layers.*.mlp]"), graph).policy.units
+    assert Unit(blocks=("layers.0.attention", "layers.0.mlp")) in pairs and len(pairs) == 8
+    with pytest.raises(InvalidPolicy, match=r"No block matches 'layer\.\*\.mlp'"):
+        read(text.replace("layers.*.mlp", "layer.*.mlp"), graph)
+
+
+def test_a_changed_model_is_applied_by_name_with_a_sentence(graph: ModelGraph) -> None:
+    text = policy_file.dumps(policy_file.file_of(Policy.recompute(LAYERS[:2]), graph))
+    assert read(text, graph).told == ()
+    deeper = read(text, gpt(12, names="layers"))
+    assert deeper.policy == Policy.recompute(LAYERS[:2])
+    assert "layers.* are 12, and were 8" in deeper.changed and "new" not in deeper.changed
+    wider = tuple(msgspec.structs.replace(block, parameter_bytes=7) for block in graph.blocks)
+    assert "kinds or parameters" in read(text, msgspec.structs.replace(graph, blocks=wider)).changed
+    renamed = gpt(8, names="blocks")
+    with pytest.raises(
+        InvalidPolicy, match=r"has no block layers\.0, layers\.1 \(2 of the 2.*new: blocks; gone: layers"
+    ):
+        read(text, renamed)
+
+
+def test_a_file_by_hand_is_judged_by_its_names(graph: ModelGraph) -> None:
+    by_hand = policy_file.dumps(PolicyFile(policy=Policy.recompute(["layers.1"])))
+    assert read(by_hand, graph).told == ()
+    with pytest.raises(InvalidPolicy, match=r"no block layer\.1 ") as caught:
+        read(by_hand.replace("layers.1", "layer.1"), graph)
+    assert "Did you mean layers.1" in caught.value.hint
+    stale = policy_file.dumps(PolicyFile(policy=Policy.recompute(["layers.1"]), fingerprint="0" * 16))
+    assert "names, kinds or parameters differ" in read(stale, graph).changed
+
+
+def test_a_group_of_layers_is_a_segment_where_they_hand_on(graph: ModelGraph) -> None:
+    text = f"{FULL} uniform --recompute-num-layers 3 --pipeline-model-parallel-size 2"
+    groups = [LAYERS[0:3], LAYERS[3:4], LAYERS[4:7], LAYERS[7:8]]
+    joined = read(text, joinable(graph))
+    assert "Read by its documented grammar; Megatron-LM itself was not run." in joined.notes
+    assert joined.fit == "exact" and joined.policy.units == tuple(Unit(blocks=group) for group in groups)
+    apart = read(text, graph)
+    assert apart.fit == "approximated" and apart.policy == Policy.recompute(LAYERS)
+    assert "layers.0 and layers.1 and layers.2 cannot be recomputed together here" in apart.reasons[0]

@@ -1,0 +1,119 @@
+"""Reads a policy from outside: a policy file, or settings of a program whose recompute options can be read.
+
+In a policy file patterns become names. A file of a model that has changed since is applied by name, with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from explorer.errors import InvalidPolicy, UnreadableFile, nearest
+from explorer.plan.imports.programs import PROGRAMS
+from explorer.plan.imports.settings_format import refuse_unread, settings_of
+from explorer.plan.names import listed, some
+from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.pattern import expanded, is_pattern, matches
+from explorer.plan.policy.shape import differences, shape_of
+from explorer.plan.policy.strict_yaml import Document
+from explorer.record.graph import ModelGraph, ModelRef
+from explorer.record.policy import Policy
+from explorer.record.policy_file import PolicyFile, Reading
+
+POLICY_FILE = "a policy file"
+"""Source of a reading."""
+SUFFIXES = ("yaml", "yml", "json", "toml", "txt", "sh", "py")
+"""Endings of files that may hold a policy or flags; a script is refused with a sentence."""
+
+
+def read(text: str, graph: ModelGraph) -> Reading:
+    """The policy that `text` means on the model of `graph`. Raises UnreadableFile and InvalidPolicy."""
+    try:
+        document, fault = Document(text), None
+    except UnreadableFile as error:
+        document, fault = None, error
+    settings = settings_of(text, document and document.plain)
+    paths = {program.name: [path for path in settings if program.is_setting(path)] for program in PROGRAMS}
+    programs = [program for program in PROGRAMS if paths[program.name]]
+    sources = [f"of {program.name} ({listed(paths[program.name])})" for program in programs]
+    if len(programs) > 1:
+        raise UnreadableFile(
+            f"The settings are those {' and '.join(sources)}, and only one of them can be meant.",
+            hint="Keep the lines of one program.",
+        )
+    if programs and {"version", "policy"} <= {path.partition(".")[0] for path in settings}:
+        raise UnreadableFile(
+            f"This is a policy file that also holds settings {sources[0]}, and only one of them can be meant.",
+            hint="Keep the fields of the policy file, or the settings alone.",
+        )
+    if programs:
+        return programs[0].read(settings, graph)
+    if "version" not in settings:
+        refuse_unread(settings)
+    try:
+        if document is None:
+            raise fault or AssertionError
+        return on_model(policy_file.in_document(document), graph)
+    except UnreadableFile as error:
+        if "version" in settings:
+            raise
+        raise UnreadableFile(error.sentence, hint=f"{error.hint} {_ALSO}".strip()) from error
+
+
+_ALSO = f"Recompute settings of {listed([program.name for program in PROGRAMS])} are read as well."
+
+
+def load(path: str | os.PathLike[str], graph: ModelGraph) -> Reading:
+    """`read` of a file; every error begins with the name of the file."""
+    return policy_file.read_from(path, lambda text: read(text, graph))
+
+
+def on_model(file: PolicyFile, graph: ModelGraph) -> Reading:
+    """`file` by the names of its blocks. Raises InvalidPolicy if the model has no such block, or a pattern no match."""
+    called = [block.fqn for block in graph.blocks if block.n_calls]
+    policy = expanded(file.policy, called)
+    changed = _changed(file, graph)
+    _refuse_unknown_blocks(policy, graph, changed)
+    return Reading(
+        source=POLICY_FILE,
+        file=msgspec.structs.replace(file, policy=policy),
+        changed=changed,
+        notes=_patterns(file.policy, called),
+    )
+
+
+def _patterns(policy: Policy, called: list[str]) -> tuple[str, ...]:
+    units = [unit for unit in dict.fromkeys(policy.units) if any(map(is_pattern, unit.blocks))]
+    rows_of = {" and ".join(unit.blocks): matches(unit, called) for unit in units}
+    return tuple(
+        f"{pattern} stands for {len(rows)} {'unit' if len(rows) == 1 else 'units'}: "
+        f"{some([' and '.join(row) for row in rows])}."
+        for pattern, rows in rows_of.items()
+    )
+
+
+def _changed(file: PolicyFile, graph: ModelGraph) -> str:
+    """How the model differs from the file's; empty if the file was written by hand and describes no model."""
+    if file.fingerprint in (None, graph.fingerprint):
+        return ""
+    names = differences(file.blocks, shape_of(block.fqn for block in graph.blocks)) if file.blocks else ""
+    what = names or ("kinds or parameters of its blocks differ" if file.blocks else "names, kinds or parameters differ")
+    made_for = _in_words(file.model) if file.model else "another model"
+    return f"It was made for {made_for}; {_in_words(graph.model)} has changed since or is another one: {what}."
+
+
+def _refuse_unknown_blocks(policy: Policy, graph: ModelGraph, changed: str) -> None:
+    missing = [fqn for fqn in dict.fromkeys(policy.blocks) if fqn not in graph.by_fqn]
+    if missing:
+        raise InvalidPolicy(
+            f"{_in_words(graph.model)} has no block {listed(missing, 5)} "
+            f"({len(missing)} of the {len(policy.blocks)} that the policy names).{f' {changed}' if changed else ''}",
+            hint=nearest(missing[0], graph.by_fqn) or "`python -m explorer graph MODEL` lists the blocks.",
+        )
+
+
+def _in_words(model: ModelRef) -> str:
+    """`sample_models/gpt.py, size gpu, n_layers=4`"""
+    size = [f"size {model.size}"] if model.size else []
+    return ", ".join([model.target, *size, *(f"{name}={value}" for name, value in model.arguments.items())])
