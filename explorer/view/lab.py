@@ -7,7 +7,7 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
@@ -104,7 +104,7 @@ def _bars(chart: LabChart) -> go.Figure:
                 cliponaxis=False,
                 customdata=texts,
                 marker={"color": _colour(series, index), "pattern": hatch(_pattern(series, index))},
-                hovertemplate="<b>%{y}</b><br>" + f"{series.name}: " + "%{customdata}<extra></extra>",
+                hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata}}",
             )
         )
     bars(fig, _y_title(chart, unit_name), mode="stack" if chart.kind == "stacked bars" else "group")
@@ -130,7 +130,7 @@ def _lines(chart: LabChart) -> go.Figure:
                 mode="lines+markers",
                 customdata=[NOT_MEASURED if y is None else _value_text(chart, y) for y in series.y],
                 line={"color": _colour(series, index), "dash": DASHES[index % len(DASHES)]},
-                hovertemplate=f"<b>{chart.x_title} %{{x}}</b><br>{series.name}: %{{customdata}}<extra></extra>",
+                hovertemplate=bold(f"{chart.x_title} %{{x}}") + f"\n{series.name}: %{{customdata}}",
             )
         )
     fig.update_xaxes(title={"text": chart.x_title}, type="category")

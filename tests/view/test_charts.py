@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
+from collections.abc import Iterator
+from html import unescape
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
 
 from explorer.plan.memory.ledger import ledger
 from explorer.record import Comparison, ModelRef, RunSpec
+from explorer.record.base import from_json, to_json
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, literal, written
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.ledger import ledger_chart
 from explorer.view.memory.roles import roles
@@ -22,7 +31,7 @@ from tests.view.builders import compared
 from tests.view.compare.test_front import MARKS
 
 
-def of_a_comparison(pair: Comparison) -> list[Chart]:
+def of_a_comparison(pair: Comparison, names: str = "layers") -> list[Chart]:
     base, candidate = pair.baseline, pair.candidate
     return [
         timeline(base),
@@ -30,7 +39,7 @@ def of_a_comparison(pair: Comparison) -> list[Chart]:
         timeline(base, candidate),
         roles(base),
         roles(candidate),
-        roles(candidate, block="layers.2"),
+        roles(candidate, block=f"{names}.2"),
         ledger_chart(ledger(base)),
         ledger_chart(ledger(candidate)),
         ledger_chart(ledger(candidate, 7)),
@@ -43,8 +52,8 @@ def of_a_comparison(pair: Comparison) -> list[Chart]:
     ]
 
 
-def of_a_pipeline() -> list[Chart]:
-    graph = graphs.gpt(4)
+def of_a_pipeline(names: str = "blocks") -> list[Chart]:
+    graph = graphs.gpt(4, names=names)
     run = pipelines.ran(graph, RunSpec(model=ModelRef(target="m.py"), plan=pipelines.planned(graph)))
     assert run.timing is not None and run.predicted is not None
     return [
@@ -83,3 +92,41 @@ def test_charts_that_stand_together_name_their_tables_differently() -> None:
     cost = [recompute_cost(pair), recompute_time(pair), step_time(pair)]
     for together in (memory, cost, of_a_pipeline()[-4:]):
         assert len({chart.name for chart in together}) == len(together)
+
+
+HOSTILE = "<b>a</b><br>&lt;<i>&amp;<sup>x<extra>"
+"""A name of a module that Plotly would read as tags and entities."""
+
+
+def shown(value: Any) -> Any:
+    """A figure with each text as a reader sees it: Plotly takes tags out first, then it reads entities."""
+    if isinstance(value, str):
+        return unescape(re.sub(r"<[^<>]*>", "", value.replace("<br>", "\n")))
+    if isinstance(value, dict):
+        return {key: shown(entry) for key, entry in value.items() if key != "template"}
+    return [shown(entry) for entry in value] if isinstance(value, (list, tuple, np.ndarray)) else value
+
+
+def texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, (dict, list, tuple, np.ndarray)):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from texts(entry)
+
+
+def called(name: str) -> list[Chart]:
+    """Every chart of runs whose layers are called `name`."""
+    pair = to_json(compared(recompute=range(6))).decode().replace("layers", name)
+    return [*of_a_comparison(from_json(pair.encode(), Comparison), name), *of_a_pipeline(name)]
+
+
+def test_every_chart_shows_the_names_of_a_model_as_they_are_written() -> None:
+    for plain, hostile in zip(called("layers"), called(HOSTILE), strict=True):
+        expected = [text.replace("layers", HOSTILE) for text in texts(shown(plain.plotted().to_plotly_json()))]
+        assert list(texts(shown(hostile.plotted().to_plotly_json()))) == expected, plain.alt
+
+
+@given(st.text(st.characters(exclude_categories=("Cc", "Cs"))))
+def test_a_click_returns_the_name_that_was_drawn(name: str) -> None:
+    assert "<" not in literal(name) and written(literal(name)) == name == unescape(literal(name))

@@ -11,7 +11,7 @@ import streamlit as st
 
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.fold import fold
-from explorer.view.drawing.chart import Chart, Rows
+from explorer.view.drawing.chart import Chart, Rows, written
 from explorer.view.drawing.figure import CONFIG, readable
 
 
@@ -37,7 +37,7 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
     readable(chart.figure, dark=st.context.theme.type == "dark")
     config = {**CONFIG, "toImageButtonOptions": {"format": "svg", "filename": key}}
     st.plotly_chart(
-        chart.figure,
+        chart.plotted(),
         key=key,
         width="stretch",
         config=config,
@@ -49,7 +49,8 @@ def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[
 
 def _custom(point: Mapping[str, Any]) -> Any:
     custom = point.get("customdata")
-    return list(custom.values()) if isinstance(custom, dict) else custom
+    fields = list(custom.values()) if isinstance(custom, dict) else custom
+    return [written(entry) if isinstance(entry, str) else entry for entry in fields] if fields else fields
 
 
 def _twin(chart: Chart, key: str) -> None:

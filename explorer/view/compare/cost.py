@@ -114,7 +114,7 @@ def _steps_picture(comparison: Comparison) -> go.Figure:
                 x=ms, y=[name] * len(ms), mode="markers", name=name, showlegend=False,
                 customdata=list(range(1, len(ms) + 1)),
                 marker={"color": RUN_COLOURS[name], "size": 10, "symbol": symbol, "opacity": 0.8},
-                hovertemplate=f"{name}, timed step %{{customdata}}: %{{x:.2f}} ms<extra></extra>",
+                hovertemplate=f"{name}, timed step %{{customdata}}: %{{x:.2f}} ms",
             )
         )  # fmt: skip
     fig.update_yaxes(type="category", autorange="reversed")

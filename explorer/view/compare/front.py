@@ -9,7 +9,7 @@ from typing import Any, Literal
 import plotly.graph_objects as go
 
 from explorer.record.policy import Policy
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import CURSOR, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.names_beside import PLACES, Plane, names_beside
@@ -100,7 +100,7 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
         mode="lines+markers" if kind == "plan" else "markers+text" if kind == "preset" else "markers",
         textfont={"size": 12},
         customdata=[[place, *_hover(mark)] for place, mark in placed],
-        hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<extra></extra>",
+        hovertemplate=bold("%{customdata[1]}") + "\n%{customdata[2]}\n%{customdata[3]}",
         line={"width": 1.5, "color": COLOURS[kind], "shape": "hv"},
         marker={
             "symbol": SYMBOLS[kind], "size": SIZES[kind], "color": COLOURS[kind],

@@ -14,10 +14,10 @@ import plotly.graph_objects as go
 
 from explorer.plan.names import listed
 from explorer.record.comparison import Comparison, TensorDiff, Verdict
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import VERDICT_COLOURS, VERDICT_SYMBOLS
 from explorer.view.drawing.figure import empty, figure
-from explorer.view.drawing.units import MINUS, count
+from explorer.view.drawing.units import count
 
 QUESTION = "Is every gradient the same?"
 WORST_FIRST: tuple[Verdict, ...] = ("different", "state moved", "not comparable", "rounding", "bitwise equal")
@@ -25,6 +25,8 @@ MAX_NAMES = 24
 """Beyond that many tensors the axis counts them instead of naming them."""
 MAX_MOVED = 4
 """State that one sentence names."""
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def gradient_chart(comparison: Comparison) -> Chart:
@@ -168,8 +170,7 @@ def _marks(
         x=where if named else across, y=across if named else where, mode="markers", customdata=custom,
         name=f"{verdict} ({len(diffs):,})",
         marker={"color": VERDICT_COLOURS[verdict], "symbol": VERDICT_SYMBOLS[verdict], "size": 9 if named else 6},
-        hovertemplate=f"<b>%{{customdata[0]}}</b><br>{verdict}: %{{customdata[2]}}<br>shape %{{customdata[1]}}"
-        "<extra></extra>",
+        hovertemplate=bold("%{customdata[0]}") + f"\n{verdict}: %{{customdata[2]}}\nshape %{{customdata[1]}}",
     )  # fmt: skip
 
 
@@ -188,7 +189,7 @@ def _axes(fig: go.Figure, names: Sequence[str], low: int, high: int) -> None:
     powers = list(range(low + 1, high, step))
     distance = {
         "tickvals": [low, *powers, high],
-        "ticktext": ["equal", *(f"10<sup>{str(p).replace('-', MINUS)}</sup>" for p in powers), "no number"],
+        "ticktext": ["equal", *(f"10{str(p).translate(_SUPERSCRIPT)}" for p in powers), "no number"],
         "range": [low - 0.4, high + 0.4],
         "title": {"text": "relative distance of the gradients"},
     }

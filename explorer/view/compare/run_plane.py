@@ -12,7 +12,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import DASHES, RECOMPUTE, RUN_COLOURS
 from explorer.view.drawing.figure import empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
@@ -106,7 +106,7 @@ def _marks(points: Sequence[RunPoint], places: list[int], ahead: Sequence[int], 
         name=of_kind[0].conditions,
         mode="markers",
         customdata=[[place, *_hover(points[place], ahead=place in ahead)] for place in places],
-        hovertemplate="<b>%{customdata[1]}</b><br>%{customdata[2]}<br>%{customdata[3]}<br>%{customdata[4]}<extra></extra>",
+        hovertemplate=bold("%{customdata[1]}") + "\n%{customdata[2]}\n%{customdata[3]}\n%{customdata[4]}",
         marker={"symbol": symbols, "size": 11, "color": colours, "line": {"width": 2, "color": colours}},
         error_y={
             "type": "data", "array": spreads, "thickness": 1.5, "visible": any(spreads),

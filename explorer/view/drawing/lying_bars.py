@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.figure import hatch
 
 
@@ -41,7 +42,7 @@ def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: Any
             x=list(series.lengths),
             customdata=[list(both) for both in zip(picks, series.figures, strict=True)],
             marker=marker | ({"line": {"color": series.edge, "width": 1}} if series.edge else {}),
-            hovertemplate=f"<b>%{{y}}</b><br>{series.name}: %{{customdata[1]}}<extra></extra>",
+            hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata[1]}}",
             **more,
         )
     )

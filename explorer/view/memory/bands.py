@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from explorer.record.allocations import PHASES, Phase
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Positions
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.colours import PHASE_COLOURS, PHASE_PATTERNS, ink, translucent
 
 STRIP_TOP, STRIP_BOTTOM = 1.0, 0.93
@@ -103,7 +104,7 @@ def _label(fig: go.Figure, run: Measurement, x: Positions) -> set[Phase]:
         longest = max(edges, key=lambda edge: edge[1] - edge[0], default=(0.0, 0.0))
         if longest[1] - longest[0] >= 0.18 * whole:
             fig.add_annotation(
-                text=f"<b>{phase}</b>", x=float(np.mean(longest)), y=(STRIP_TOP + STRIP_BOTTOM) / 2, yref="y2",
+                text=bold(phase), x=float(np.mean(longest)), y=(STRIP_TOP + STRIP_BOTTOM) / 2, yref="y2",
                 showarrow=False, font={"color": ink(PHASE_COLOURS[phase]), "size": 12},
                 bgcolor=PHASE_COLOURS[phase], borderpad=0,
             )  # fmt: skip

@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, block_names, chart_rows, row_sum, runs_of
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import RUN_COLOURS
 from explorer.view.drawing.figure import bars, empty, figure, hatch
 from explorer.view.drawing.units import byte_axis, flops, mib
@@ -47,8 +47,8 @@ def _picture(run: Comparison | Measurement) -> go.Figure:
                 customdata=[[" ".join(row.fqns), mib(size), n] for row, size, n in zip(rows, line, again)],
                 # Hatched where the run recomputes the block: / means recompute wherever a pattern is drawn.
                 marker={"color": RUN_COLOURS[name], "pattern": hatch(["/" if n else "" for n in again])},
-                hovertemplate=f"<b>%{{y}}</b>, {name}<br>%{{customdata[1]}} saved for backward"
-                "<br>forward ran again %{customdata[2]} times<extra></extra>",
+                hovertemplate=bold("%{y}") + f", {name}\n%{{customdata[1]}} saved for backward"
+                "\nforward ran again %{customdata[2]} times",
             )
         )  # fmt: skip
     return bars(fig, f"saved ({unit_name}); hatched: recomputed", mode="group")

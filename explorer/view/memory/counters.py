@@ -14,6 +14,7 @@ import plotly.graph_objects as go
 from explorer.plan.memory.series import Bytes, array_of
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Positions
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.colours import STAGE_COLOURS
 from explorer.view.drawing.thin import MAX_POINTS, minmax
 from explorer.view.drawing.units import mib
@@ -45,7 +46,7 @@ def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> f
             go.Scatter(
                 x=x[ticks], y=curve[ticks] / unit, name=name, mode="lines", customdata=custom, showlegend=True,
                 line={"shape": "hv", "width": 1.5, "dash": "dot", "color": _COLOURS[name]},
-                hovertemplate=f"<b>%{{customdata[2]}}</b> {name}, event %{{customdata[1]}}<extra></extra>",
+                hovertemplate=bold("%{customdata[2]}") + f" {name}, event %{{customdata[1]}}",
             )
         )  # fmt: skip
     return highest

@@ -106,7 +106,7 @@ def _line(run: Measurement, unit: int, name: str) -> go.Scatter:
         y=[float(line[i]) / unit for i in kept],
         mode="lines",
         line={"color": stage_colour(rank), "shape": "hv", "width": 2, "dash": DASHES[rank % len(DASHES)]},
-        hovertemplate=f"rank {rank}: %{{y:.2f}} {name}<extra></extra>",
+        hovertemplate=f"rank {rank}: %{{y:.2f}} {name}",
     )
 
 

@@ -12,6 +12,7 @@ import plotly.graph_objects as go
 from explorer.plan.memory.series import Bytes, held
 from explorer.record.allocations import Allocations
 from explorer.record.measurement import Measurement
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.colours import translucent
 from explorer.view.drawing.figure import PICKABLE
 from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
@@ -66,8 +67,8 @@ def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Seque
         x=x, y=heights / unit, name="total", mode="lines+markers", showlegend=False,
         customdata=np.array(custom, dtype=object),
         line={"shape": "hv", "width": 1, "color": "rgba(128,128,128,0.9)"}, **PICKABLE,
-        hovertemplate="<b>%{customdata[2]}</b> held<br>%{customdata[5]}<br>%{customdata[3]}, event %{customdata[1]}"
-        "<br>%{customdata[4]}<extra></extra>",
+        hovertemplate=bold("%{customdata[2]}") + " held\n%{customdata[5]}\n%{customdata[3]}, event %{customdata[1]}"
+        "\n%{customdata[4]}",
     )  # fmt: skip
 
 
@@ -79,7 +80,7 @@ def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | Non
     sizes_by_tick = np.stack([line[ticks] for _, line in lines]).T.tolist()
     present = (sorted(((size, name) for size, name in zip(sizes, names) if size), reverse=True)
                for sizes in sizes_by_tick)  # fmt: skip
-    return ["<br>".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
+    return ["\n".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
 
 
 def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from explorer.plan.memory.series import Bytes, events, held
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES
 from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty, figure, mark_cursor
 from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
@@ -39,7 +38,7 @@ def timeline(
     """The bytes that one run, or two, held over the step. `why`: the sentence under the title, else the figures."""
     fig = _picture(baseline, candidate, axis=axis, cursor=cursor)
     if why:
-        fig.update_layout(title_subtitle_text=escape(why))
+        fig.update_layout(title_subtitle_text=why)
     return Chart(
         name="memory timeline",
         figure=fig,
@@ -159,14 +158,14 @@ def _line(name: str, run: Measurement, x: Positions, unit: int, *, dash: str) ->
         x=x[ticks], y=line[ticks] / unit, name=name, mode="lines+markers", customdata=np.array(custom, dtype=object),
         **PICKABLE,
         line={"shape": "hv", "width": 2, "color": RUN_COLOURS[name], "dash": dash},
-        hovertemplate="<b>%{customdata[2]}</b> held, %{customdata[0]}<br>%{customdata[3]}, event %{customdata[1]}"
-        "<br>%{customdata[4]}<extra></extra>",
+        hovertemplate=bold("%{customdata[2]}") + " held, %{customdata[0]}\n%{customdata[3]}, event %{customdata[1]}"
+        "\n%{customdata[4]}",
     )  # fmt: skip
 
 
 def _in_margin(run: Measurement) -> str:
     """The peak in lines short enough for the margin beside the plot."""
-    return peak_and_end(run).replace("at least ", "at least<br>").replace(", then", ",<br>then")
+    return peak_and_end(run).replace("at least ", "at least\n").replace(", then", ",\nthen")
 
 
 def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
@@ -185,7 +184,7 @@ def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: 
     )  # fmt: skip
     # Beside the plot, where no curve runs, in the page's own text colour.
     fig.add_annotation(
-        x=1, xref="paper", y=top, text=f"<b>{_in_margin(run)}</b><br>{name}", showarrow=False, yshift=0,
+        x=1, xref="paper", y=top, text=bold(_in_margin(run)) + f"\n{name}", showarrow=False, yshift=0,
         xanchor="left", xshift=4, align="left", font={"size": 12},
     )  # fmt: skip
     fig.add_hline(y=top, line={"dash": "dash", "width": 1, "color": RUN_COLOURS[name]}, opacity=0.5)

@@ -86,7 +86,7 @@ def _picture(forecast: PlayedSchedule, predicted: PlayedSchedule | None, follow:
     fig.update_yaxes(
         range=[n_ranks - 0.45, -0.55],
         tickvals=list(range(n_ranks)),
-        ticktext=[f"rank {use.rank}<br>idle {percent_whole(use.bubble_fraction)}" for use in forecast.ranks],
+        ticktext=[f"rank {use.rank}\nidle {percent_whole(use.bubble_fraction)}" for use in forecast.ranks],
         showgrid=False,
     )
     return fig
@@ -132,8 +132,8 @@ def _bars(fig: go.Figure, forecast: PlayedSchedule, part: str, band: _Band, foll
             },
             customdata=[[a.name, a.stage, a.microbatch, a.start_ms, a.end_ms] for a, _, _ in spans],
             hovertemplate=(
-                f"{band.words}{name} (%{{customdata[0]}})<br>stage %{{customdata[1]}}, microbatch %{{customdata[2]}}"
-                "<br>%{customdata[3]:.2f} to %{customdata[4]:.2f} ms<extra></extra>"
+                f"{band.words}{name} (%{{customdata[0]}})\nstage %{{customdata[1]}}, microbatch %{{customdata[2]}}"
+                "\n%{customdata[3]:.2f} to %{customdata[4]:.2f} ms"
             ),
         )
     )
@@ -164,7 +164,7 @@ def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
             marker={"color": TRANSFER, "pattern": hatch("x")},
             customdata=[[one.source, one.target, one.wait_ms] for one in waits],
             hovertemplate="waits for what stage %{customdata[0]} sends to stage %{customdata[1]}: "
-            "%{customdata[2]:.2f} ms<extra></extra>",
+            "%{customdata[2]:.2f} ms",
         )
     )
 

@@ -127,7 +127,7 @@ def _one_rank(one: RankMemory) -> go.Figure:
                 fillcolor=translucent(colour, 0.55),
                 fillpattern=hatch(pattern) if pattern else None,
                 customdata=[_action(one, i) for i in kept],
-                hovertemplate=f"{label}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
+                hovertemplate=f"{label}, %{{customdata}}: %{{y:.2f}} {name}",
             )
         )
     _peak(fig, one, (unit, name), ROLE_COLOURS["parameter"])
@@ -161,12 +161,12 @@ def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> 
             fill="tozeroy",
             fillcolor=translucent(colour, 0.16),
             customdata=[_action(one, i) for i in kept],
-            hovertemplate=f"rank {one.rank}, %{{customdata}}: %{{y:.2f}} {name}<extra></extra>",
+            hovertemplate=f"rank {one.rank}, %{{customdata}}: %{{y:.2f}} {name}",
         ),
         row=row,
         col=1,
     )
-    fig.update_yaxes(title={"text": f"rank {one.rank}<br>({name})"}, row=row, col=1)
+    fig.update_yaxes(title={"text": f"rank {one.rank}\n({name})"}, row=row, col=1)
     _peak(fig, one, axis, colour, row)
 
 
@@ -186,7 +186,7 @@ def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, r
             cliponaxis=False,
             marker={"color": colour, "size": 9, "symbol": "diamond"},
             showlegend=False,
-            hovertemplate=f"peak of rank {one.rank}: {mib(one.peak_bytes)}<extra></extra>",
+            hovertemplate=f"peak of rank {one.rank}: {mib(one.peak_bytes)}",
         ),
         **({} if row is None else {"row": row, "col": 1}),
     )

@@ -70,7 +70,7 @@ def _truth(run: PipelineRun) -> go.Figure:
                         # Fainter than elsewhere: a number stands on it.
                         "pattern": {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"},
                     },
-                    hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients<extra></extra>",
+                    hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients",
                 )
             )
     return bars(fig, "gradients")
@@ -119,8 +119,7 @@ def _calls(run: PipelineRun) -> go.Figure:
                 marker={"color": [stage_colour(block.stage) for block in blocks], "pattern": hatch(pattern)},
                 customdata=[[block.stage, block.n_forward, block.n_recompute] for block in blocks],
                 hovertemplate=(
-                    "%{y}, stage %{customdata[0]}: %{customdata[1]} forward calls, "
-                    "%{customdata[2]} runs for backward<extra></extra>"
+                    "%{y}, stage %{customdata[0]}: %{customdata[1]} forward calls, %{customdata[2]} runs for backward"
                 ),
                 showlegend=False,
             )

@@ -88,7 +88,7 @@ def drawn(chart: Chart) -> str:
 
 def picture(chart: Chart) -> str:
     """The chart alone, for places where its numbers stand open on the page already."""
-    figure = chart.figure.to_plotly_json()
+    figure = chart.plotted().to_plotly_json()
     figure["layout"].pop("template", None)  # 7 KB of defaults; report.js gives the colours of the scheme
     height = float(figure["layout"].get("height", 420))
     text = to_json_plotly(figure).replace("</", "<\\/")

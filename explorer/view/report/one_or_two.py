@@ -106,7 +106,7 @@ def _alone(chart: Chart) -> Chart:
         elif trace.name:
             trace.name = trace.name.removesuffix(" of the baseline")
     for note in chart.figure.layout.annotations:
-        note.text = note.text.removesuffix("<br>baseline")
+        note.text = note.text.removesuffix("\nbaseline")
     return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
 
 

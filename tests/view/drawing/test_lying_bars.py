@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.figure import figure
 from explorer.view.drawing.lying_bars import BarSeries, add_bars
 
@@ -18,7 +19,7 @@ def test_a_bar_says_its_row_its_series_and_its_figure() -> None:
     add_bars(fig, ["rank 0", "rank 1"], series(), showlegend=False)
     (trace,) = fig.data
     assert (trace.orientation, trace.name, trace.y, trace.x) == ("h", "gradient", ("rank 0", "rank 1"), (1.0, None))
-    assert trace.hovertemplate == "<b>%{y}</b><br>gradient: %{customdata[1]}<extra></extra>"
+    assert trace.hovertemplate == bold("%{y}") + "\ngradient: %{customdata[1]}"
     assert [list(custom) for custom in trace.customdata] == [["", "1.0 MiB"], ["", "not measured"]]
     assert trace.showlegend is False and trace.marker.line.width is None
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from explorer.record import Measurement, Samples, Times
 from explorer.record.base import column
 from explorer.view.drawing.axis import positions
+from explorer.view.drawing.chart import bold
 from explorer.view.drawing.colours import CURSOR
 from explorer.view.drawing.thin import MAX_POINTS
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
@@ -74,8 +75,8 @@ def test_a_run_cut_short_keeps_what_it_had() -> None:
 def test_both_peaks_are_marked_with_their_values() -> None:
     pair = compared(recompute=range(6))
     texts = [note.text for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
-    assert "<b>149.0 MiB</b><br>baseline" in texts
-    assert "<b>90.0 MiB</b><br>candidate" in texts
+    assert bold("149.0 MiB") + "\nbaseline" in texts
+    assert bold("90.0 MiB") + "\ncandidate" in texts
 
 
 def test_title_asks_and_subtitle_answers() -> None:

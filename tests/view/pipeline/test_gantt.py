@@ -80,7 +80,7 @@ def test_the_title_and_the_rows_say_who_waits() -> None:
     fig = gantt(one).figure
     assert "idle 20.0 %" in fig.layout.title.subtitle.text
     assert "predicted" in fig.layout.title.subtitle.text
-    idle = (f"rank {use.rank}<br>idle {100 * use.bubble_fraction:.0f} %" for use in one.ranks)
+    idle = (f"rank {use.rank}\nidle {100 * use.bubble_fraction:.0f} %" for use in one.ranks)
     assert fig.layout.yaxis.ticktext == tuple(idle)
     assert all(f"rank {use.rank}" in gantt(one).alt for use in one.ranks)
 

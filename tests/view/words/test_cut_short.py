@@ -88,7 +88,5 @@ def test_a_failure_behind_the_recorded_step_has_no_place() -> None:
 
 def test_its_line_is_drawn_and_named() -> None:
     pair = failed(candidate=RAISED)
-    words = [
-        note.text.replace("<br>", " ") for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations
-    ]
+    words = [note.text.replace("\n", " ") for note in timeline(pair.baseline, pair.candidate).figure.layout.annotations]
     assert any("at least 112.0 MiB, then failed" in word for word in words), words

@@ -14,7 +14,7 @@ def test_each_action_has_its_words() -> None:
     assert in_words(KEEP_ALL) == "keep all"
     assert in_words(Policy.recompute(["a", "b"])) == "recompute 2 blocks: a, b"
     assert in_words(Policy.recompute([("a", "b"), "c"])) == "recompute 3 blocks in 2 units: a, b, c"
-    assert in_words(Policy.recompute("abcdef")) == "recompute 6 blocks: a ... f"
+    assert in_words(Policy.recompute(list("abcdef"))) == "recompute 6 blocks: a ... f"
     assert in_words(Policy.recompute(["h.10.mlp", ("h.9", "h.10"), ("h.2", "h.3")])).endswith(": h.2 ... h.10.mlp")
     mixed = Policy(
         units=(
