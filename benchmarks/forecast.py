@@ -5,7 +5,6 @@ five minutes. A MODEL is a sample model, or a word of zoo.txt (`hf:LlamaConfig`,
 times: from the run that kept everything, from the one that recomputed every block, and from one under a random policy
 of its round (flat, nested and segments take turns). Every policy whose peak is off by more than 0.5 % from the first,
 and every one whose FLOPs are off, is named on stderr.
-Offload moves nothing on a CPU: a stand-in takes the host's place, and the forecast is that of a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 import torch
-from torch import Tensor
 
 from benchmarks.zoo import entries
 from explorer.cli.options import ModelOptions
@@ -30,7 +28,6 @@ from explorer.engine.measure.recording import Recorded, watched_step
 from explorer.engine.measure.stopwatch import Timed
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
-from explorer.engine.policy import offload
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
@@ -119,15 +116,8 @@ def measured(graph: ModelGraph, base: Measurement, seed: int, kinds: Sequence[st
     runs = {}
     for kind in kinds:
         policy = random_policy(kind, graph, base, random.Random(f"{kind}{seed}"))
-        if not policy.units:
-            continue
-        on_host = offload.to_host
-        if kind == "offload":
-            offload.to_host = stand_in
-        try:
+        if policy.units:
             runs[kind] = recorded(msgspec.structs.replace(base.spec, policy=policy))
-        finally:
-            offload.to_host = on_host
     return runs
 
 
@@ -136,10 +126,9 @@ def compared(source: Measurement, runs: Mapping[str, Measurement], graph: ModelG
     baseline = keep_all_from(source, graph)
     if baseline is None:
         return []
-    as_gpu = msgspec.structs.replace(baseline, environment=msgspec.structs.replace(baseline.environment, device="cuda"))
-    on_cpu, on_gpu, misses = Forecaster(baseline, graph), Forecaster(as_gpu, graph), []
+    forecaster, misses = Forecaster(baseline, graph), []
     for kind, run in runs.items():
-        forecast = (on_gpu if kind == "offload" else on_cpu).forecast(run.spec.policy)
+        forecast = forecaster.forecast(run.spec.policy)
         if forecast.step_peak_bytes is None or not run.step_peak_bytes:
             continue
         off = abs(forecast.step_peak_bytes / run.step_peak_bytes - 1)
@@ -162,12 +151,6 @@ def name_large(run: Measurement, kind: str, peak_bytes: int, flops: int) -> None
 
 def units_of(policy: Policy) -> str:
     return " ".join("+".join(unit.blocks) + "".join(f":{op}" for op in unit.save_ops) for unit in policy.units)
-
-
-def stand_in(tensor: Tensor) -> offload.Back:
-    """Memory of numpy's, which torch's allocator does not see."""
-    kept = tensor.detach().numpy().copy()
-    return lambda: torch.from_numpy(kept).clone()
 
 
 def recorded(spec: RunSpec) -> Measurement:

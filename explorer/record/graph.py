@@ -28,7 +28,7 @@ Trait = Literal[
     "hidden_state",  # moves buffers of a module that is not registered
     "reads_statistics",  # computes with the running statistics that it moves
     "inputs_need_no_grad",  # no tensor among its arguments requires grad: reentrant checkpointing trains nothing
-    "strided_inputs",  # is given a tensor that lies dense, but not row after row: reentrant lays its gradient like that
+    "strided_inputs",  # in files of earlier versions: is given a dense tensor that does not lie row after row
     "nested_inputs",  # takes tensors that require grad inside a tuple, list or dict: reentrant does not see them
     "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure

@@ -52,16 +52,8 @@ def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
         yield "inputs_need_no_grad"
     if any(t.requires_grad for value in values if not isinstance(value, Tensor) for t in tensors_in((value,))):
         yield "nested_inputs"
-    if any(isinstance(value, Tensor) and value.requires_grad and _is_strided(value) for value in values):
-        yield "strided_inputs"
     if kwargs:
         yield "keyword_inputs"
-
-
-def _is_strided(tensor: Tensor) -> bool:
-    """Dense, but not row after row: torch gives a leaf that is not dense a gradient row after row."""
-    by_stride = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride()[dim])
-    return not tensor.is_contiguous() and tensor.permute(by_stride).is_contiguous()
 
 
 def tensors_in(things: Iterable[Any]) -> Iterator[Tensor]:

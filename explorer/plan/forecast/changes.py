@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.nesting import Nest, again_bytes, back_with, made_twice
+from explorer.plan.forecast.nesting import Nest, again_bytes, back_with
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.series import Bytes, Mask
 from explorer.record.measurement import Measurement
@@ -72,8 +72,9 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     left = (gone[1], gone[2], -size[gone[0]])
     measured = (born[touched], died[touched], -size[touched])
     played = (lives[1], lives[2], size[lives[0]])
-    copies = [*made_twice(replay, nest), *(copy for call in nest.calls for copy in call.copies)]
-    stashed = np.array([*_stashes(replay, nest, stash_bytes), *copies], dtype=np.int64).reshape(-1, 3).T
+    copies = [copy for call in nest.calls for copy in call.copies]
+    stashes = [(call.first, call.ends, stash_bytes) for call in nest.calls]
+    stashed = np.array([*stashes, *copies], dtype=np.int64).reshape(-1, 3).T
     saved, away = 0, np.zeros(len(replay.size), dtype=bool)
     if border is not None:
         kept = np.zeros(len(replay.size), dtype=bool)
@@ -82,26 +83,13 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
         away &= ~kept
         longer = int(replay.size[kept & (replay.died <= border)].sum())
-        stashes = sum(size for first, end, size in _stashes(replay, nest, stash_bytes) if first <= border < end)
-        saved = longer + stashes - int(replay.size[away].sum())
+        stash = sum(size for first, end, size in stashes if first <= border < end)
+        saved = longer + stash - int(replay.size[away].sum())
     parts = (left, measured, played, stashed)
     changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
     for row, columns in zip(changes, zip(*parts)):
         np.concatenate(columns, out=row)
     return Played(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
-
-
-def _stashes(replay: Replay, nest: Nest, stash_bytes: int) -> Iterator[tuple[int, int, int]]:
-    """The generators' states that calls keep until their backward has ended.
-
-    A reentrant call's lie with its autograd node, which goes when the whole graph does: at the end of backward, inside
-    another unit with what that one made when it ran again.
-    """
-    for call, parent in zip(nest.calls, nest.parent):
-        if call.reentrant and parent >= 0:
-            yield nest.calls[parent].begins, nest.calls[parent].ends, stash_bytes
-        elif call.runs_again:
-            yield call.first, replay.backward_ends(call.ends) if call.reentrant else call.ends, stash_bytes
 
 
 def _once_gone(replay: Replay, own: _Own, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
@@ -141,19 +129,20 @@ def _of_calls(replay: Replay, nest: Nest) -> _Own:
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
     owner = np.full(len(replay.size), -1, dtype=np.int64)
-    owner[entries] = np.repeat(np.arange(len(calls)), [len(call.entries) for call in calls])  # inner calls come last
+    n_entries = [len(call.entries) for call in calls]
+    owner[entries] = np.repeat(np.arange(len(calls)), n_entries)  # inner calls come last
     leave = np.full(len(replay.size), np.iinfo(np.int64).max)
     np.minimum.at(leave, entries, leaves)
     mine = np.flatnonzero(owner >= 0)
     back = np.zeros(len(replay.size), dtype=np.int64)
-    back[entries] = joined([call.backs for call in calls])
+    back[entries] = np.repeat([call.begins for call in calls], n_entries)
     return _Own(entry=mine, leave=leave[mine], back=back[mine], owner=owner, first_leave=leave)
 
 
 def _given(replay: Replay, nest: Nest) -> _Given:
     """A checkpoint keeps what it is given until its backward has ended.
 
-    Inside another one it does so from when that one runs again until it does itself; a reentrant one until its end.
+    Inside another checkpoint it does so from when the outer one runs again until it runs again itself.
     """
     inputs: list[int] = []
     since: list[int] = []
@@ -161,7 +150,7 @@ def _given(replay: Replay, nest: Nest) -> _Given:
     for call, parent in zip(nest.calls, nest.parent):
         inputs += call.inputs
         since += [nest.calls[parent].begins if parent >= 0 else 0] * len(call.inputs)
-        until += [call.begins if parent >= 0 and not call.reentrant else call.ends] * len(call.inputs)
+        until += [call.begins if parent >= 0 else call.ends] * len(call.inputs)
         for one, first, end in call.held:
             inputs.append(one)
             since.append(first)
@@ -224,9 +213,6 @@ def reruns(
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
-        if not call.runs_again:
-            yield tick, 0
-            continue
         base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
             base += _back_at(replay, played, back_with(nest, i, played.owner), tick)

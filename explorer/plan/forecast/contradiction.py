@@ -37,10 +37,6 @@ def contradiction(
 def _reasons(run: Measurement, graph: ModelGraph, baseline: Measurement | None) -> Iterator[str]:
     policy = run.spec.policy
     again = [block for block in graph.blocks if any(is_within(block.fqn, fqn) for fqn in policy.blocks)]
-    if policy.use_reentrant:
-        yield "reentrant checkpointing hands gradients on in the layout of its inputs, which torch may copy"
-    if any(unit.action == "offload" for unit in policy.units) and run.environment.device != "cpu":
-        yield "for how long a copy to the host is under way is not foreseen, nor what a variable keeps unused"
     caches = [block.fqn for block in again if "keeps_cache" in block.traits]
     if caches:
         yield f"{listed(caches)} is handed a cache, which its recompute fills once more"

@@ -11,18 +11,17 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from explorer.plan.forecast.actions import PlayedStep, calls_of, results_unknown
+from explorer.plan.forecast.actions import calls_of, results_unknown
 from explorer.plan.forecast.at_peak import ledger_at_peak
 from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
 from explorer.plan.forecast.equal_times import with_equal_times
 from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.forecast.layout import with_copied_gradients
 from explorer.plan.forecast.nesting import Nest, enclosing, nest_of
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import unit_flops
 from explorer.plan.forecast.rerun_time import time_ratio
 from explorer.plan.forecast.saved_by_call import SavedByCall
-from explorer.plan.forecast.unforeseen import trains_nothing, unforeseen
+from explorer.plan.forecast.unforeseen import not_covered, unforeseen
 from explorer.plan.memory.series import Bytes
 from explorer.plan.names import is_within
 from explorer.record.allocations import Ledger
@@ -43,19 +42,18 @@ class Forecaster:
         """None: cannot be put together from `run`, and nothing is forecast."""
         self._graph = graph
         self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
-        self._on_gpu = self.baseline is not None and self.baseline.environment.device != "cpu"
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
         """What `policy` should do to the baseline; what cannot be said is None, see unforeseen.py for the reason."""
         baseline = self.baseline
-        if baseline is None or trains_nothing(policy, self._graph):
+        if baseline is None or not_covered(policy):
             return Forecast()
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
         flop_ratio = _flop_ratio(baseline, again)
-        unknown = self._unforeseen(policy)
+        unknown = unforeseen(policy, self._graph)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
@@ -91,10 +89,7 @@ class Forecaster:
     def _foreseen(self, policy: Policy) -> _Play | None:
         """None: no peak is foretold."""
         replay = self._replay_of(policy)
-        return None if replay is None or self._unforeseen(policy) else self._play(replay, policy)
-
-    def _unforeseen(self, policy: Policy) -> str:
-        return unforeseen(policy, self._graph, moves=self._on_gpu)
+        return None if replay is None or unforeseen(policy, self._graph) else self._play(replay, policy)
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """None where the timeline does not show what the units of `policy` would keep."""
@@ -107,21 +102,17 @@ class Forecaster:
     def _play(self, replay: Replay, policy: Policy) -> _Play:
         assert self.baseline is not None, "it was replayed"
         units = self._units(replay, policy)
-        if policy.use_reentrant:
-            units = with_copied_gradients(replay, units, self._graph)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(self.baseline, policy)
         played = changes_of(replay, nest, self.baseline.forward_end_tick, stash_bytes=stash)
         return _Play(replay=replay, units=units, nest=nest, played=played, stash_bytes=stash)
 
     def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
-        offloaded = tuple(unit for unit in policy.units if unit.action == "offload")
-        step = PlayedStep(replay=replay, graph=self._graph, on_gpu=self._on_gpu, offloaded=offloaded)
-        options = msgspec.structs.replace(policy, units=offloaded)
+        options = msgspec.structs.replace(policy, units=())
         calls = {}
         for unit, children in inside(policy).items():
             named = tuple(fqn for child in children for fqn in child.blocks)
             if (unit, options, named) not in self._saved:
-                self._saved[unit, options, named] = calls_of(step, unit, policy, named)
+                self._saved[unit, options, named] = calls_of(replay, self._graph, unit, policy, named)
             calls[unit] = self._saved[unit, options, named]
         return calls
 
@@ -162,7 +153,7 @@ class _Play:
         keeps = {
             unit.blocks[0]: self.stash_bytes * sum(call.first <= border < call.ends for call in calls)
             for unit, calls in units.items()
-            if len(unit.blocks) == 1 and unit.action != "offload"  # a segment is run by the container around it
+            if len(unit.blocks) == 1  # a segment is run by the container around it
         }
         away = self._away()
         for unit, calls in units.items():

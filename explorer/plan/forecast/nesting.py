@@ -104,10 +104,8 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
     if not inside:
         return call.again_bytes
     children, below = [nest.calls[j] for j in inside], [nest.calls[j] for j in nest.below(i)]
-    last = call.end
-    if not call.reentrant:
-        entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
-        last = _last_tick(replay, call, below, entered)
+    entered = max(child.first if nest.stops_inside[i] else child.end for child in children)
+    last = _last_tick(replay, call, below, entered)
     entries = replay.between(call.first, last)
     born, died = replay.born[entries], replay.died[entries].copy()
     place = {entry: k for k, entry in enumerate(entries.tolist())}
@@ -117,8 +115,6 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
                 died[place[entry]] = min(int(died[place[entry]]), leaves)
     for entry in {entry for child in children for entry in child.inputs if entry in place}:
         died[place[entry]] = FOREVER  # kept for the unit that is given it
-    for one in below:
-        died[np.isin(entries, one.results)] = FOREVER  # kept by a unit inside while the one around it runs
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
     # The unit that running again ends at has stashed its generators' state before.
@@ -138,23 +134,6 @@ def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
 
 
-def made_twice(replay: Replay, nest: Nest) -> list[tuple[int, int, int]]:
-    """Results that a call keeps and one around it saves, and so makes anew: first tick, end tick and bytes."""
-    if not nest.inside or not any(len(call.results) for call in nest.calls):
-        return []
-    saver = np.full(len(replay.size), NO_PARENT)
-    for i, call in enumerate(nest.calls):  # inner calls come last
-        saver[call.entries] = saver[call.saved_results] = i
-    twice = []
-    for i, call in enumerate(nest.calls):
-        for entry, _, end in call.held if len(call.results) else ():
-            begins = nest.calls[saver[entry]].begins
-            ends = min(end, int(replay.died[entry]))
-            if saver[entry] not in (i, NO_PARENT) and begins < ends:
-                twice.append((begins, ends, int(replay.size[entry])))
-    return twice
-
-
 def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
     """Entries that calls around number `i` bring back, or keep for those inside, at the tick at which `i` begins."""
     parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
@@ -168,7 +147,7 @@ def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
 
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
     """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
-    theirs = [part for one in below for part in (one.entries, one.saved_results, np.array(one.saved_outputs))]
+    theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
     within = np.concatenate([NOTHING, *theirs])
     own = call.entries[~np.isin(call.entries, call.outputs)]
     own = np.setdiff1d(np.concatenate((own, np.array(call.saved_outputs, dtype=np.int64))), within)

@@ -115,11 +115,6 @@ class Replay:
         border = tick + int(later[0]) if len(later) else len(self.line)
         return int(self.births[np.searchsorted(self.births, border) - 1]) + 1
 
-    def backward_ends(self, tick: int) -> int:
-        """The first tick behind the backward that `tick` lies in."""
-        later = np.flatnonzero(~np.isin(self.phase[tick:], (RECOMPUTE, BACKWARD)))
-        return tick + int(later[0]) if len(later) else len(self.line)
-
     def born_in(self, fqn: str, entries: Bytes) -> int:
         """Bytes of those among `entries` that calls of `fqn` allocated."""
         calls, born = self.calls.get(fqn, []), self.born[entries]

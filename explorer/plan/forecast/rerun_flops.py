@@ -41,23 +41,16 @@ def unit_flops(
 ) -> int | None:
     """As above, of a unit with other units `inside`: each of those runs again on its own account as well.
 
-    None: it keeps results of operators, and nobody knows the FLOPs of those, or which units inside it ask for; or an
-    offloaded unit inside keeps what is saved last, and nobody knows how much earlier running again ends.
+    None: it keeps results of operators whose FLOPs were not counted.
     """
-    if unit.action == "offload":
-        return 0
     again = rerun_flops(measurement, graph, unit.blocks, policy)
     if unit.action == "save_ops":
         kept = _kept_flops(measurement, graph, unit, policy)
-        early = [child for child in inside if child.action != "offload" or stops_inside(graph, unit, child)]
-        known = kept == again or not early
-        return again - kept if known and kept is not None else None
+        return None if kept is None else again - kept
     if not policy.stops_early:
         return again
     for child in inside:
         if stops_inside(graph, unit, child):
-            if child.action == "offload":
-                return None
             outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
             share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)

@@ -64,10 +64,6 @@ def time_ratio(
         return None
     again = overhead = unsure = 0.0
     for unit, within in units.items():
-        if unit.action == "offload":
-            if baseline.environment.device != "cpu":
-                return None  # nobody has timed the way to the host
-            continue
         ms = unit_ms(baseline, graph, unit, within, policy)
         if ms is None:
             return None

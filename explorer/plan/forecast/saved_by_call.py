@@ -7,7 +7,7 @@
 2. The inputs of a call are kept by its checkpoint until its backward has ended.
 3. Running forward again holds its scratch once more.
 
-A unit that keeps results of operators, that is reentrant or that offloads differs in the rules of actions.py.
+A unit that keeps results of operators follows the rules of actions.py as well.
 
 Not foreseen: what a kernel keeps for itself (oneDNN's recurrent layers: peaks up to 7 % off); without a graph, outputs
 that nobody else saves.
@@ -16,7 +16,7 @@ that nobody else saves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +38,8 @@ class SavedByCall:
     entries: Bytes
     leaves: Bytes
     """First tick at which each of them would be gone."""
-    backs: Bytes
-    """Tick at which each of them is there again."""
     begins: int
-    """Tick at which backward of the call begins."""
+    """Tick at which backward of the call begins, and at which they are all there again."""
     ends: int
     """Tick at which the last of them is through."""
     end: int
@@ -51,8 +49,6 @@ class SavedByCall:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     """Those that nobody else saves."""
-    returned: tuple[int, ...]
-    """All outputs."""
     saved_outputs: tuple[int, ...]
     """Those that the call saves itself, whoever else does."""
     late_bytes: int
@@ -66,12 +62,6 @@ class SavedByCall:
     """First tick, end tick and bytes of what is there twice."""
     statistics_bytes: int = 0
     """Part of `again_bytes`: copies of running statistics, which running again moves in their stead."""
-    results: Bytes = field(default_factory=lambda: NOTHING)
-    """Entries that it keeps because of the operator that made them; they are `held`."""
-    saved_results: Bytes = field(default_factory=lambda: NOTHING)
-    """Those among them that it saves; they are no `entries`."""
-    reentrant: bool = False
-    runs_again: bool = True
 
 
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
@@ -111,14 +101,12 @@ def _saved_by_call(
         first=first,
         entries=saved,
         leaves=leaves,
-        backs=np.full(len(saved), begins, dtype=np.int64),
         begins=begins,
         ends=int(died[saved].max(initial=births.max(initial=begins))),
         end=end,
         until=last if stops_early else end,
         inputs=members[0].inputs,
         outputs=tuple(own_outputs),
-        returned=members[-1].outputs,
         saved_outputs=tuple(saved_outputs),
         late_bytes=late_bytes(replay, saved, leaves >= begins, saved_outputs),
         again_bytes=most_at_once(replay.size[again], born[again], died[again]),

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.plan.forecast.actions import PlayedStep, calls_of
+from explorer.plan.forecast.actions import calls_of
 from explorer.plan.forecast.equal_times import kin_of, with_equal_times
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside, unit_flops
@@ -74,8 +74,7 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
     struck = {_unit(one) for one in offer.without}
     named = [unit for unit in named if unit not in struck]
     wrong = _in_error(graph, [unit.blocks for unit in named])
-    step = PlayedStep(replay=replay, graph=graph, on_gpu=baseline.environment.device != "cpu")
-    left = [(unit, tuple(_calls(step, unit))) for unit in named if unit.blocks not in wrong]
+    left = [(unit, tuple(_calls(replay, graph, unit))) for unit in named if unit.blocks not in wrong]
     saving = [(unit, calls) for unit, calls in left if any(len(call.entries) for call in calls)]
     units = tuple(
         Candidate(
@@ -137,10 +136,10 @@ def _unit(named: Named) -> Unit:
     return named if isinstance(named, Unit) else Unit(blocks=(named,) if isinstance(named, str) else named)
 
 
-def _calls(step: PlayedStep, unit: Unit) -> list[SavedByCall]:
+def _calls(replay: Replay, graph: ModelGraph, unit: Unit) -> list[SavedByCall]:
     if is_kept_apart(unit):
-        return calls_of(step, unit, Policy(units=(unit,)))
-    return saved_by_calls(step.replay, unit.blocks, stops_early=True)
+        return calls_of(replay, graph, unit, Policy(units=(unit,)))
+    return saved_by_calls(replay, unit.blocks, stops_early=True)
 
 
 class _Costs:

@@ -95,13 +95,13 @@ def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, r
     if keeping:
         views = dict.fromkeys(op for unit in keeping for op in results_of_views(unit.save_ops))
         return (
-            f"Not foretold: {listed(tuple(views))} returns memory that another operator made, and whose it is no "
-            "timeline shows; a run measures it."
+            f"No peak is predicted: {listed(tuple(views))} returns memory that another operator made, and a timeline "
+            "does not show who keeps it. Press Run."
         )
     because = unforeseen(policy, graph)
     if because or run is None or not run.spec.policy.units:
         return because
     return (
-        "Nothing is foretold from this run: what was recomputed in it is not what forward had made, in more than a "
-        "hundredth of the peak; measure the step with everything kept, or with other blocks recomputed."
+        "Nothing is predicted from this run: its recomputes made other tensors than its forward, in more than a "
+        "hundredth of the peak. Measure the step with everything kept, or with other blocks recomputed."
     )

@@ -1,4 +1,4 @@
-"""Random policies of every kind for a described and measured model: whole blocks, parts, segments, actions, engines."""
+"""Random policies of every kind that a forecast covers: whole blocks, parts, segments, kept operators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from explorer.plan.names import is_within
 from explorer.plan.policy.counted import in_error
 from explorer.record import Measurement, ModelGraph, Policy, Unit
 
-KINDS = ("flat", "nested", "segments", "save_ops", "offload", "reentrant", "mixed")
+KINDS = ("flat", "nested", "segments", "save_ops", "mixed")
 _SHAPES = ("flat", "segments")
 
 
@@ -20,18 +20,12 @@ def random_policy(kind: str, graph: ModelGraph, baseline: Measurement, draw: ran
         return Policy.recompute(fqn for fqn in _called(graph) if draw.random() < share)
     if kind in _SHAPES:
         return Policy.recompute(_flat(graph, draw) if kind == "flat" else _segments(graph, draw))
-    if kind == "reentrant":
-        inner = random_policy(draw.choice((*_SHAPES, "nested")), graph, baseline, draw)
-        return Policy(units=inner.units, use_reentrant=True)
-    actions = ("recompute", "save_ops", "offload") if kind == "mixed" else (kind,)
-    shape = draw.choice((*_SHAPES, "nested")) if kind == "mixed" else draw.choice(_SHAPES)
-    units = random_policy(shape, graph, baseline, draw).units
+    actions = ("recompute", "save_ops") if kind == "mixed" else (kind,)
+    units = random_policy(draw.choice(_SHAPES), graph, baseline, draw).units
     return Policy(units=tuple(_acting(unit, draw.choice(actions), baseline, draw) for unit in units))
 
 
 def _acting(unit: Unit, action: str, baseline: Measurement, draw: random.Random) -> Unit:
-    if action == "offload":
-        return Unit(blocks=unit.blocks, action="offload")
     ops = operators_of(baseline, unit.blocks) if action == "save_ops" else []
     if not ops:
         return unit

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import pytest
 from torch import Tensor, nn
 
 from tests.engine.walk_net import W, Walk, graph, having
@@ -40,21 +37,3 @@ def test_ways_of_calling_that_checkpointing_cares_for() -> None:
     assert having(described, "keyword_inputs") == having(described, "nested_outputs") == ["speaks"]
     assert having(described, "keeps_cache") == []  # handed one, and leaves it alone
     assert having(graph(Walk(1)), "inputs_need_no_grad") == ["", "stem"]
-
-
-@pytest.mark.parametrize(
-    ("laid", "strided"),
-    [
-        (lambda x: x, []),
-        (lambda x: x.mT.contiguous().mT, ["speaks", "speaks.linear"]),
-        (lambda x: x[:, ::2].repeat_interleave(2, 1)[:, :W], []),
-        (lambda x: x[:, :1].expand(-1, W), []),
-    ],
-    ids=["row after row", "transposed", "row after row again", "expanded, not dense"],
-)
-def test_the_layout_of_what_is_given(laid: Callable[[Tensor], Tensor], strided: list[str]) -> None:
-    class Lays(Asks):
-        def forward(self, x: Tensor) -> Tensor:
-            return self.speaks(hidden=laid(x * 1.0 + self.speaks.linear.bias))["hidden"]
-
-    assert having(graph(Lays()), "strided_inputs") == strided

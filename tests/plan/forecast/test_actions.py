@@ -1,8 +1,7 @@
-"""Kept results, reentrant checkpointing and offload on a timeline that a pencil can follow."""
+"""Kept results of operators on a timeline that a pencil can follow."""
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from explorer.plan.forecast.actions import results_of_views
@@ -15,11 +14,8 @@ from tests.plan.why.test_peak import graph
 from tests.view.builders import MIB, measured
 
 
-def told(units: list[Unit], *, gpu: bool = False, **options: bool) -> Forecast:
-    run = two_blocks()
-    if gpu:
-        run = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device="cuda"))
-    return Forecaster(run).forecast(Policy(units=tuple(units), preserve_rng_state=False, **options))
+def told(units: list[Unit]) -> Forecast:
+    return Forecaster(two_blocks()).forecast(Policy(units=tuple(units), preserve_rng_state=False))
 
 
 def keeping(*ops: str) -> list[Unit]:
@@ -60,25 +56,6 @@ def test_an_operator_that_never_ran_changes_nothing_and_a_view_is_not_foretold()
     assert told(keeping("aten.bmm.default")).step_peak_bytes == told(ALL).step_peak_bytes
     assert told(keeping("aten.view.default")).step_peak_bytes is None
     assert results_of_views(("aten.view.default", "aten.mm.default")) == ("aten.view.default",)
-
-
-def test_reentrant_holds_outputs_and_the_gradient_beside_what_came_back() -> None:
-    """Backward of b: x, y of a, and all of b again with its output and t gone, with the gradient until b is through."""
-    foretold = told(ALL, use_reentrant=True)
-    assert foretold.saved_after_forward_bytes == told(ALL).saved_after_forward_bytes
-    assert foretold.step_peak_bytes is not None
-    assert foretold.step_peak_bytes == (1 + 1 + 1 + 8 + 4 + 2 + 1) * MIB
-
-
-def test_offload_moves_nothing_on_a_cpu_and_all_that_is_saved_on_a_gpu() -> None:
-    units = [Unit(blocks=(name,), action="offload") for name in "ab"]
-    here = told(units)
-    assert (here.step_peak_bytes, here.saved_after_forward_bytes) == (two_blocks().step_peak_bytes, KEPT * MIB)
-    there = told(units, gpu=True)
-    # y of b is handed out; x, which a alone is given, and y of a, which b alone is given, leave with the rest.
-    assert there.saved_after_forward_bytes == MIB
-    assert there.step_peak_bytes == (1 + 8 + 4) * MIB, "x, h and t: h leaves once t is made of it"
-    assert there.time_ratio is None
 
 
 def test_flops_of_kept_results_are_not_spent_again() -> None:

@@ -40,7 +40,6 @@ def test_a_forecast_that_comes_true_contradicts_nothing() -> None:
         (run(), graph(kind="LSTM"), "layers.0 is recurrent"),
         (run(), graph(traits=("keeps_cache",)), "layers.0 is handed a cache"),
         (run(), graph(n_calls=2), "layers.0 is called more than once"),
-        (run(use_reentrant=True), graph(), "reentrant checkpointing hands gradients on"),
         (run(), graph(), "nothing that is known"),
     ],
 )

@@ -59,15 +59,6 @@ def test_a_run_whose_calls_are_unknown_is_not_forecast_as_if_nothing_changed() -
     assert foretold.flop_ratio == pytest.approx(1 + 1 / 18)
 
 
-def test_reentrant_checkpointing_that_trains_nothing_is_not_foretold() -> None:
-    policy = Policy.recompute(["layers.1"], use_reentrant=True)
-    assert Forecaster(measured(), graph()).forecast(policy).step_peak_bytes is not None
-    idle = graph_block("layers.1", "B", traits=("inputs_need_no_grad",))
-    known = ModelGraph(model=graph().model, blocks=(idle,), edges=())
-    assert Forecaster(measured(), known).forecast(policy) == Forecast()
-    assert Forecaster(measured(), known).forecast(Policy.recompute(["layers.1"])).step_peak_bytes is not None
-
-
 def test_a_block_that_is_handed_a_cache_has_no_peak_foretold() -> None:
     """Its recompute fills the cache once more, which no replay of the baseline shows."""
     policy = Policy.recompute(["layers.1"])
@@ -202,7 +193,6 @@ def test_early_stop_leaves_out_what_comes_after_the_last_save() -> None:
         (Policy.recompute(["layers.0"]), 0.5 * share),
         (Policy.recompute([unit]), 1.5 * share),  # the first block of a segment runs to its end
         (Policy.recompute(["layers.0"], early_stop=False), share),
-        (Policy.recompute(["layers.0"], use_reentrant=True), share),
     ):
         assert forecaster.forecast(policy).flop_ratio == pytest.approx(1 + expected)
     assert Forecaster(run).forecast(Policy.recompute(["layers.0"])).flop_ratio == pytest.approx(1 + share)

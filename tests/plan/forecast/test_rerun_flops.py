@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from explorer.plan.forecast.rerun_flops import rerun_flops, stops_inside, unit_flops
 from explorer.record import Block, ModelGraph, Policy, Unit
 from tests.graphs import block
@@ -48,12 +46,6 @@ def test_a_rerun_that_ends_in_a_unit_inside_leaves_that_to_it() -> None:
     within = unit_flops(RUN, HALF, outer, [inner], PLAIN)
     assert within is not None and within < alone
     assert unit_flops(RUN, HALF, outer, [inner], WHOLE) == FLOPS
-
-
-@pytest.mark.parametrize(("action", "flops"), [("offload", 0), ("recompute", FLOPS // 2)])
-def test_offload_spends_nothing(action: str, flops: int) -> None:
-    unit = Unit(blocks=("layers.1",), action=action)  # type: ignore[arg-type]
-    assert unit_flops(RUN, HALF, unit, [], PLAIN) == flops
 
 
 def test_flops_of_kept_results_are_unknown_where_nobody_saw_the_operators() -> None:

@@ -1,34 +1,47 @@
-"""Policies whose peak cannot be foretold are told, and why."""
+"""Policies whose peak is not predicted, and the sentence that says why."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.unforeseen import unforeseen
 from explorer.record import ModelGraph, Policy, Unit
+from explorer.record.plan import Forecast
 from tests.graphs import block as graph_block
 from tests.plan.forecast.two_blocks import two_blocks
 from tests.plan.why.test_peak import graph
 from tests.view.builders import measured
 
+OFFLOADED = Unit(blocks=("layers.1",), action="offload")
+KEEPING = Unit(blocks=("layers",), action="save_ops", save_ops=("aten.mm.default",))
+KEEPING_INSIDE = msgspec.structs.replace(KEEPING, blocks=("layers.1",))
+INNER, OUTER = Unit(blocks=("layers.1",)), Unit(blocks=("layers",))
 
-def test_why_a_policy_cannot_be_foretold() -> None:
-    outer = Unit(blocks=("layers",), action="save_ops", save_ops=("aten.mm.default",))
-    nested = Policy(units=(outer, Unit(blocks=("layers.1",))))
-    assert "layers keep chosen operators or offload, inside another unit" in unforeseen(nested, None)
-    assert Forecaster(measured(), graph()).forecast(nested).step_peak_bytes is None
-    other_way = Policy(units=(Unit(blocks=("layers",)), msgspec.structs.replace(outer, blocks=("layers.1",))))
-    assert not unforeseen(other_way, None)
-    assert unforeseen(msgspec.structs.replace(other_way, use_reentrant=True), None)
-    often = ModelGraph(model=graph().model, blocks=(graph_block("layers.1", "B", n_calls=3),), edges=())
-    reentrant = Policy.recompute(["layers.1"], use_reentrant=True)
-    assert "called more than once" in unforeseen(reentrant, often) and not unforeseen(reentrant, graph())
-    idle = ModelGraph(
-        model=graph().model, blocks=(graph_block("layers.1", "B", traits=("inputs_need_no_grad",)),), edges=()
-    )
-    assert "train nothing" in unforeseen(reentrant, idle)
-    assert not unforeseen(msgspec.structs.replace(reentrant, use_reentrant=False), idle)
+
+@pytest.mark.parametrize(
+    ("policy", "parts"),
+    [
+        (Policy(units=(OFFLOADED,)), "offload"),
+        (Policy(units=(OUTER, OFFLOADED)), "offload"),
+        (Policy(units=(INNER,), use_reentrant=True), "reentrant checkpointing"),
+        (Policy(units=(OFFLOADED,), use_reentrant=True), "offload, reentrant checkpointing"),
+        (Policy(units=(KEEPING, INNER)), "kept operators inside or around another unit"),
+        (Policy(units=(OUTER, KEEPING_INSIDE)), "kept operators inside or around another unit"),
+        (Policy(units=(INNER, OUTER)), ""),
+        (Policy(units=(KEEPING_INSIDE, Unit(blocks=("layers.2",)))), ""),
+        (Policy(use_reentrant=True), ""),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_policy_outside_the_forecast_has_no_figure_and_one_sentence(policy: Policy, parts: str, device: str) -> None:
+    run = measured()
+    run = msgspec.structs.replace(run, environment=msgspec.structs.replace(run.environment, device=device))
+    forecaster = Forecaster(run, graph())
+    assert unforeseen(policy, graph()) == (f"The forecast does not cover {parts}: press Run." if parts else "")
+    assert (forecaster.forecast(policy) == Forecast()) == bool(parts)
+    assert (forecaster.line(policy) is None) == (forecaster.at_peak(policy) is None) == bool(parts)
 
 
 def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
@@ -47,15 +60,3 @@ def test_a_result_that_is_written_in_place_is_not_foretold() -> None:
     assert "torch refuses to keep what aten.exp.default returns" in why("aten.mm.default", "aten.exp.default")
     assert "torch refuses to keep what aten.add_.Tensor returns" in why("aten.add_.Tensor")
     assert not why("aten.mm.default") and not why("aten.exp.default", block="b")
-
-
-def test_offload_beside_other_units_is_foretold_where_nothing_moves() -> None:
-    """Unless one that runs again lies inside it and another around it."""
-
-    def why(*actions: str, moves: bool = False) -> str:
-        names = ("layers", "layers.1", "layers.1.mlp")
-        units = tuple(Unit(blocks=(fqn,), action=action) for fqn, action in zip(names, actions))  # type: ignore[arg-type]
-        return unforeseen(Policy(units=units), None, moves=moves)
-
-    assert not why("recompute", "offload") and not why("offload", "recompute", "recompute")
-    assert why("recompute", "offload", moves=True) and why("recompute", "offload", "recompute")
