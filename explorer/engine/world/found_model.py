@@ -29,7 +29,8 @@ class FoundModel:
         """`modules`: those of `model` whose attributes are the model's own; a wrapper's are not."""
         self._model = model
         self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
-        self._memory = [(storage, storage.clone()) for tensor, _, _ in self._tensors for storage in storages(tensor)]
+        shared = {storage._cdata: storage for tensor, _, _ in self._tensors for storage in storages(tensor)}
+        self._memory = [(storage, storage.clone()) for storage in shared.values()]
         self._held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
         self._modes = [(module, module.training) for module in model.modules()]
         self._attributes = [(module, _plain(module)) for module in modules]

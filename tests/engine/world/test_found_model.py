@@ -57,6 +57,26 @@ def test_a_run_in_float64_leaves_the_types_that_were_found() -> None:
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
 
+def test_memory_that_parameters_share_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flat parameters; two storages that were freed have one address, and each is freed again."""
+    flat = torch.arange(400.0)
+    model = nn.Module()
+    model.views = nn.ParameterList([nn.Parameter(part) for part in flat.split(4)])
+    model.freed = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(2)])
+    for parameter in model.freed:
+        parameter.untyped_storage().resize_(0)
+    copied: list[int] = []
+    clone = torch.UntypedStorage.clone
+    monkeypatch.setattr(torch.UntypedStorage, "clone", lambda one: copied.append(one.nbytes()) or clone(one))
+    with FoundModel(model, [model]):
+        assert sorted(copied) == [0, 0, flat.nbytes]
+        flat.zero_()
+        for parameter in model.freed:
+            parameter.untyped_storage().resize_(12)
+    assert torch.equal(torch.cat(list(model.views)), torch.arange(400.0))
+    assert all(parameter.untyped_storage().nbytes() == 0 for parameter in model.freed)
+
+
 def test_a_step_that_raises_leaves_all_as_it_was() -> None:
     model, _ = model_and_batch()
     before = model[0].weight.clone()
