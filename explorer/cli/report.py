@@ -17,7 +17,7 @@ from explorer.record.comparison import Comparison, TensorDiff
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
-from explorer.view.compare.gradients import moved_sentence, unjudged_sentence
+from explorer.view.compare.gradients import moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.block_rows import chart_rows, row_sum
 from explorer.view.drawing.rows import Row
@@ -84,8 +84,8 @@ def print_comparison(comparison: Comparison) -> None:
         console.print(f"  [bold]Likely[/]   {escape(cause)}")
     if comparison.not_reproducible_because:
         console.print(f"  [bold]Why[/]      {escape(comparison.not_reproducible_because)}")
-    if unjudged := unjudged_sentence(comparison):
-        console.print(f"  [bold]Scope[/]    {escape(unjudged)}")
+    if scope := scope_sentence(comparison):
+        console.print(f"  [bold]Scope[/]    {escape(scope)}")
     if comparison.worst is not None or comparison.causes:
         console.print()
     if comparison.comparable:

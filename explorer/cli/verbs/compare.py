@@ -65,7 +65,7 @@ class CompareOptions:
         int,
         typer.Option(
             "--probe", min=0, max=MOST_PROBES, metavar="N", show_default=False,
-            help="Runs of each recomputed block in search of hidden state; without it, as the time of a step allows.",
+            help="Each recomputed block runs N more times before the step; by default for the time of a step.",
         ),
     ] = 0  # fmt: skip
 

@@ -89,7 +89,7 @@ def take(
     on_phase("optimizer")
     outcome = Outcome(
         gradients=Kept(_gradients(model), known.gradients),
-        input_gradients=Kept(_input_gradients(trainee), known.input_gradients),
+        input_gradients=Kept(input_gradients(trainee), known.input_gradients),
         buffers=Kept(model.named_buffers(), known.buffers),
         rng=RngState.capture(model).positions(),
         loss=loss,
@@ -259,7 +259,7 @@ def _remembered(trainee: Trainee) -> State:
     }
 
 
-def _input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
+def input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
     """Gradients of the leaves of the batch that got one, by their place in it."""
     for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
         for path, leaf in tree_flatten_with_path(batch)[0]:

@@ -1,57 +1,62 @@
 """Hidden state that no list names: does a block that runs more often leave another step behind?
 
-    clean process ─▶ model, one forward that keeps the inputs of the blocks ─▶ all known state put back ─▶ step
-    clean process ─▶ the same, and each block runs again on its inputs      ─▶ all known state put back ─▶ step
+    clean process ─▶ model ─▶ step, which keeps the inputs of the blocks
+                           ─▶ each block runs again on its inputs, all known state is put back ─▶ step
 
-The two steps are equal bit by bit, or a block remembers its calls in a place that no walk reaches: a file, an installed
-package, a closure of torch's, an iterator. Halving finds the block. Apart from module_state.py, which reads the state
-that has a name. Each step has a process of its own, because such state outlives a model.
+The two steps are equal bit by bit, or two more processes decide, of which one runs no block again. If their second
+steps differ, a block remembers its calls in a place that no walk reaches: a file, an installed package, an iterator.
+Halving finds the block. Apart from module_state.py, which reads the state that has a name.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.compare.outcome import Outcome, fingerprint, take
+from explorer.engine.compare.outcome import fingerprint, input_gradients
 from explorer.engine.compare.step_program import hooked
 from explorer.engine.device.apart import apart
 from explorer.engine.device.tf32 import without_tf32
-from explorer.engine.model.loaded import call
 from explorer.engine.model.twin import own_batch
 from explorer.engine.policy.recompute import RunningAgain
-from explorer.engine.step import Trainee, autocast, prepare
+from explorer.engine.step import Trainee, autocast, forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
 from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.found_step import FoundState
 from explorer.engine.world.images import same_state
 from explorer.engine.world.remembered import read_state
+from explorer.engine.world.rng import RngState
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import listed
+from explorer.record.allocations import Phase
 from explorer.record.plan import Report
 from explorer.record.run import RunSpec
 
 FEWEST, MOST = 4, 64
-"""Runs of a block where nothing else is asked: between the two, as many as the time of one step allows."""
-_LEAST_S = 1.0
+"""Runs of a block if the spec asks for no number: between the two, as many as the time of one step allows."""
+_LEAST_S = 0.5
 """Time that the runs of all blocks may take even where a step is shorter."""
+
+Fingerprints = Mapping[str, bytes]
+Calls = list[tuple[nn.Module, Any]]
 
 
 @dataclass(frozen=True)
 class ProbedStep:
-    """What one step leaves behind, after its blocks ran again."""
+    """What two steps of one build leave behind: before and after its blocks run again."""
 
-    left: Mapping[str, bytes]
-    """Fingerprint of each tensor and generator."""
-    seconds: float = 0.0
+    first: Fingerprints
+    left: Fingerprints
     n_runs: int = 0
-    """Fewest runs of a block before the step."""
+    """Runs of each block between the steps."""
     not_put_back: tuple[str, ...] = ()
     """Names that the walk knows, moved by the runs and not put back: the comparison holds those against each other."""
 
@@ -62,15 +67,18 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
     if not blocks or baseline.forward_only:
         return {}
 
-    def step(names: tuple[str, ...], seconds: float = 0.0) -> ProbedStep:
-        taken = apart(probed_step, baseline, names, blocks, seconds, report=report, what="probed for hidden state")
+    def step(names: tuple[str, ...], n_runs: int = 0) -> ProbedStep:
+        spec = msgspec.structs.replace(baseline, n_probes=n_runs or baseline.n_probes)
+        taken = apart(probed_step, spec, names, blocks, report=report, what="probed for hidden state")
         if taken is None:
             raise MemoryError("the system ended its process for lack of memory")
         return taken
 
     try:
+        probed = step(blocks)
+        if probed.left == probed.first:
+            return {"n_probes": probed.n_runs}
         plain = step(())
-        probed = step(blocks, plain.seconds)
         if probed.left == plain.left:
             return {"n_probes": probed.n_runs}
         if because := probed.not_put_back and f"{listed(list(probed.not_put_back))} cannot be put back":
@@ -79,7 +87,7 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
             return {"not_probed_because": "Two steps of the baseline in clean processes differ."}
         while len(blocks) > 1:
             half = blocks[: len(blocks) // 2]
-            blocks = half if step(half, plain.seconds).left != plain.left else blocks[len(half) :]
+            blocks = half if step(half, probed.n_runs).left != plain.left else blocks[len(half) :]
     except Cancelled:
         raise
     except (ExplorerError, MemoryError, OSError) as error:
@@ -87,80 +95,86 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
     return {"n_probes": probed.n_runs, "hidden_state": blocks}
 
 
-def probed_step(
-    spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], seconds: float, report: Report
-) -> ProbedStep:
-    """One step of a build of its own. Before it, each of `blocks` runs again on its inputs, which `kept` all keep.
-
-    `seconds` is the time of a step.
-    """
+def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], report: Report) -> ProbedStep:
+    """Two steps of one build. Between them each of `blocks` runs again; the first step keeps inputs of all `kept`."""
     try:
         with left_as_found(), deterministic_kernels(), without_tf32():
             trainee = prepare(spec)
-            n_runs, not_put_back = _run_again(trainee, blocks, kept, max(seconds, _LEAST_S))
-            began = time.perf_counter()
-            outcome = take(trainee)
-            return ProbedStep(_left(outcome), time.perf_counter() - began, n_runs, not_put_back)
+            return _two_steps(trainee, blocks, kept)
     except ExplorerError:
         raise
     except Exception as error:  # whatever a block raises that runs by itself
         raise ModelFailed(said_by(error)) from error
 
 
-def _run_again(
-    trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...], seconds: float
-) -> tuple[int, tuple[str, ...]]:
-    """Fewest runs of a block, and the names of what could not be put back."""
-    model = trainee.model
-    replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
-    found, start = FoundState(model, _nothing), AtFirst(model)  # of a replaced forward no walk sees the inside
-    _set_forward(replaced)
+def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...]) -> ProbedStep:
+    model, batch = trainee.model, own_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
-    fewest = 0
-    with torch.no_grad(), autocast(trainee):
-        calls = [(fqn, module, inputs) for fqn, module, inputs in _calls(trainee, kept) if fqn in blocks]
-        runs = [_run(module, inputs, trainee.spec.n_probes, seconds / len(calls)) for _, module, inputs in calls]
-        fewest = min(runs, default=0)
-        del calls
+    replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
+    found, start = FoundState(model, _nothing), AtFirst(model)  # no walk sees the inside of a replaced forward
+    _set_forward(replaced)
+    began = time.perf_counter()
+    first, calls = _first_step(trainee, kept)
+    seconds = max(time.perf_counter() - began, _LEAST_S)
+    again = [(module, inputs) for fqn in blocks for module, inputs in calls[fqn]]
+    n_runs = _run(again, trainee, seconds) if again else 0
+    del calls, again
     found.put_back()
     _set_forward(replaced)
     start.put_back()
+    trainee.inputs, trainee.targets = batch
     after = read_state(model, whole=True)
-    keys = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]
-    return fewest, tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in keys)
+    moved = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]
+    left = _left(trainee, forward_backward(trainee))
+    return ProbedStep(first, left, n_runs, tuple(f"{fqn}.{name}".lstrip(".") for fqn, name, _ in moved))
 
 
-def _calls(trainee: Trainee, fqns: tuple[str, ...]) -> list[tuple[str, nn.Module, Any]]:
-    """Each call of the blocks in one forward, with a copy of its inputs."""
-    calls: list[tuple[str, nn.Module, Any]] = []
+def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, dict[str, Calls]]:
+    """The step, and each call of the blocks in its first forward with a copy of the inputs."""
+    calls: dict[str, Calls] = {fqn: [] for fqn in fqns}
     modules = dict(trainee.model.named_modules())
+    forward = True
 
     def keep(fqn: str) -> Any:
-        return lambda module, args, kwargs: calls.append((fqn, module, own_batch((args, kwargs))))
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            if forward:
+                calls[fqn].append((module, own_batch((args, kwargs))))
+
+        return hook
+
+    def on_phase(phase: Phase) -> None:
+        nonlocal forward
+        forward = forward and phase == "forward"
 
     with hooked(*(modules[fqn].register_forward_pre_hook(keep(fqn), with_kwargs=True) for fqn in fqns)):
-        call(trainee.model, next(iter(trainee.microbatches()))[0])
-    return calls
+        loss = forward_backward(trainee, on_phase)
+    return _left(trainee, loss), calls
 
 
-def _run(module: nn.Module, inputs: Any, n_asked: int, seconds: float) -> int:
-    """Runs the forward alone, as a recompute does: hooks of the block itself run once in a step."""
-    end, n = time.perf_counter() + seconds, 0
-    while n < (n_asked or MOST) and (n_asked or n < FEWEST or time.perf_counter() < end):
-        args, kwargs = own_batch(inputs)
-        with RunningAgain((module,)):
-            module.forward(*args, **kwargs)
-        n += 1
+def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
+    """Runs each forward alone, as a recompute does: hooks of a block itself run once in a step. Returns the rounds."""
+    asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
+    with torch.no_grad(), autocast(trainee):
+        while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
+            for module, inputs in calls:
+                args, kwargs = own_batch(inputs)
+                with RunningAgain((module,)):
+                    module.forward(*args, **kwargs)
+            n += 1
     return n
 
 
-def _left(outcome: Outcome) -> dict[str, bytes]:
-    families = ("gradients", "input_gradients", "later_gradients", "buffers", "parameters")
-    tensors: dict[str, Tensor | None] = {
-        f"{family} {name}": tensor for family in families for name, tensor in getattr(outcome, family).items()
-    }
-    tensors["output"] = outcome.eval_output
-    return {name: b"" if tensor is None else fingerprint(tensor) for name, tensor in tensors.items()} | outcome.rng
+def _left(trainee: Trainee, loss: float) -> Fingerprints:
+    """Fingerprint of each tensor and generator, after backward: what an optimizer makes of them is no block's."""
+    model = trainee.model
+    tensors: Iterator[tuple[str, Tensor | None]] = itertools.chain(
+        model.named_parameters(),
+        model.named_buffers(),
+        ((f"gradient of {name}", parameter.grad) for name, parameter in model.named_parameters()),
+        ((f"gradient of {name}", gradient) for name, gradient in input_gradients(trainee)),
+    )
+    left = {name: b"" if tensor is None else fingerprint(tensor) for name, tensor in tensors}
+    return left | RngState.capture(model).positions() | {"loss": repr(loss).encode()}
 
 
 def _set_forward(replaced: list[tuple[nn.Module, Any]]) -> None:

@@ -16,7 +16,7 @@ from explorer.view.compare.gradients import (
     diff_table,
     gradient_chart,
     parameter_table,
-    unjudged_sentence,
+    scope_sentence,
     verdict_sentence,
 )
 from explorer.view.words import explore as glossary
@@ -46,8 +46,8 @@ def gradients_panel(comparison: Comparison) -> None:
         st.text(verdict_sentence(comparison))
     for cause in comparison.causes:
         st.text(f"Likely cause: {cause}")
-    if unjudged := unjudged_sentence(comparison):
-        st.text(unjudged)
+    if scope := scope_sentence(comparison):
+        st.text(scope)
     draw(gradient_chart(comparison), key="gradients")
     st.markdown("**What else the step left behind**")
     for key, title, rows in _rest(comparison):

@@ -135,8 +135,8 @@ def moved_sentence(comparison: Comparison) -> str:
     return f"state moved twice: {listed(moved, MAX_MOVED)}"
 
 
-def unjudged_sentence(comparison: Comparison) -> str:
-    """What the verdict says nothing about; empty where it covers all."""
+def scope_sentence(comparison: Comparison) -> str:
+    """The runs of the blocks before the verdict, and what the verdict leaves out; empty if there is neither."""
     clauses, names = [], comparison.unjudged
     if names:
         clauses.append(f"Not judged, two runs of the baseline differ there: {listed(names, MAX_MOVED)}")
@@ -146,6 +146,8 @@ def unjudged_sentence(comparison: Comparison) -> str:
         clauses.append(f"Too many objects to look at each: {listed(left_out, MAX_MOVED)}")
     if because := comparison.not_probed_because:
         clauses.append(f"Not probed for hidden state: {because.rstrip('.')}")
+    if times := comparison.n_probes:
+        clauses.append(f"Each block ran {count(times, 'more time')} before the step, in search of hidden state")
     return ". ".join(clauses)
 
 

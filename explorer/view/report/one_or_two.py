@@ -19,7 +19,7 @@ from explorer.view.compare.gradients import (
     carried_table,
     gradient_chart,
     parameter_table,
-    unjudged_sentence,
+    scope_sentence,
     verdict_sentence,
 )
 from explorer.view.compare.headline import Headline, headlines
@@ -143,7 +143,7 @@ def _verdict(run: Run) -> Iterator[str]:
     yield f'<p><b class="{tone}">{escape(verdict_sentence(run))}</b></p>'
     yield from map(paragraph, run.causes)
     yield paragraph(run.not_reproducible_because)
-    yield paragraph(unjudged_sentence(run), "quiet")
+    yield paragraph(scope_sentence(run), "quiet")
     yield drawn(gradient_chart(run)) if run.gradients else ""
     if wrong := [row for row in buffer_table(run) if row["verdict"] != "bitwise equal"]:
         yield folded("buffers that are not equal", wrong)

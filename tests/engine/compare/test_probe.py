@@ -25,29 +25,27 @@ def nothing_left() -> Iterator[None]:
     sys.modules.pop("hidden_manager", None)
 
 
-def steps(kind: str, **options: int) -> tuple[ProbedStep, ProbedStep]:
-    """The step of a build whose blocks did not run again, and of one whose blocks did."""
+def both_steps(kind: str, **options: int) -> ProbedStep:
     spec = RunSpec(model=hidden_nets.ref(kind), **options)  # type: ignore[arg-type]
-    plain = probed_step(spec, (), BLOCKS, 0.0, silent)
-    return plain, probed_step(spec, BLOCKS, BLOCKS, 0.0, silent)
+    return probed_step(spec, BLOCKS, BLOCKS, silent)
 
 
 @pytest.mark.parametrize("kind", [hidden.__name__ for hidden in hidden_nets.HIDDEN])
 def test_a_late_effect_of_hidden_state_shows(kind: str) -> None:
-    plain, probed = steps(kind)
+    probed = both_steps(kind)
     assert probed.n_runs > hidden_nets.FIRST_CALL
-    assert plain.left != probed.left and not probed.not_put_back
+    assert probed.first != probed.left and not probed.not_put_back
 
 
 @pytest.mark.parametrize("kind", [harmless.__name__ for harmless in hidden_nets.HARMLESS])
 def test_a_block_without_hidden_state_leaves_the_same_step(kind: str) -> None:
-    plain, probed = steps(kind)
-    assert plain.n_runs == 0 and FEWEST <= probed.n_runs <= MOST
-    assert plain.left == probed.left and not probed.not_put_back
+    probed = both_steps(kind)
+    assert FEWEST <= probed.n_runs <= MOST
+    assert probed.first == probed.left and not probed.not_put_back
 
 
 def test_a_number_of_runs_is_kept() -> None:
-    assert steps("nothing", n_probes=70)[1].n_runs == 70
+    assert both_steps("nothing", n_probes=70).n_runs == 70
 
 
 def test_a_comparison_names_the_block_and_is_not_green() -> None:

@@ -12,7 +12,7 @@ from explorer.view.compare.gradients import (
     buffer_table,
     carried_table,
     gradient_chart,
-    unjudged_sentence,
+    scope_sentence,
     verdict_sentence,
 )
 from tests.view.builders import compared, equal_gradient, wrong_gradient
@@ -116,11 +116,13 @@ def test_what_moved_is_named_and_the_rest_counted() -> None:
 
 
 def test_what_the_verdict_leaves_out_is_said() -> None:
-    assert unjudged_sentence(compared()) == ""
+    assert scope_sentence(compared()) == ""
     pair = msgspec.structs.replace(compared(), unjudged=tuple(f"blocks.{i}.clock" for i in range(5)))
-    sentence = unjudged_sentence(pair)
+    sentence = scope_sentence(pair)
     assert sentence.startswith("Not judged, two runs of the baseline differ there: blocks.0.clock, ")
     assert sentence.endswith(" and 1 more")
+    probed = msgspec.structs.replace(compared(), n_probes=5)
+    assert scope_sentence(probed) == "Each block ran 5 more times before the step, in search of hidden state"
 
 
 def test_a_failure_is_shown_in_its_own_words() -> None:
