@@ -10,7 +10,7 @@ from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
-from explorer.ui.explore.shown import Shown
+from explorer.ui.explore.shown import Freshness, Shown
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.strip import Cell
 from explorer.view.compare.headline import Headline, headlines
@@ -24,8 +24,10 @@ PREDICTED: tuple[Origin, ...] = ("predicted",)
 PINNED = "pinned baseline"
 PRESS = "press Run"
 INSTEAD = {
-    "recorded": "record again",
-    **dict.fromkeys(("foreseen", "foreseen anew", "foreseen before"), "nothing runs"),
+    Freshness.RECORDED: "record again",
+    Freshness.PREDICTED_BASELINE: "nothing runs",
+    Freshness.PREDICTED_OTHER_OPTIONS: "nothing runs",
+    Freshness.PREDICTED_STALE: "nothing runs",
 }
 """What stands there instead where no run can measure it, by freshness."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}

@@ -24,7 +24,7 @@ from explorer.ui.explore.files import policy_menu, run_menu
 from explorer.ui.explore.forecast import worth_recomputing
 from explorer.ui.explore.headline import Drawn, cells
 from explorer.ui.explore.results import results
-from explorer.ui.explore.shown import Shown, facts, predicted, predicted_presets, shown
+from explorer.ui.explore.shown import Freshness, Shown, facts, predicted, predicted_presets, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import page_job, window
 from explorer.ui.session.plain import plain
@@ -187,13 +187,13 @@ def _desk(state: ExploreState, places: Places) -> None:
 def _freshness(known: Shown) -> str:
     """What the figures are about, and where a run was cut short."""
     line = glossary.FRESHNESS[known.freshness]
-    if known.baseline is not None and known.freshness == "recorded":
+    if known.baseline is not None and known.freshness is Freshness.RECORDED:
         return f"{line} {plain(known.baseline.recorded_in)}. {glossary.NO_MODEL}"
-    if known.pinned is not None and known.freshness != "nothing":
+    if known.pinned is not None and known.freshness is not Freshness.NOTHING:
         line = f"{glossary.FITTED if known.did_not_fit else glossary.PINNED} {plain(in_words(known.pinned))}. " + (
-            "" if known.freshness == "pinned" else line
+            "" if known.freshness is Freshness.PINNED else line
         )
-    if known.freshness == "failed" and known.comparison is not None:
+    if known.freshness is Freshness.FAILED and known.comparison is not None:
         return f"{line} The {plain(what_failed(known.comparison))}."
     return line
 
@@ -249,7 +249,7 @@ def _next_step(state: ExploreState) -> str:
     if why := drafts.why_not_run(state.draft):
         return why
     known = shown(state)
-    if known.freshness == "failed" and known.comparison is not None:
+    if known.freshness is Freshness.FAILED and known.comparison is not None:
         return f"The {what_failed(known.comparison)}; nothing was measured whole."
     # True whatever is clicked next: a click in the graph does not draw this line again.
     return "Run takes real steps of the baseline and of the policy that is drawn."

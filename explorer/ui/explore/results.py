@@ -15,7 +15,7 @@ from explorer.ui.explore.cost import cost_panel
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.gradients import gradients_panel
 from explorer.ui.explore.memory import memory_panel
-from explorer.ui.explore.shown import shown
+from explorer.ui.explore.shown import Freshness, shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.table import table_panel
 from explorer.ui.session import page_job
@@ -120,7 +120,7 @@ def _gradients(state: ExploreState, graph: ModelGraph | None, comparison: Compar
         st.caption(drafts.why_not_run(state.draft) or glossary.EMPTY)
         return
     if comparison.candidate.spec != spec:
-        small(glossary.FRESHNESS["stale"])
+        small(glossary.FRESHNESS[Freshness.STALE])
     if comparison.failure is not None:
         failure_panel(comparison.failure, key="comparison")
     gradients_panel(comparison)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 
 import msgspec
 
@@ -35,6 +36,23 @@ from explorer.view.words.cut_short import did_not_fit
 
 Picked = tuple[str, int] | None
 """Run and tick of a point in the timeline."""
+
+
+class Freshness(StrEnum):
+    """What the figures on the page are about; `glossary.FRESHNESS` has a sentence for each."""
+
+    NOTHING = "nothing"
+    BASELINE = "baseline"
+    PINNED = "pinned"
+    RECORDED = "recorded"
+    OTHER_OPTIONS = "other options"
+    FRESH = "fresh"
+    STALE = "stale"
+    FAILED = "failed"
+    PREDICTED_BASELINE = "predicted baseline"
+    PREDICTED_OTHER_OPTIONS = "predicted, other options"
+    PREDICTED_FRESH = "predicted, fresh"
+    PREDICTED_STALE = "predicted, stale"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,22 +94,25 @@ class Shown:
         return "what fitted" if self.did_not_fit else "the pinned baseline"
 
     @property
-    def freshness(self) -> str:
+    def freshness(self) -> Freshness:
         if self.comparison is None:
-            if self.baseline is None:
-                return "nothing"
-            if self.foreseen:
-                return "foreseen anew" if self.other_options else "foreseen"
-            if self.baseline.spec.model.is_recorded:
-                return "recorded"
-            if self.other_options:
-                return "other options"
-            return "pinned" if self.baseline.spec.policy.units else "baseline"
+            return self._freshness_of_baseline()
         if self.foreseen:
-            return "foreseen before" if self.stale else "played"
+            return Freshness.PREDICTED_STALE if self.stale else Freshness.PREDICTED_FRESH
         if self.stale:
-            return "stale"
-        return "fresh" if self.comparison.comparable else "failed"
+            return Freshness.STALE
+        return Freshness.FRESH if self.comparison.comparable else Freshness.FAILED
+
+    def _freshness_of_baseline(self) -> Freshness:
+        if self.baseline is None:
+            return Freshness.NOTHING
+        if self.foreseen:
+            return Freshness.PREDICTED_OTHER_OPTIONS if self.other_options else Freshness.PREDICTED_BASELINE
+        if self.baseline.spec.model.is_recorded:
+            return Freshness.RECORDED
+        if self.other_options:
+            return Freshness.OTHER_OPTIONS
+        return Freshness.PINNED if self.baseline.spec.policy.units else Freshness.BASELINE
 
 
 def shown(state: ExploreState) -> Shown:

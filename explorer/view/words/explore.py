@@ -123,19 +123,19 @@ FRESHNESS = {
     "baseline": (
         ":gray-badge[:material/straighten: baseline] Measured with everything kept. Choose blocks, then press **Run**."
     ),
-    "foreseen": (
+    "predicted baseline": (
         ":violet-badge[:material/visibility: predicted] Nothing is allocated, nothing runs: every figure is predicted. "
         "Choose blocks, then press **Predict**."
     ),
-    "played": (
+    "predicted, fresh": (
         ":violet-badge[:material/visibility: predicted] Played without data: everything kept, and the policy that is "
         "drawn."
     ),
-    "foreseen before": (
+    "predicted, stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Predict** to play it."
     ),
-    "foreseen anew": (
+    "predicted, other options": (
         ":orange-badge[:material/history: for other options] Predicted before the options were changed; it is played "
         "again."
     ),

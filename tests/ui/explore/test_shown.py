@@ -10,10 +10,16 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.record import Comparison, Failure, ModelGraph, RunSpec
 from explorer.ui.explore.files import policy_text
+from explorer.ui.explore.shown import Freshness
+from explorer.view.words.explore import FRESHNESS
 from tests import graphs
 from tests.ui.explore.visits import ALL, App, in_session, press
 from tests.ui.fake_worker import FakeWorker
 from tests.ui.page_driver import figures, graph_data, say, settle, texts, widget
+
+
+def test_each_freshness_has_a_sentence_and_no_sentence_is_left_over() -> None:
+    assert set(FRESHNESS) == set(Freshness)
 
 
 def test_figures_of_an_older_policy_are_never_silently_wrong(app: App) -> None:
