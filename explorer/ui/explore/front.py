@@ -26,15 +26,15 @@ LOOK_EVERY_S = 0.7
 MOST_MEASURED = 4
 
 
-def front_panel(state: ExploreState, graph: ModelGraph) -> None:
+def front_panel(state: ExploreState, view: Shown, graph: ModelGraph) -> None:
     """What a click does and the button that measures; below them chart and table, drawn as plans come."""
     state.charted = state.draft.spec.policy
-    search = plans.look(shown(state), graph)
+    search = plans.look(view, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
         with st.container(width="stretch"):
             st.caption(words.measuring(len(state.to_measure)) if state.to_measure else words.FRONT)
         if not drafts.why_not_run(state.draft):
-            _measure(state, graph)
+            _measure(state, view, graph)
     st.fragment(_chart, run_every=LOOK_EVERY_S if search.running else None)(state, graph)
 
 
@@ -143,8 +143,8 @@ def matters(marks: tuple[Mark, ...]) -> list[Policy]:
     return [policy for policy in wanted if policy not in done][:MOST_MEASURED]
 
 
-def _measure(state: ExploreState, graph: ModelGraph) -> None:
-    wanted = matters(marks_of(state, shown(state), graph))
+def _measure(state: ExploreState, view: Shown, graph: ModelGraph) -> None:
+    wanted = matters(marks_of(state, view, graph))
     st.button(
         f"Measure {count(len(wanted), 'point')}" if wanted else "Measure points",
         icon=":material/straighten:",

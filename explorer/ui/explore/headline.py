@@ -66,7 +66,7 @@ def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
     comparison = known.comparison
     if comparison is not None and not known.stale:
         return tuple(_chosen(headline, drawn) for headline in headlines(comparison))
-    return _drawn(known.baseline or (comparison.baseline if comparison else None), drawn, INSTEAD.get(known.freshness))
+    return _drawn(known.baseline or known.charted, drawn, INSTEAD.get(known.freshness))
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:

@@ -10,12 +10,11 @@ import streamlit as st
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import beside_peak
 from explorer.plan.why.peak import explain, explain_one
-from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.ui.explore import state as states
 from explorer.ui.explore.forecast import foretold_line
-from explorer.ui.explore.shown import Picked, shown
+from explorer.ui.explore.shown import Picked, Shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session import backend
 from explorer.ui.session.bound import bound
@@ -37,16 +36,19 @@ from explorer.view.words import explore as glossary
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
 
 
-def memory_panel(
-    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, *, block: str
-) -> None:
-    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons."""
-    at = state.tick
-    candidate = comparison.candidate if comparison else None
+def memory_panel(state: ExploreState, view: Shown, graph: ModelGraph | None, *, block: str) -> None:
+    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons.
+
+    Nothing where no baseline was measured.
+    """
+    at, baseline = state.tick, view.charted
+    if baseline is None:
+        return
+    candidate = view.comparison.candidate if view.comparison else None
     views = [TWO, OF_BASELINE, OF_CANDIDATE] if candidate else [OF_BASELINE]
     left, right = st.columns([4, 2], vertical_alignment="center")
     with left:
-        view = _view_picker(state, views)
+        choice = _view_picker(state, views)
     with right:
         timed = st.toggle(
             "Axis in time",
@@ -54,14 +56,14 @@ def memory_panel(
             help="Milliseconds, phase by phase as in steps without recording.",
             disabled=not has_times(baseline, candidate),
         )
-        stacked = _by_block() if view != TWO else False
+        stacked = _by_block() if choice != TWO else False
     axis: Axis = "time" if timed else "tick"
-    reasons = _reasons(state, baseline, comparison, graph)
+    reasons = _reasons(view, baseline, graph)
     _answer(state, baseline, candidate, at)
-    if view == TWO and candidate:
+    if choice == TWO and candidate:
         chart = timeline(baseline, candidate, axis=axis, cursor=at, why=reasons[0] if reasons else "")
     else:
-        name = "candidate" if view == OF_CANDIDATE and candidate else "baseline"
+        name = "candidate" if choice == OF_CANDIDATE and candidate else "baseline"
         run = candidate if name == "candidate" and candidate else baseline
         cursor = at[1] if at and at[0] == name else None
         if stacked:
@@ -69,26 +71,24 @@ def memory_panel(
         else:
             chart = roles(run, block=block or None, axis=axis, cursor=cursor)
 
-    if view != OF_CANDIDATE:
-        _foretell(state, chart, baseline, candidate if view == TWO else None, axis)
+    if choice != OF_CANDIDATE:
+        _foretell(state, view, chart, over=candidate if choice == TWO else None, axis=axis)
 
     def pick(custom: list[Any]) -> None:
-        of_candidate = view == OF_CANDIDATE or custom[0] == "candidate"
+        of_candidate = choice == OF_CANDIDATE or custom[0] == "candidate"
         state.tick = ("candidate" if of_candidate else "baseline", int(custom[1]))
 
     height, kind = (None, "_blocks") if stacked else (340, "")  # a block's band needs its line in the legend
-    draw(chart, key=f"memory_{views.index(view or views[0])}_{axis}{kind}", height=height, act=pick)
-    _why(reasons[1:] if view == TWO else reasons)
+    draw(chart, key=f"memory_{views.index(choice or views[0])}_{axis}{kind}", height=height, act=pick)
+    _why(reasons[1:] if choice == TWO else reasons)
     _alive(baseline, candidate, at, lambda fqns: _select(state, graph, fqns))
 
 
-def _reasons(
-    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None
-) -> tuple[str, ...]:
-    if comparison is not None:
-        return explain(comparison, graph) if graph else ()
+def _reasons(view: Shown, baseline: Measurement, graph: ModelGraph | None) -> tuple[str, ...]:
+    if view.comparison is not None:
+        return explain(view.comparison, graph) if graph else ()
     described = graph.fingerprint if graph else ""
-    key = f"why {shown(state).baseline_key} {described}"  # a toggle does not change what was measured
+    key = f"why {view.baseline_key} {described}"  # a toggle does not change what was measured
     reasons: tuple[str, ...] | None = backend.records().get(key)
     if reasons is None:
         reasons = explain_one(baseline, graph)
@@ -96,13 +96,13 @@ def _reasons(
     return reasons
 
 
-def _foretell(state: ExploreState, chart: Chart, baseline: Measurement, over: Measurement | None, axis: Axis) -> None:
-    """The policy that is drawn and was not measured, dashed: from now on each toggle draws the chart again."""
-    known, policy = shown(state), state.draft.spec.policy
+def _foretell(state: ExploreState, view: Shown, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
+    """Draws the policy that was not measured dashed; from now on each toggle draws the chart again."""
+    policy, baseline = state.draft.spec.policy, view.charted
     state.charted = policy
-    if known.candidate is not None or known.kept is None or known.kept.spec != baseline.spec:
+    if baseline is None or view.candidate is not None or view.kept is None or view.kept.spec != baseline.spec:
         return
-    line = foretold_line(known.kept, drafts.graph_of(state.draft), policy, key=known.kept_key)
+    line = foretold_line(view.kept, drafts.graph_of(state.draft), policy, key=view.kept_key)
     if line is not None:
         add_foretold(chart, line, baseline, over=over, axis=axis)
 

@@ -68,14 +68,15 @@ def page() -> None:
         states.follow_selection(state, graph)
         work.recall(state)
         plans.settle(state, graph)
-        plans.look(shown(state), graph, start=state.job.id is None)
         draft.redraw = False
+    view = shown(state)
+    plans.look(view, graph, start=state.job.id is None)
     drafts.to_address(draft)
     page_begins(len(draft.spec.policy.units))
 
     slot = st.empty()
     with st.bottom:
-        places = Places(strip=slot, run=st.empty(), download=_bar(state))
+        places = Places(strip=slot, run=st.empty(), download=_bar(state, view))
     if window.narrow():
         left, right, height = st.container(), st.container(), None
     else:
@@ -88,26 +89,25 @@ def page() -> None:
         model_row(draft, partial(drafts.choose_model, draft), key="options_row")
         st.fragment(_desk)(state, places)
     with charts:
-        _tour(state)
+        _tour(state, view)
         _trouble(state)
         if window.is_known() or graph is None:
-            results(state)
+            results(state, view)
         else:
             st.skeleton(height=320)
 
 
-def _tour(state: ExploreState) -> None:
+def _tour(state: ExploreState, view: Shown) -> None:
     """The guided path, as far as this page knows; it walks by what is measured, and the model may have been read while
     the page was being drawn."""
     if state.draft.predict:
         return
-    known, graph = shown(state), drafts.graph_of(state.draft)
-    policy = state.draft.spec.policy
-    presets = predicted_presets(known, graph, policy) if graph is not None and known.kept else {}
+    graph, policy = drafts.graph_of(state.draft), state.draft.spec.policy
+    presets = predicted_presets(view, graph, policy) if graph is not None and view.kept else {}
     seen = OnPage(
         model=state.draft.spec.model,
-        baseline=known.baseline,
-        comparison=known.comparison if known.candidate is not None else None,
+        baseline=view.baseline,
+        comparison=view.comparison if view.candidate is not None else None,
         foreseen_bytes=presets["all"][1].step_peak_bytes if "all" in presets else None,
         n_units=len(policy.units),
         is_read=graph is not None or state.job.id is None,
@@ -209,7 +209,7 @@ def _danger(places: Places, hazards: tuple[Hazard, ...]) -> None:
         places.download.empty()
 
 
-def _bar(state: ExploreState) -> Any:
+def _bar(state: ExploreState, view: Shown) -> Any:
     """Run, progress and cancel at the left, files at the right. Returns the place of a warning beside the download."""
     warned = st.empty()
     graph = drafts.graph_of(state.draft)
@@ -224,7 +224,7 @@ def _bar(state: ExploreState) -> Any:
                     ready=graph is not None and not state.draft.spec.model.is_recorded,
                     start=lambda: _start(state, graph),
                     take=partial(work.take, state),
-                    idle=lambda: st.caption(plain(_next_step(state))),
+                    idle=lambda: st.caption(plain(_next_step(state, view))),
                 ),
             )
         if graph is not None:
@@ -240,7 +240,7 @@ def _start(state: ExploreState, graph: ModelGraph | None) -> None:
     work.compare(state)
 
 
-def _next_step(state: ExploreState) -> str:
+def _next_step(state: ExploreState, view: Shown) -> str:
     """What stands beside Run while nothing runs."""
     if state.job.run_failed:
         return "The last run has no result; the reason is shown above."
@@ -248,8 +248,7 @@ def _next_step(state: ExploreState) -> str:
         return "Predict plays a step of the policy that is drawn. Nothing is allocated and nothing runs."
     if why := drafts.why_not_run(state.draft):
         return why
-    known = shown(state)
-    if known.freshness is Freshness.FAILED and known.comparison is not None:
-        return f"The {what_failed(known.comparison)}; nothing was measured whole."
+    if view.freshness is Freshness.FAILED and view.comparison is not None:
+        return f"The {what_failed(view.comparison)}; nothing was measured whole."
     # True whatever is clicked next: a click in the graph does not draw this line again.
     return "Run takes real steps of the baseline and of the policy that is drawn."

@@ -8,14 +8,13 @@ from explorer.jobs.protocol import DrawAutograd
 from explorer.plan.hazards.known import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
 from explorer.ui.explore import work
 from explorer.ui.explore.autograd import autograd_panel
 from explorer.ui.explore.cost import cost_panel
 from explorer.ui.explore.front import front_panel
 from explorer.ui.explore.gradients import gradients_panel
 from explorer.ui.explore.memory import memory_panel
-from explorer.ui.explore.shown import Freshness, shown
+from explorer.ui.explore.shown import Freshness, Shown
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.explore.table import table_panel
 from explorer.ui.session import page_job
@@ -33,11 +32,10 @@ from explorer.view.words.cut_short import what_failed
 TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
 
 
-def results(state: ExploreState) -> None:
+def results(state: ExploreState, view: Shown) -> None:
     """All that was measured, of the last comparison or else of the baseline alone."""
     graph = drafts.graph_of(state.draft)
-    comparison: Comparison | None = work.result(state, "shown")
-    baseline = comparison.baseline if comparison is not None else shown(state).baseline
+    comparison, baseline = view.comparison, view.charted
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")
     if baseline is None:
         with tabs[0]:
@@ -48,10 +46,10 @@ def results(state: ExploreState) -> None:
     memory, budget, cost, gradients, blocks, autograd = tabs
     if memory.open:
         with memory:
-            _memory(state, baseline, comparison, graph, block)
+            _memory(state, view, graph, block)
     if budget.open and graph is not None:
         with budget:
-            front_panel(state, graph)
+            front_panel(state, view, graph)
     if cost.open:
         with cost:
             _cost(comparison, glossary.NOT_PLAYED if state.draft.predict else why_not or glossary.EMPTY)
@@ -87,13 +85,12 @@ def _waiting(state: ExploreState) -> None:
         )
 
 
-def _memory(
-    state: ExploreState, baseline: Measurement, comparison: Comparison | None, graph: ModelGraph | None, block: str
-) -> None:
-    for name, run in (("baseline", baseline), ("candidate", comparison.candidate if comparison else None)):
+def _memory(state: ExploreState, view: Shown, graph: ModelGraph | None, block: str) -> None:
+    candidate = view.comparison.candidate if view.comparison is not None else None
+    for name, run in (("baseline", view.charted), ("candidate", candidate)):
         if run is not None and run.failure is not None:
             failure_panel(run.failure, key=name)
-    memory_panel(state, baseline, comparison, graph, block=block)
+    memory_panel(state, view, graph, block=block)
 
 
 def _cost(comparison: Comparison | None, why_empty: str) -> None:

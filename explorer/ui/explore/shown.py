@@ -74,6 +74,11 @@ class Shown:
     """Whether the baseline ran under options, a seed or a device that were changed since."""
 
     @property
+    def charted(self) -> Measurement | None:
+        """The baseline that the charts show: that of the comparison, else the one that holds now."""
+        return self.comparison.baseline if self.comparison is not None else self.baseline
+
+    @property
     def candidate(self) -> Measurement | None:
         """Only if it ran under the policy that is drawn now, to its end."""
         pair = self.comparison
