@@ -62,7 +62,14 @@ class ModelFailed(BadInput):
 
 
 class InvalidPolicy(BadInput):
-    """A policy names blocks that are not there, or its options contradict each other."""
+    """A policy names blocks that are not there, or its options contradict each other.
+
+    `neighbours`: two blocks that the model does not let be one segment.
+    """
+
+    def __init__(self, sentence: str, *, hint: str = "", neighbours: tuple[str, ...] = ()) -> None:
+        super().__init__(sentence, hint=hint)
+        self.neighbours = neighbours
 
 
 class InvalidPlan(BadInput):

@@ -4,7 +4,8 @@
     a step to warm up, a recorded   what everything holds; where that does not fit, down the ladder until one does
     steps with a clock              what running a block again costs
     -> plan
-    a step to warm up, a recorded   what the plan really holds; over the budget: planned once more with as much less
+    a step to warm up, a recorded   what the plan really holds; over the budget: planned once more with as much less;
+                                    a segment that the model refuses: planned once more without it
     steps in turns                  what it really costs
 
 Demand: https://github.com/pytorch/pytorch/issues/32219
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from explorer.engine.measure.own_steps import OwnSteps
-from explorer.errors import OutOfMemory
+from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.planners.front import undominated
@@ -41,6 +42,9 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     counters; what an iterator gave is not, so let the step take the same batch at each call. The policy is not in
     force afterwards: `explorer.apply_policy(model, plan.policy)`.
 
+    A plan whose real step is over the budget is returned all the same: its text says so first, and `plan.require()`
+    raises.
+
     Raises BadInput where no policy reaches the budget (with what can be reached and what holds it), where the step
     cannot be repeated or has no backward, and for a model that carries a policy; OutOfMemory where nothing fits.
     """
@@ -51,8 +55,8 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         run, refused = _first_that_fits(steps, graph)
         planner = Planner(run, graph)
         asked = parse_budget(budget, planner.keep_all_bytes, run)
-        tries = confirmed(planner, planner.within(asked), lambda policy: _run(steps, policy, refused))
-        plan, told = tries[-1]
+        last = confirmed(planner, lambda planner: planner.within(asked), lambda policy: _run(steps, policy, refused))
+        plan, told = last.tries[-1]
         ratio = None if refused else _ratio(steps, plan.policy)
     return AutoPlan(
         plan=plan,
@@ -60,11 +64,14 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
         n_steps=steps.n_steps,
         measured_time_ratio=ratio[0] if ratio else None,
         time_spread=ratio[1] if ratio else None,
-        front=undominated(tuple(planner.front())),
+        front=undominated(tuple(last.planner.front())),
         missed=tuple(
-            Missed(plan=plan, measured_peak_bytes=run.step_peak_bytes) for plan, run in tries if not kept(plan, run)
+            Missed(plan=plan, measured_peak_bytes=run.step_peak_bytes)
+            for plan, run in last.tries
+            if not kept(plan, run)
         ),
         refused=tuple(refused),
+        refused_segments=last.refused,
     )
 
 
@@ -72,7 +79,12 @@ def _first_that_fits(steps: OwnSteps, graph: ModelGraph) -> tuple[Measurement, l
     """With everything kept, timed as well; or the first rung of the ladder that fits, and what did not."""
     refused: list[str] = []
     for name, policy in _rungs(graph):
-        run = steps.recorded(policy)
+        try:
+            run = steps.recorded(policy)
+        except InvalidPolicy as error:  # a rung with a segment that the model refuses; the next ones have none
+            if not error.neighbours:
+                raise
+            continue
         if run is not None:
             return (run if policy.units else steps.timed(run)), refused
         refused.append(name)

@@ -50,6 +50,8 @@ class Failure(Record):
     traceback: str = ""
     asked_bytes: int | None = None
     free_bytes: int | None = None
+    neighbours: tuple[str, ...] = ()
+    """Two blocks that the model does not let be one segment."""
 
     def __post_init__(self) -> None:
         for name in ("sentence", "hint"):
@@ -98,6 +100,7 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
             traceback=text,
             asked_bytes=getattr(error, "asked_bytes", None),
             free_bytes=getattr(error, "free_bytes", None),
+            neighbours=getattr(error, "neighbours", ()),
         )
     if isinstance(error, KeyboardInterrupt):
         return Failure(kind="cancelled", sentence="The worker was interrupted.", traceback=text)

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+from explorer.errors import BadInput
 from explorer.record.base import Record
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
@@ -220,6 +221,8 @@ class AutoPlan(Record):
     missed: tuple[Missed, ...] = ()
     refused: tuple[str, ...] = ()
     """What did not fit on the device before a step did: `everything kept`."""
+    refused_segments: tuple[tuple[str, ...], ...] = ()
+    """Neighbours that the model refuses as one segment: no plan recomputes them together."""
 
     @property
     def policy(self) -> Policy:
@@ -242,6 +245,35 @@ class AutoPlan(Record):
         """Whether the measured peak is within the budget; one that is not known keeps none."""
         budget, peak = self.plan.budget_bytes, self.measured_peak_bytes
         return budget is None or (peak is not None and peak <= budget)
+
+    def require(self) -> AutoPlan:
+        """This plan. Raises BadInput where the measured peak is above the budget."""
+        if not self.kept:
+            raise BadInput(self._miss, hint="Give a higher budget, or one that lies as much lower.")
+        return self
+
+    def __str__(self) -> str:
+        """A missed budget first, then peak, time and certificate."""
+        peak, ratio = self.measured_peak_bytes, self.measured_time_ratio
+        measured = "not measured" if peak is None else f"{peak:,} bytes measured"
+        time = "not measured" if ratio is None else f"x{ratio:.2f} measured"
+        predicted = "" if self.predicted_time_ratio is None else f", x{self.predicted_time_ratio:.2f} predicted"
+        lines = [
+            *([] if self.kept else [self._miss]),
+            f"{_count(len(self.policy.units), 'unit')} recomputed.",
+            f"Peak: {measured}, {self.predicted_peak_bytes:,} predicted.",
+            f"Step time: {time}{predicted}.",
+            f"Certificate, of what is predicted: {self.certificate}.",
+            *(f"The model refuses {' and '.join(blocks)} as one segment." for blocks in self.refused_segments),
+        ]
+        return "\n".join(lines)
+
+    @property
+    def _miss(self) -> str:
+        budget, peak = self.plan.budget_bytes or 0, self.measured_peak_bytes
+        if peak is None:
+            return f"The plan has a budget of {budget:,} bytes, and its run holds no peak."
+        return f"The plan misses its budget of {budget:,} bytes: its step held {peak:,}, {peak - budget:,} more."
 
 
 class Progress(Record):

@@ -211,6 +211,50 @@ def test_an_error_of_the_step_passes_and_everything_is_as_found() -> None:
     assert not differing(carried(loop), before)
 
 
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor, scale: float) -> torch.Tensor:
+        return x + scale * self.down(torch.tanh(self.up(x)))
+
+
+class Refusing(nn.Module):
+    """Blocks that look like a segment in the first step, and that the model does not let be one."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Residual() for _ in range(6))
+        self.case, self.n_forwards = case, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.n_forwards += 1
+        for i, block in enumerate(self.blocks):
+            warm = self.case == "another value" and self.n_forwards > 1
+            x = block(x, 1 - i / 100 if warm else 1.0)
+            if self.case == "read in between":
+                x.register_hook(lambda gradient: gradient)
+        return x
+
+
+@pytest.mark.parametrize("case", ["another value", "read in between"])
+def test_a_segment_that_the_model_refuses_is_struck_and_the_step_planned_again(case: str) -> None:
+    model, x = Refusing(case), torch.randn(256, 16)
+
+    def step() -> None:
+        model(x).square().mean().backward()
+
+    plan = explorer.auto_policy(model, step, "60%").require()
+    assert plan.refused_segments[0] == ("blocks.0", "blocks.1")
+    assert f"refuses {' and '.join(plan.refused_segments[0])} as one segment" in str(plan)
+    for policy in (plan.policy, *(other.policy for other in plan.front)):
+        assert not any(set(pair) <= set(unit.blocks) for unit in policy.units for pair in plan.refused_segments)
+    assert model.n_forwards == 0 and all(parameter.grad is None for parameter in model.parameters())
+    with explorer.apply_policy(model, plan.policy):
+        step(), step()
+
+
 class Waves(nn.Module):
     """Little arithmetic, much to keep: three times its input."""
 

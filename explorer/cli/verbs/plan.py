@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,13 +15,13 @@ from explorer.cli.command import DIFFERENT, Output, RunFailed, answer_console, a
 from explorer.cli.options import Model, ModelOptions, Predict, StepOptions, describe
 from explorer.cli.report import figures
 from explorer.cli.worker import ask, check_writable, print_or_write, worker
-from explorer.errors import BadInput
+from explorer.errors import BadInput, InvalidPolicy
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
 from explorer.plan.forecast.contradiction import contradiction
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
-from explorer.plan.planners.confirm import confirmed, kept
+from explorer.plan.planners.confirm import Confirmation, confirmed, kept
 from explorer.plan.policy import file as policy_file
 from explorer.record.base import to_plain
 from explorer.record.graph import ModelGraph
@@ -72,12 +73,13 @@ def plan(model: Model, options: ModelOptions, step: StepOptions, asked: BudgetOp
         graph = describe(engine, ref, options.seed, without_data=asked.predict)
         first = _first_run(engine, spec, graph, predict=asked.predict)
         planner = Planner(first, graph)
-        tries = _tried(engine, spec, first, planner, asked)
+        last = _confirmed(engine, spec, first, planner, asked)
+    tries = last.tries
     chosen, run = tries[-1]
     met = kept(chosen, run)
     against = contradiction(chosen.step_peak_bytes, run, graph, first)
     if output.json:
-        print_json({**_document(tries, first, met=met), "contradiction": against})
+        print_json({**_document(last, first, met=met), "contradiction": against})
     else:
         _print(tries, first, met=met)
         if against:
@@ -110,40 +112,46 @@ def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: boo
     return run
 
 
-def _tried(
+def _confirmed(
     engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, asked: BudgetOptions
-) -> list[tuple[Plan, Measurement]]:
-    """The plan and its run; once more, with as much less, where the run was over the budget."""
-    if asked.time is not None:
-        first = planner.least_memory(parse_share(asked.time))
-    else:
-        first = planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes, first_run))
+) -> Confirmation:
+    """The plan and its run; once more where the run was over the budget, or the model refused a segment."""
+
+    def solve(planner: Planner) -> Plan:
+        if asked.time is not None:
+            return planner.least_memory(parse_share(asked.time))
+        return planner.within(parse_budget(asked.budget or "", planner.keep_all_bytes, first_run))
 
     def run(policy: Policy) -> Measurement:
-        if policy != first.policy:
-            say(f"The run was over the budget of {mib(first.budget_bytes)}: planned once more with as much less.")
         fits = not first_run.spec.policy.units
-        chosen = _measured(engine, spec, policy, predict=asked.predict, fits=fits)
-        if chosen.failure is not None and chosen.failure.kind != "out of memory":
-            raise RunFailed(chosen.failure)
+        try:
+            chosen = _measured(engine, spec, policy, predict=asked.predict, fits=fits)
+            if chosen.failure is not None and chosen.failure.kind != "out of memory":
+                raise RunFailed(chosen.failure)
+        except RunFailed as error:
+            failure = error.failure
+            if failure.neighbours:
+                raise InvalidPolicy(failure.sentence, hint=failure.hint, neighbours=failure.neighbours) from None
+            raise
         return chosen
 
-    tries = confirmed(planner, first, run)
-    if tries[-1][1].failure is not None:
-        raise RunFailed(tries[-1][1].failure)
-    return tries
+    last = confirmed(planner, solve, run, lambda text: say(escape(text)))
+    if last.tries[-1][1].failure is not None:
+        raise RunFailed(last.tries[-1][1].failure)
+    return last
 
 
-def _document(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> dict[str, Any]:
+def _document(last: Confirmation, first: Measurement, *, met: bool) -> dict[str, Any]:
     def one(chosen: Plan, run: Measurement) -> dict[str, Any]:
         derived = {"cost_ratio": chosen.cost_ratio, "proven": chosen.proven}
         return {"plan": {**to_plain(chosen), **derived}, "measured": figures(run)}
 
-    document = one(*tries[-1])
-    return {**document, "met": met, "first_run": figures(first), "missed": [one(*pair) for pair in tries[:-1]]}
+    *missed, chosen = [one(*pair) for pair in last.tries]
+    beside = {"met": met, "first_run": figures(first), "missed": missed, "refused_segments": last.refused}
+    return {**chosen, **beside}
 
 
-def _print(tries: list[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
+def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met: bool) -> None:
     chosen, run = tries[-1]
     console = answer_console()
     console.print(f"[bold]{escape(in_words(chosen.policy))}[/]")

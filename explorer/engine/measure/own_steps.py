@@ -1,7 +1,7 @@
 """Real steps of a loop that somebody else wrote, under one policy after the other, all counted and all undone.
 
 They follow each other as in training (an optimizer has its state from the second on) and draw the same random numbers.
-What they move comes back at the end, and behind a step that was refused memory: see world/found_step.py.
+What they move comes back at the end, and behind a step that failed: see world/found_step.py.
 """
 
 from __future__ import annotations
@@ -121,6 +121,7 @@ class OwnSteps:
                 work()
         except Exception as error:
             if not is_out_of_memory(error):
+                self._found.put_back()
                 raise
         else:
             return True

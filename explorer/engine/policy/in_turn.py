@@ -123,19 +123,18 @@ def called_in_turn(segment: InTurn, place: int, *args: Any, **kwargs: Any) -> An
         if not torch.is_grad_enabled():
             return call_of(segment.members[place], args, kwargs)
         if place:
-            _refuse(f"{segment.fqns[place]} was called without what {segment.fqns[place - 1]} returns", segment)
+            _refuse(f"{segment.fqns[place]} was called without what {segment.fqns[place - 1]} returns", segment, place)
         return _begun(segment, args, kwargs)
     if ahead.segment.members != segment.members or ahead.place != place:
         called, awaited = segment.fqns[place], ahead.segment.fqns[ahead.place]
-        _refuse(f"{called} was called where {awaited} was to follow", ahead.segment)
+        _refuse(f"{called} was called where {awaited} was to follow", ahead.segment, ahead.place)
     for name, expected in ahead.given.items():
         if not _same(expected, arguments_of(args, kwargs).get(name), ahead):
             argument = f"its argument {name + 1}" if isinstance(name, int) else f"its {name}"
-            _refuse(
-                f"{segment.fqns[place]} was called with another value for {argument} than the block before", segment
-            )
+            what = f"{segment.fqns[place]} was called with another value for {argument} than the block before"
+            _refuse(what, segment, place)
     if len(ahead.given) < len(args) + len(kwargs):
-        _refuse(f"{segment.fqns[place]} was called with more arguments than the block before it", segment)
+        _refuse(f"{segment.fqns[place]} was called with more arguments than the block before it", segment, place)
     return _next(ahead)
 
 
@@ -250,9 +249,13 @@ def _returns_what_it_is_given(func: Any, args: Any, kwargs: Mapping[str, Any]) -
 def _read(by: str, args: Any, kwargs: Any) -> NoReturn:
     ahead = next(leaf._ahead for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, StandIn))
     before, after = ahead.segment.fqns[ahead.place - 1 : ahead.place + 1]
-    _refuse(f"What {before} returns was to go to {after} alone, and {by} reads it", ahead.segment)
+    _refuse(f"What {before} returns was to go to {after} alone, and {by} reads it", ahead.segment, ahead.place)
 
 
-def _refuse(what: str, segment: InTurn) -> NoReturn:
+def _refuse(what: str, segment: InTurn, place: int) -> NoReturn:
     first, *_, last = segment.fqns
-    raise InvalidPolicy(f"{what}, while {first} to {last} are recomputed as one segment.", hint=_ONE_BY_ONE)
+    raise InvalidPolicy(
+        f"{what}, while {first} to {last} are recomputed as one segment.",
+        hint=_ONE_BY_ONE,
+        neighbours=segment.fqns[place - 1 : place + 1],
+    )

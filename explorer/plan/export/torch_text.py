@@ -5,8 +5,9 @@ explorer.apply_policy adds to it.
 ERROR = """
 
 class InvalidPolicy(ValueError):
-    def __init__(self, sentence: str, *, hint: str) -> None:
+    def __init__(self, sentence: str, *, hint: str, neighbours: tuple[str, ...]) -> None:
         super().__init__(f"{sentence} {hint}")
+        self.neighbours = neighbours
 """
 TEMPLATE = '''\
 """Activation checkpointing of one model, as decided with Checkpoint Explorer. Needs torch alone.

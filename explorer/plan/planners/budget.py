@@ -8,6 +8,7 @@ planner.front()                           # -> Plans between everything kept and
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,9 +71,18 @@ class Planner:
             )
         self._seconds = seconds
         self._baseline, self._graph, self._replay = baseline, graph, replay
-        offer = OfferedChoices(among=None if among is None else tuple(among), without=tuple(without))
-        self._program: Program | ChainProgram = self._of_chain(offer) or self._of_any(offer)
+        self._offer(OfferedChoices(among=None if among is None else tuple(among), without=tuple(without)))
+
+    def _offer(self, choices: OfferedChoices) -> None:
+        self._choices = choices
+        self._program: Program | ChainProgram = self._of_chain(choices) or self._of_any(choices)
         self._floor: Plan | None = None
+
+    def without(self, units: Iterable[Named]) -> Planner:
+        """A planner of the same step, with these struck off too."""
+        other = copy.copy(self)
+        other._offer(replace(self._choices, without=(*self._choices.without, *units)))
+        return other
 
     def _of_chain(self, offer: OfferedChoices) -> ChainProgram | None:
         """The program of a chain of few choices; None: the model is another, or the choices were named."""

@@ -47,6 +47,44 @@ def test_a_plan_of_what_is_only_predicted_says_so_and_has_no_evidence(tmp_path: 
     assert file.evidence is None and file.policy.units
 
 
+REFUSING = """
+import torch
+from torch import nn
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 16)) for _ in range(6))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+            if x.requires_grad:
+                x.register_hook(lambda gradient: gradient)
+        return x
+
+
+def build():
+    return Net(), torch.randn(2048, 16)
+"""
+
+
+@pytest.mark.slow
+def test_a_segment_that_the_model_refuses_is_struck(tmp_path: Path) -> None:
+    (tmp_path / "refusing.py").write_text(REFUSING)
+    asked = ["--budget", "60%", "--repeats", "1", "--json"]
+    result = CliRunner().invoke(cli.app, ["plan", f"{tmp_path / 'refusing.py'}:build", *asked])
+    assert result.exit_code == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["met"] and document["refused_segments"][0] == ["blocks.0", "blocks.1"]
+    units = document["plan"]["policy"]["units"]
+    assert units and not any(
+        set(pair) <= set(unit["blocks"]) for unit in units for pair in document["refused_segments"]
+    )
+    assert "The model refuses blocks.0 and blocks.1 as one segment: planned again without it." in result.stderr
+
+
 @pytest.mark.slow
 def test_a_budget_out_of_reach_is_one_sentence() -> None:
     result = run("--budget", "1MiB")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
+import pytest
+
+from explorer.errors import InvalidPolicy
 from explorer.plan.planners.budget import Planner
-from explorer.plan.planners.confirm import confirmed, kept
+from explorer.plan.planners.confirm import MOST_PAIRS, confirmed, kept
+from explorer.plan.planners.offered import chains
 from explorer.record import Measurement, Policy
-from tests.plan.planners.test_budget import line_of
+from tests.plan.planners.test_budget import known, line_of
 from tests.view.builders import Chain, measured
 
 MIB = 2**20
@@ -25,7 +30,7 @@ def runs_with(more_bytes: int, seen: list[Policy]) -> list[tuple[int, bool]]:
         return measured(heavier, [int(fqn.rpartition(".")[2]) for fqn in policy.blocks])
 
     first = planner.within(int(0.8 * planner.keep_all_bytes))
-    tries = confirmed(planner, first, real)
+    tries = confirmed(planner, lambda planner: planner.within(first.budget_bytes or 0), real).tries
     assert [plan.policy for plan, _ in tries] == seen
     assert all(plan.budget_bytes == first.budget_bytes for plan, _ in tries)
     return [(len(plan.policy.units), kept(plan, told)) for plan, told in tries]
@@ -43,3 +48,36 @@ def test_a_run_over_the_budget_is_planned_once_more_with_as_much_less() -> None:
 def test_where_nothing_goes_so_low_the_floor_is_tried_and_told_as_missed() -> None:
     tries = runs_with(400 * MIB, [])
     assert [keeps for _, keeps in tries] == [False, False]
+
+
+@pytest.mark.parametrize("n_refused", [2, None], ids=["two pairs", "every pair"])
+def test_refused_segments_are_struck_in_few_tries(n_refused: int | None) -> None:
+    graph, run = known("mlp")
+    pairs = {pair for segment in chains(graph) for pair in list(pairwise(segment))[:n_refused]}
+    tried: list[Policy] = []
+    messages: list[str] = []
+
+    def real(policy: Policy) -> Measurement:
+        assert policy not in tried, "a policy is run once"
+        tried.append(policy)
+        refused = (pair for unit in policy.units for pair in pairwise(unit.blocks) if pair in pairs)
+        if pair := next(refused, None):
+            raise InvalidPolicy("Refused.", neighbours=pair)
+        return run
+
+    planner = Planner(run, graph)
+    assert pairs & {pair for unit in planner.floor().policy.units for pair in pairwise(unit.blocks)}
+    last = confirmed(planner, Planner.floor, real, messages.append)
+    assert 0 < len(last.refused) == len(messages) <= MOST_PAIRS + 1 and pairs.issuperset(last.refused)
+    assert len(tried) == len(last.refused) + 1 and last.tries[-1][0].policy == tried[-1]
+    assert len(last.planner.candidates.units) < len(planner.candidates.units)
+
+
+def test_an_invalid_policy_without_refused_blocks_is_raised() -> None:
+    graph, run = line_of(CHAIN)
+
+    def invalid(policy: Policy) -> Measurement:
+        raise InvalidPolicy("A policy names blocks that are not there.")
+
+    with pytest.raises(InvalidPolicy, match="not there"):
+        confirmed(Planner(run, graph), Planner.floor, invalid)
