@@ -15,7 +15,7 @@ import numpy as np
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
-from explorer.plan.memory.series import array_of, held
+from explorer.plan.memory.ledger import array_of, held
 from explorer.record import (
     ROLES,
     Allocations,

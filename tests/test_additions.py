@@ -18,8 +18,8 @@ from streamlit.testing.v1 import AppTest
 
 from explorer.errors import InvalidPlan
 from explorer.plan.export.formats import FORMATS, ExportFormat, exported
-from explorer.plan.hazards import known
-from explorer.plan.hazards.case import Case
+from explorer.plan.hazards import hazards as rules
+from explorer.plan.hazards.checkpoint_rules import Case
 from explorer.plan.pipeline.orders import gpipe
 from explorer.plan.pipeline.schedules import SCHEDULES, Condition, Schedule, rows_of
 from explorer.plan.policy.presets import PRESETS, Preset, is_preset, preset, preset_titles
@@ -84,11 +84,11 @@ def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
     graph = gpt(4)
     plan = PipelinePlan(stages=(graph.chain[:2], graph.chain[2:]), n_microbatches=2, schedule="Upwards")
     assert rows_of(plan) == gpipe(2, 2)
-    assert "few" not in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, plan)}
+    assert "few" not in {hazard.rule for hazard in rules.hazards(graph, KEEP_ALL, plan)}
     larger = replace(plan, n_microbatches=4)
     with pytest.raises(InvalidPlan, match="Upwards takes two"):
         rows_of(larger)
-    assert "few" in {hazard.rule for hazard in known.hazards(graph, KEEP_ALL, larger)}
+    assert "few" in {hazard.rule for hazard in rules.hazards(graph, KEEP_ALL, larger)}
 
 
 CHART = '''"""How many of each."""
@@ -136,5 +136,5 @@ def test_a_hazard_rule_is_one_function(monkeypatch: pytest.MonkeyPatch) -> None:
     def many_blocks(case: Case) -> Iterator[Hazard]:
         yield Hazard(rule="many-blocks", severity="note", blocks=(), sentence="So many.", remedy="Fewer.")
 
-    monkeypatch.setattr(known, "POLICY_RULES", (*known.POLICY_RULES, many_blocks))
-    assert [hazard.rule for hazard in known.hazards(gpt(3), KEEP_ALL)] == ["many-blocks"]
+    monkeypatch.setattr(rules, "POLICY_RULES", (*rules.POLICY_RULES, many_blocks))
+    assert [hazard.rule for hazard in rules.hazards(gpt(3), KEEP_ALL)] == ["many-blocks"]

@@ -18,7 +18,7 @@ from explorer.jobs.protocol import Describe
 from explorer.plan.catalogue import default_size, sizes_of
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE
-from explorer.plan.policy.pattern import expanded, is_pattern
+from explorer.plan.policy.block_names import expanded, is_pattern
 from explorer.plan.policy.presets import PRESETS, is_preset, preset
 from explorer.plan.sizes import parse_bytes
 from explorer.record.base import Record, limits

@@ -28,7 +28,7 @@ from explorer.engine.world.rng import seed_everything
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, series_of, size_of
-from explorer.plan.kept_results import products_kept
+from explorer.plan.names import products_kept
 from explorer.record.base import from_json, to_json
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.lab import LabChart, LabRow

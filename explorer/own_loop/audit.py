@@ -26,7 +26,7 @@ from explorer.errors import BadInput
 from explorer.own_loop.judge import Judged, judge
 from explorer.own_loop.record_step import place_of_caller
 from explorer.plan.names import listed
-from explorer.plan.why.own_reruns import in_words, own_reruns
+from explorer.plan.why.caveats import in_words, own_reruns
 from explorer.record.measurement import Measurement
 
 Step = Callable[[], object]

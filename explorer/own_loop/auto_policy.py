@@ -23,7 +23,7 @@ from explorer.errors import InvalidPolicy, OutOfMemory
 from explorer.plan.planners.budget import DEVICE, Planner, parse_budget
 from explorer.plan.planners.confirm import confirmed, kept
 from explorer.plan.planners.front import undominated
-from explorer.plan.policy.ladder import ladder
+from explorer.plan.policy.presets import ladder
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, ratio_with_spread
 from explorer.record.plan import AutoPlan, Missed

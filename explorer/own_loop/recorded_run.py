@@ -12,8 +12,7 @@ from explorer.errors import BadInput, NotSaved
 from explorer.jobs.run_file import stored_record, write
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner, parse_budget
-from explorer.plan.why.caveats import beside_peak, held_beyond
-from explorer.plan.why.own_reruns import own_reruns
+from explorer.plan.why.caveats import beside_peak, held_beyond, own_reruns
 from explorer.plan.why.peak import explain_one
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Plan

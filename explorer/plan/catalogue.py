@@ -1,14 +1,157 @@
-"""The sample models as a list, read from their source text: torch stays out, and no model runs to be listed."""
+"""Models that can be opened, and the arguments that each takes, read from source text: torch stays out, no model runs.
+
+    def build(*, width=64, norm: Literal["layer", "batch"] = "layer")     a file of a user, or a class in it
+    class LlamaConfig: vocab_size: int = 32000                            a configuration of transformers
+    {"hidden_size": 4096, "hidden_act": "silu"}                           a local config.json
+
+Numbers and switches are offered, and words if the text lists their values: a word without choices may be a path.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+import importlib.util
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from explorer.errors import UnreadableFile, message_of
-from explorer.plan.factory_arguments import FactoryArguments, factory_arguments
 from explorer.record.base import Record
+
+Value = int | float | str | bool
+HUGGING_FACE = {"batch": 2, "length": 64}
+"""Arguments that shape the example batch of a transformers model; all others go to its configuration."""
+_NOT_OFFERED = ("use_cache", "tie_word_embeddings", "is_decoder", "is_encoder_decoder", "add_cross_attention")
+"""Arguments of a configuration that the explorer sets itself, or that make another kind of model of it."""
+
+
+class FactoryArguments(Record):
+    """Arguments with what they usually are; words have choices."""
+
+    usual: dict[str, Value] = {}
+    choices: dict[str, tuple[str, ...]] = {}
+
+
+def factory_arguments(target: str) -> FactoryArguments:
+    """Arguments that a model takes; none where its text is not found or cannot be read: opening the model says why."""
+    if target.startswith("hf:"):
+        own = _of_configuration(target.removeprefix("hf:"))
+        usual = {name: value for name, value in own.usual.items() if _is_offered(name)}
+        return FactoryArguments(usual={**HUGGING_FACE, **usual}, choices=own.choices)
+    where, _, name = target.partition(":")
+    if not where.endswith(".py"):
+        return FactoryArguments()
+    tree = _tree(Path(where))
+    return _of_factory(tree, name or "build") if tree is not None else FactoryArguments()
+
+
+def _is_offered(name: str) -> bool:
+    return name not in _NOT_OFFERED and not name.endswith("token_id") and not name.startswith("_")
+
+
+def _tree(path: Path) -> ast.Module | None:
+    try:
+        return ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _of_factory(tree: ast.Module, name: str) -> FactoryArguments:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return _offered(_parameters(node))
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            return _of_class(node)
+    return FactoryArguments()
+
+
+def _of_class(node: ast.ClassDef) -> FactoryArguments:
+    """Its `__init__`, or without one the fields of its body, as dataclasses have them."""
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return _offered(_parameters(member))
+    return _offered(
+        (member.target.id, member.annotation, member.value)
+        for member in node.body
+        if isinstance(member, ast.AnnAssign) and isinstance(member.target, ast.Name) and member.value is not None
+    )
+
+
+_Parameter = tuple[str, ast.expr | None, ast.expr]
+"""Name, annotation, default."""
+
+
+def _parameters(node: ast.FunctionDef) -> Iterator[_Parameter]:
+    positional = [*node.args.posonlyargs, *node.args.args]
+    defaults = node.args.defaults
+    for argument, default in zip(positional[len(positional) - len(defaults) :], defaults, strict=True):
+        yield argument.arg, argument.annotation, default
+    for argument, own in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+        if own is not None:
+            yield argument.arg, argument.annotation, own
+
+
+def _offered(parameters: Iterator[_Parameter]) -> FactoryArguments:
+    usual: dict[str, Value] = {}
+    choices: dict[str, tuple[str, ...]] = {}
+    for name, annotation, default in parameters:
+        value, words = _literal(default), _words(annotation)
+        if isinstance(value, str) and value in words:
+            usual[name], choices[name] = value, words
+        elif isinstance(value, (bool, int, float)):
+            usual[name] = value
+    return FactoryArguments(usual=usual, choices=choices)
+
+
+def _literal(node: ast.expr) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+def _words(annotation: ast.expr | None) -> tuple[str, ...]:
+    """`Literal["a", "b"]`, written out or as a string."""
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        try:
+            annotation = ast.parse(annotation.value, mode="eval").body
+        except SyntaxError:
+            return ()
+    if not isinstance(annotation, ast.Subscript) or not ast.unparse(annotation.value).endswith("Literal"):
+        return ()
+    inside = annotation.slice
+    words = [_literal(one) for one in (inside.elts if isinstance(inside, ast.Tuple) else [inside])]
+    return tuple(word for word in words if isinstance(word, str))
+
+
+def _of_configuration(config: str) -> FactoryArguments:
+    path = Path(config)
+    if path.suffix == ".json" or path.is_dir():
+        try:
+            read = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return FactoryArguments()
+        numbers = {} if not isinstance(read, dict) else read
+        return FactoryArguments(
+            usual={name: value for name, value in numbers.items() if isinstance(value, (bool, int, float))}
+        )
+    return _of_library(config)
+
+
+@cache
+def _of_library(kind: str) -> FactoryArguments:
+    """A configuration class of transformers, by the text of the file that defines it."""
+    library = importlib.util.find_spec("transformers")  # a top-level package is found without being imported
+    folders = library.submodule_search_locations if library is not None else None
+    for folder in folders or ():
+        for path in sorted(Path(folder).glob("models/*/configuration_*.py")):
+            text = path.read_text(encoding="utf-8")
+            if f"class {kind}(" in text:
+                return _of_factory(ast.parse(text), kind)
+    return FactoryArguments()
+
 
 SAMPLES = Path(__file__).resolve().parents[2] / "sample_models"
 """Beside the package in a checkout; absent where only the package is installed."""

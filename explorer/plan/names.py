@@ -1,4 +1,4 @@
-"""Names of blocks and operators: which lies in which, and how a sentence lists many of them.
+"""Names of blocks and operators: which lies in which, how a sentence lists many, and which results a unit may keep.
 
 `decoder.layers.3` lies in `decoder.layers`, in `decoder`, and in the model itself, whose name is empty.
 """
@@ -6,6 +6,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Unit
 
 Fqns = tuple[str, ...]
 """Blocks by name: those of one unit, of a stage, of a list of layers."""
@@ -50,3 +53,24 @@ def listed(names: Sequence[str], n_shown: int = 3, *, between: str = ", ") -> st
 def some(fqns: Sequence[str]) -> str:
     """`layers.0, layers.1, layers.2 and 5 more`; the model itself, whose name is empty, is called that."""
     return listed([fqn or "the model" for fqn in fqns])
+
+
+def written_results(unit: Unit, graph: ModelGraph | None) -> tuple[str, ...]:
+    """Those of the unit's `save_ops` that write into an argument, by their names, or whose results the observed forward
+    writes into afterwards: torch raises where they are to be kept."""
+    known = {} if graph is None else graph.by_fqn
+    rewritten = {op for fqn in unit.blocks if fqn in known for op in known[fqn].rewritten_ops}
+    return tuple(op for op in unit.save_ops if op in rewritten or any(part.endswith("_") for part in op.split(".")))
+
+
+def products_kept(blocks: tuple[str, ...], graph: ModelGraph) -> Unit:
+    """The unit that recomputes all of `blocks` but what their matrix products, attentions and convolutions return.
+
+    Those are the operators that FLOPs are counted of. Results that something writes into are recomputed as well; where
+    none is left, all is recomputed.
+    Source: https://pytorch.org/blog/activation-checkpointing-techniques/ (selective activation checkpointing)
+    """
+    counted = {op for fqn in blocks for op, flops in graph.by_fqn[fqn].op_flops.items() if flops}
+    every = Unit(blocks=blocks, action="save_ops", save_ops=tuple(sorted(counted)))
+    kept = tuple(op for op in every.save_ops if op not in written_results(every, graph))
+    return Unit(blocks=blocks, action="save_ops", save_ops=kept) if kept else Unit(blocks=blocks)

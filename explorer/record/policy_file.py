@@ -33,7 +33,7 @@ class Evidence(Record):
 
 
 class PolicyFile(Record):
-    """The whole file. `fingerprint` is that of the model's graph, `blocks` counts its names, see plan/policy/shape.py;
+    """The whole file. `fingerprint` is that of the graph, `blocks` counts its names (plan/policy/block_names.py);
     None or empty: the file does not say."""
 
     policy: Policy

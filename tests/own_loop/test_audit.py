@@ -11,8 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import explorer
 from explorer.errors import BadInput
-from explorer.plan.hazards.known import hazards
-from explorer.plan.why.own_reruns import in_words, own_reruns
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.why.caveats import in_words, own_reruns
 from explorer.record import Policy
 from tests.engine.graphs import graph_of
 from tests.own_loop.test_record_step import torchs_own_warning

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from explorer.plan.factory_arguments import HUGGING_FACE, FactoryArguments, factory_arguments
+from explorer.plan.catalogue import HUGGING_FACE, FactoryArguments, factory_arguments
 
 NETS = """
 from typing import Literal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.plan.kept_results import products_kept, written_results
+from explorer.plan.names import products_kept, written_results
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Unit
 from tests.graphs import block

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.peak_question import peak_guesses
+from explorer.plan.challenges import peak_guesses
 
 sizes = st.integers(1, 10**12)
 

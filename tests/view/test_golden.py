@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from explorer.plan.forecast.price import prices
-from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.series import held, held_by_role
+from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement

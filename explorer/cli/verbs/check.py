@@ -15,7 +15,7 @@ from explorer.cli.options import ConditionOptions, ModelOptions, PolicyPath, des
 from explorer.cli.report import in_short
 from explorer.cli.worker import check_writable, print_or_write, worker
 from explorer.errors import BadInput, InvalidPolicy
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.policy import file as policy_file
 from explorer.plan.why.caveats import not_foretold

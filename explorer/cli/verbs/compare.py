@@ -33,7 +33,7 @@ from explorer.cli.report import document, print_comparison
 from explorer.cli.worker import ask, check_writable, print_or_write, save_run_file, worker
 from explorer.jobs.protocol import Compare
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison, Verdict
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy

@@ -40,7 +40,7 @@ from explorer.engine.world.at_first import AtFirst
 from explorer.engine.world.determinism import deterministic_kernels
 from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
 from explorer.record.comparison import BufferDiff, Comparison, GradientDiff, MaskDiff, StateChange
 from explorer.record.failure import Failure

@@ -14,7 +14,7 @@ from explorer.engine.device.apart import apart
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
-from explorer.plan.policy.ladder import ladder
+from explorer.plan.policy.presets import ladder
 from explorer.record.measurement import Measurement, Refused
 from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec

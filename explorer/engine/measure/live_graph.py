@@ -21,7 +21,7 @@ from explorer.engine.policy.apply import policy_of
 from explorer.engine.watch.observe import Seen
 from explorer.engine.watch.tracker import FORWARD, OP_COLUMNS, Tracker
 from explorer.plan.names import above, lineage
-from explorer.plan.why.own_reruns import reruns_beside
+from explorer.plan.why.caveats import reruns_beside
 from explorer.record.graph import Block, Edge, ModelGraph, ModelRef, Trait
 from explorer.record.measurement import MeasuredBlock
 

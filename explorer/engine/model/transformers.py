@@ -14,7 +14,7 @@ import torch
 from explorer.engine.device.free_memory import available_bytes
 from explorer.engine.world.without_data import is_without_data
 from explorer.errors import ModelNotLoaded, nearest
-from explorer.plan.factory_arguments import HUGGING_FACE
+from explorer.plan.catalogue import HUGGING_FACE
 
 AUTO = (
     "AutoModelForCausalLM",

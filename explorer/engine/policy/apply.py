@@ -31,8 +31,7 @@ from explorer.engine.policy.recompute import RunningAgain
 from explorer.engine.world.generators import own_generators
 from explorer.engine.world.rng import OutsideRng
 from explorer.errors import BadInput
-from explorer.plan.policy.pattern import expanded
-from explorer.plan.policy.shape import differences, shape_of
+from explorer.plan.policy.block_names import differences, expanded, shape_of
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 _MISSING = object()

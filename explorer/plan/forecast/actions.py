@@ -18,7 +18,7 @@ import numpy as np
 from explorer.plan.forecast.replay import SAVED, UNATTRIBUTED, Replay
 from explorer.plan.forecast.rerun_flops import run_again
 from explorer.plan.forecast.saved_by_call import SavedByCall, late_bytes, most_at_once, saved_by_calls
-from explorer.plan.memory.series import Mask
+from explorer.plan.memory.ledger import Mask
 from explorer.plan.names import is_within, operator_word
 from explorer.record.allocations import ROLES
 from explorer.record.graph import ModelGraph

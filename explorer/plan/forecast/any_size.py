@@ -20,7 +20,7 @@ import numpy as np
 
 from explorer.errors import BadInput
 from explorer.plan.forecast.block_bytes import with_bytes
-from explorer.plan.memory.series import Bytes, array_of
+from explorer.plan.memory.ledger import Bytes, array_of
 from explorer.record.allocations import Allocations
 from explorer.record.base import Column
 from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement, Samples

@@ -9,8 +9,7 @@ import numpy as np
 
 from explorer.plan.forecast.changes import Played, held_at
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.memory.ledger import cells_of, ledger
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.measurement import Measurement
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from explorer.plan.memory.series import Bytes, Mask, alive, array_of, peak_tick
+from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
 from explorer.plan.names import lineage
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.measurement import MeasuredBlock, Measurement

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.nesting import Nest, again_bytes, back_with
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.memory.series import Bytes, Mask
+from explorer.plan.memory.ledger import Bytes, Mask
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 

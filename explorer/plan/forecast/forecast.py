@@ -22,7 +22,7 @@ from explorer.plan.forecast.rerun_flops import unit_flops
 from explorer.plan.forecast.rerun_time import time_ratio
 from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.forecast.unforeseen import not_covered, unforeseen
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import is_within
 from explorer.record.allocations import Ledger
 from explorer.record.graph import ModelGraph

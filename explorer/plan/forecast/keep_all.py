@@ -28,7 +28,7 @@ from explorer.plan.forecast.block_bytes import with_bytes
 from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.replay import BACKWARD, Replay
 from explorer.plan.forecast.unforeseen import no_baseline
-from explorer.plan.memory.series import Bytes, Mask, array_of
+from explorer.plan.memory.ledger import Bytes, Mask, array_of
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
 from explorer.record.base import Column, column
 from explorer.record.graph import ModelGraph

@@ -20,7 +20,7 @@ import numpy as np
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_flops import stops_inside
 from explorer.plan.forecast.saved_by_call import NOTHING, SavedByCall, most_at_once
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import above
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit

@@ -16,7 +16,7 @@ from explorer.plan.forecast.nesting import flat
 from explorer.plan.forecast.replay import FORWARD, Replay
 from explorer.plan.forecast.rerun_flops import rerun_flops
 from explorer.plan.forecast.saved_by_call import saved_by_calls
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import is_within
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.record.graph import ModelGraph
 
 NEVER = 2**62

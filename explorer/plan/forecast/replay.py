@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from explorer.plan.forecast.python_holds import Call, handing_on, let_go
-from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.plan.memory.ledger import Bytes, array_of, held
 from explorer.plan.names import above
 from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column

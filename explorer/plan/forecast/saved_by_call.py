@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.python_holds import NEVER, Call
 from explorer.plan.forecast.replay import BACKWARD, FORWARD, RECOMPUTE, SAVED, Replay
-from explorer.plan.memory.series import Bytes, Mask
+from explorer.plan.memory.ledger import Bytes, Mask
 from explorer.plan.names import is_within
 
 NOTHING: Bytes = np.zeros(0, dtype=np.int64)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.forecast.nesting import enclosing
-from explorer.plan.kept_results import written_results
-from explorer.plan.names import listed, some
+from explorer.plan.names import listed, some, written_results
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy

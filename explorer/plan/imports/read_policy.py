@@ -14,8 +14,7 @@ from explorer.plan.imports.programs import PROGRAMS
 from explorer.plan.imports.settings_format import refuse_unread, settings_of
 from explorer.plan.names import listed, some
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.pattern import expanded, is_pattern, matches
-from explorer.plan.policy.shape import differences, shape_of
+from explorer.plan.policy.block_names import differences, expanded, is_pattern, matches, shape_of
 from explorer.plan.policy.strict_yaml import Document
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import Policy

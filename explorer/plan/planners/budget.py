@@ -21,8 +21,7 @@ from explorer.errors import BadInput
 from explorer.plan.forecast.changes import stash_bytes
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.replay import Replay
-from explorer.plan.memory.place import holders, in_place
-from explorer.plan.memory.series import Bytes, array_of, held
+from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
 from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.chain import ChainProgram
 from explorer.plan.planners.columns import Columns

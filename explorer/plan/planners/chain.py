@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.highs import TOLERANCE
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Solution
 

@@ -14,7 +14,7 @@ import msgspec
 from explorer.plan.forecast.actions import results_unknown
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.rerun_ms import unit_ms
-from explorer.plan.kept_results import products_kept
+from explorer.plan.names import products_kept
 from explorer.plan.policy.counted import counted_units
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

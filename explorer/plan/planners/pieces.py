@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.saved_by_call import SavedByCall
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
 
 Bond = tuple[dict[int, float], float]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.saved_by_call import saved_by_calls
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import is_within, lineage
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.chain import GRAIN, ChainItems, Item

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from explorer.errors import BadInput
-from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.place import holders
+from explorer.plan.memory.ledger import holders, ledger
 from explorer.plan.names import is_within, listed
 from explorer.plan.planners.budget import Planner
 from explorer.plan.sizes import mib

@@ -18,7 +18,7 @@ import numpy as np
 from explorer.plan.forecast.nesting import FOREVER
 from explorer.plan.forecast.replay import Replay
 from explorer.plan.forecast.saved_by_call import SavedByCall
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.columns import Columns, Values
 

@@ -24,7 +24,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.columns import Columns, Row, Values
 from explorer.plan.planners.highs import MIB, TOLERANCE, Minimum, Question, minimised
 from explorer.plan.planners.pieces import Pieces

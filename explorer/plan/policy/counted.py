@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import Fqns, is_within, lineage
 from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit

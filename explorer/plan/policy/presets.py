@@ -1,15 +1,22 @@
-"""Policies by name. They count the units of counted.py: what is worth recomputing and no hazard forbids."""
+"""Policies by name, and policies that need ever less memory. Both count the units of counted.py.
+
+Presets recompute what is worth it and what no hazard forbids. The ladder is for a step whose baseline does not fit:
+
+all         every block that presets count: the inputs of blocks stay, one block at a time is whole
+nested      and the blocks inside and around them: of a whole block only one part at a time is there
+everything  and every block at every depth that saves anything at all
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from explorer.errors import InvalidPolicy, nearest
-from explorer.plan.kept_results import products_kept
-from explorer.plan.names import Fqns
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.names import Fqns, products_kept
 from explorer.plan.policy.counted import counted_units, runs, segments
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -134,3 +141,26 @@ def _joined(stretch: Sequence[Fqns], graph: ModelGraph) -> Sequence[Fqns]:
     """Units of several blocks are stretches of a Sequential already."""
     lone = all(len(unit) == 1 for unit in stretch)
     return segments([unit[0] for unit in stretch], graph) if lone else stretch
+
+
+def ladder(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
+    """What each rung recomputes, in words, and the policy; what a hazard forbids is on none."""
+    try:
+        every = preset("all", graph)
+    except InvalidPolicy:  # no block is worth recomputing by itself
+        every = Policy()
+    rungs = [("every block", every)]
+    saving = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
+    parents = [fqn for fqn in saving if graph.children[fqn]]
+    for name, blocks in (("blocks inside blocks", parents), ("every block at every depth", saving)):
+        rungs.append((name, _without_errors(graph, Policy.recompute(dict.fromkeys([*every.blocks, *blocks])))))
+    before = Policy()
+    for name, policy in rungs:
+        if len(policy.blocks) > len(before.blocks):
+            yield name, policy
+            before = policy
+
+
+def _without_errors(graph: ModelGraph, policy: Policy) -> Policy:
+    wrong = {fqn for hazard in hazards(graph, policy) if hazard.severity == "error" for fqn in hazard.blocks}
+    return Policy.recompute(fqn for fqn in policy.blocks if fqn not in wrong)

@@ -1,17 +1,64 @@
-"""What a person should know beside a figure: of what a peak is only an example, and why none is foretold."""
+"""What a reader should know beside a figure: what a peak leaves out, why there is no forecast, what a model reruns.
+
+A model runs forwards again by itself when it checkpoints its own blocks inside backward, without a policy.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from explorer.plan.forecast.actions import results_of_views
 from explorer.plan.forecast.unforeseen import no_baseline, unforeseen
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.names import listed, some
+from explorer.plan.names import above, is_within, listed, some
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
 from explorer.record.policy import Policy
+
+
+def own_reruns(run: Measurement) -> dict[str, float]:
+    """The outermost blocks that ran again without being in the policy, and how often for each of their forwards."""
+    return reruns_beside(run.blocks, run.spec.policy.blocks)
+
+
+def reruns_beside(costs: Sequence[MeasuredBlock], ordered: Sequence[str]) -> dict[str, float]:
+    """The same from what the blocks cost. A block whose called blocks all ran again is meant, where its own hooks
+    stayed silent.
+    """
+    again = {
+        cost.fqn: cost.n_recompute / max(cost.n_forward, 1)
+        for cost in costs
+        if cost.fqn and cost.n_recompute and not any(is_within(cost.fqn, fqn) for fqn in ordered)
+    }
+    called = [cost.fqn for cost in costs if cost.fqn and cost.n_forward]
+    below = _called_below(called)
+    for fqn in reversed(called):
+        if below[fqn] and all(one in again for one in below[fqn]):
+            again.setdefault(fqn, min(again[one] for one in below[fqn]))
+    in_order = (cost.fqn for cost in costs if cost.fqn in again)
+    return {fqn: again[fqn] for fqn in in_order if not any(holder in again for holder in above(fqn))}
+
+
+def in_words(run: Measurement) -> str:
+    """`layers.0, layers.1 and 6 more ran again ×1, by the model itself`; the empty string: none does."""
+    times_run = own_reruns(run)
+    if not times_run:
+        return ""
+    times = sorted({f"×{value:.3g}" for value in times_run.values()})
+    return f"{listed(tuple(times_run))} ran again {' or '.join(times)}, by the model itself"
+
+
+def _called_below(called: list[str]) -> dict[str, list[str]]:
+    """Of each the nearest called blocks inside; containers that are never called are looked through."""
+    below: dict[str, list[str]] = {fqn: [] for fqn in called}
+    for fqn in called:
+        holder = next((one for one in above(fqn) if one in below), None)
+        if holder is not None:
+            below[holder].append(fqn)
+    return below
+
 
 LARGE_SHARE = 0.05
 """Above this share of a peak the largest part that nobody can name is said."""

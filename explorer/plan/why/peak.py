@@ -1,30 +1,70 @@
-"""Why a policy helped, or why it did not, and what the peak of one run is made of: sentences read off the ledgers.
+"""Why a policy helped, or why it did not, and what the peak of one run is made of: sentences computed from the ledgers.
 
-Each rule looks at one fact and says one sentence, with figures, or nothing. Of two runs the first sentence is the
-result, the second where the peak went and what it is made of, the rest the reasons why there was no more to gain.
+Each rule looks at one fact and returns one sentence with figures, or nothing. For two runs the first sentence is the
+result. The second is where the peak went and what it is made of. The rest are the reasons why no more was gained.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from explorer.plan.forecast.price import prices
-from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.place import PLURAL, in_place, place
+from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
 from explorer.plan.names import is_within, some
 from explorer.plan.sizes import mib
-from explorer.plan.why.case import (
-    PeakCase,
-    largest_roles,
-    signed,
-    toggled,
-    unit_name,
-)
-from explorer.plan.why.own_reruns import in_words
-from explorer.record.allocations import FIXED_ROLES
+from explorer.plan.why.caveats import in_words
+from explorer.record.allocations import FIXED_ROLES, Ledger, Role
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakCase:
+    """Both runs, their peaks, and the model. Of one run alone: that run twice."""
+
+    baseline: Measurement
+    candidate: Measurement
+    old: Ledger
+    new: Ledger
+    graph: ModelGraph | None
+
+    @property
+    def change(self) -> float:
+        return self.new.total_bytes / max(self.old.total_bytes, 1) - 1
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        return self.candidate.spec.policy.blocks
+
+    def saved(self, fqn: str, run: Measurement | None = None) -> int:
+        cost = (run or self.baseline).by_fqn.get(fqn)
+        return cost.saved_after_forward_bytes if cost else 0
+
+
+def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
+    """What is there, by role, the most first."""
+    return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
+
+
+def toggled(case: PeakCase, fqn: str) -> str:
+    """The block a person would toggle to reach `fqn`: a repeated block, else its first entry of a container."""
+    known = case.graph.repeats if case.graph else ()
+    parts = fqn.split(".")
+    entry = next((i for i, part in enumerate(parts) if part.isdecimal()), len(parts))
+    return next((block for block in known if is_within(fqn, block)), ".".join(parts[: entry + 1]))
+
+
+def unit_name(fqns: tuple[str, ...]) -> str:
+    """`layers.2`, or of a segment `layers.2 to layers.5`."""
+    return fqns[0] if len(fqns) == 1 else f"{fqns[0]} to {fqns[-1]}"
+
+
+def signed(change: float) -> str:
+    """`+12 %`"""
+    return f"{'+' if change > 0 else chr(0x2212)}{abs(change):.0%}".replace("%", " %")
+
 
 SMALL_CHANGE = 0.01
 """A change of the peak below one percent is said to be none."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from explorer.plan.policy import marks as decision
-from explorer.plan.policy.pattern import matching
+from explorer.plan.policy import block_names as decision
+from explorer.plan.policy.block_names import matching
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy

@@ -9,11 +9,11 @@ import streamlit as st
 
 from explorer.errors import ExplorerError, UnreadableFile, message_of
 from explorer.jobs import run_file
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.imports import read_policy
 from explorer.plan.imports.read_policy import POLICY_FILE, SUFFIXES
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.record.policy_file import PolicyFile

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.price import prices
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.plan.policy.counted import counted_units
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement

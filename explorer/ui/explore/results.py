@@ -5,7 +5,7 @@ from __future__ import annotations
 import streamlit as st
 
 from explorer.jobs.protocol import DrawAutograd
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.ui.explore import work

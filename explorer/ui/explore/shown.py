@@ -11,7 +11,7 @@ from explorer.errors import InvalidPolicy
 from explorer.plan.forecast.calibrate import TimedStep, calibrated
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.rerun_time import error_of_median
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset, preset_titles
 from explorer.record.allocations import Ledger

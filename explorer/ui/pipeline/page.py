@@ -13,7 +13,7 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.stage_costs import left_out, predict
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.pipeline_cost import PipelineProfile

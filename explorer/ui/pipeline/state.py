@@ -16,7 +16,7 @@ import streamlit as st
 
 from explorer.errors import ExplorerError
 from explorer.plan.pipeline.schedules import SCHEDULES, USUAL_SCHEDULE, default_ranks
-from explorer.plan.policy import marks as decision
+from explorer.plan.policy import block_names as decision
 from explorer.record.base import Record
 from explorer.record.graph import ModelGraph
 from explorer.record.pipeline_run import PipelineRun

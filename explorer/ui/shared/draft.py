@@ -14,7 +14,7 @@ import msgspec
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.policy import marks as decision
+from explorer.plan.policy import block_names as decision
 from explorer.record.graph import ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec

@@ -9,8 +9,7 @@ from functools import partial
 import streamlit as st
 
 from explorer.errors import ExplorerError
-from explorer.plan.challenges import CHALLENGES, is_about, marks
-from explorer.plan.peak_question import peak_guesses
+from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement

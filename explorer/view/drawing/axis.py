@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.memory.series import array_of
+from explorer.plan.memory.ledger import array_of
 from explorer.record.allocations import Allocations, PhaseSpan
 from explorer.record.measurement import Measurement
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import array_of, held
+from explorer.plan.memory.ledger import array_of, held
 from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions

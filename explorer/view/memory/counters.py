@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import Bytes, array_of
+from explorer.plan.memory.ledger import Bytes, array_of
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Positions
 from explorer.view.drawing.chart import bold

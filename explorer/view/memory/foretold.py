@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import Bytes
+from explorer.plan.memory.ledger import Bytes
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, has_times, positions
 from explorer.view.drawing.chart import Chart

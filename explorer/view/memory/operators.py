@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import array_of, belongs
+from explorer.plan.memory.ledger import array_of, belongs
 from explorer.record.allocations import ROLES
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement

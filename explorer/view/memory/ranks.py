@@ -7,8 +7,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.series import held
+from explorer.plan.memory.ledger import held, ledger
 from explorer.plan.names import listed
 from explorer.record.allocations import ROLES
 from explorer.record.measurement import Measurement, RecordedRanks

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import Bytes, Mask, belongs, held, held_by_role
+from explorer.plan.memory.ledger import Bytes, Mask, belongs, held, held_by_role
 from explorer.record.allocations import ROLES, Allocations, Role
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, axis_layout, has_times, positions

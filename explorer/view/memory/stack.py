@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.series import Bytes, held
+from explorer.plan.memory.ledger import Bytes, held
 from explorer.record.allocations import Allocations
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.chart import bold

@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from explorer.plan.memory.ledger import span_at
-from explorer.plan.memory.series import Bytes, events, held
+from explorer.plan.memory.ledger import Bytes, events, held, span_at
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.measurement import Measurement
 from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions

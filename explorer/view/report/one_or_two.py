@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html import escape
 
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.caveats import beside_peak
 from explorer.plan.why.peak import explain, explain_one

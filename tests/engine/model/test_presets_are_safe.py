@@ -13,7 +13,7 @@ from explorer.engine.step import forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
 from explorer.plan.catalogue import catalogue
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.names import is_within
 from explorer.plan.policy.presets import PRESETS, preset
 from explorer.record.graph import ModelGraph, ModelRef

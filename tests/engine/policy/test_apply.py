@@ -26,7 +26,7 @@ from explorer.engine.world.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.torch_file import to_torch
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.shape import shape_of
+from explorer.plan.policy.block_names import shape_of
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import PolicyFile
 from tests.engine.policy.nets import Residual, net

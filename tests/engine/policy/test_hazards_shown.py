@@ -18,7 +18,7 @@ from explorer.engine.step import forward_backward, prepare
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPlan
 from explorer.lab import derivatives
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.pipeline_run import PipelineRun
 from explorer.record.policy import Policy, Unit

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record.policy import Policy
 from tests.engine.graphs import graph_of
 

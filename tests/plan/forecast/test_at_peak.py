@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from explorer.engine.measure.measure import measure
 from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.memory.ledger import ledger
-from explorer.plan.memory.place import in_place
+from explorer.plan.memory.ledger import in_place, ledger
 from explorer.record import Measurement, Policy, RunSpec
 from tests.engine.tiny_nets import ref
 from tests.view.builders import Chain, measured

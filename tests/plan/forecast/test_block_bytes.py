@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from explorer.plan.forecast.block_bytes import with_bytes
-from explorer.plan.memory.series import alive, array_of, belongs, peak_tick
+from explorer.plan.memory.ledger import alive, array_of, belongs, peak_tick
 from tests import graphs
 from tests.six_layers import GRAPH, SPEC
 from tests.timelines import alive_at

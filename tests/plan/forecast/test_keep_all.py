@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.forecast.unforeseen import no_baseline
-from explorer.plan.memory.series import held
+from explorer.plan.memory.ledger import held
 from explorer.plan.why.caveats import not_foretold
 from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
 from explorer.record.plan import Forecast

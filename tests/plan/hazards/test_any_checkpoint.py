@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record.policy import Policy, Unit
 from tests.plan.hazards.case_of import A, block, graph, rules, spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.hazards.case import Case
+from explorer.plan.hazards.checkpoint_rules import Case
 from explorer.plan.names import innermost
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy

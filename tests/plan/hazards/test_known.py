@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.pipeline.schedules import rows_of
 from explorer.record.graph import Block, CutPoint
 from explorer.record.policy import KEEP_ALL, Policy, Unit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record import KEEP_ALL, ModelRef, Policy, RunSpec, Unit
 from explorer.record.run import PipelinePlan
 from tests import graphs, pipelines

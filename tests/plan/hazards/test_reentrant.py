@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from tests.plan.hazards.case_of import OPTIONS, A, block, graph, rules, spec
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.plan.memory.place import holders, in_place, place
+from explorer.plan.memory.ledger import holders, in_place, place
 from explorer.record.allocations import Ledger, LedgerCell, Phase, Role
 from tests.view.builders import MIB
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 
-from explorer.plan.memory.series import alive, belongs, events, held, held_by_role, peak_tick
+from explorer.plan.memory.ledger import alive, belongs, events, held, held_by_role, peak_tick
 from explorer.plan.names import is_within
 from explorer.record import Allocations
 from tests.timelines import alive_at

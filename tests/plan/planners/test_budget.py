@@ -15,8 +15,7 @@ from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
 from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.kept_results import products_kept
-from explorer.plan.names import above
+from explorer.plan.names import above, products_kept
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
 from explorer.plan.policy.presets import preset
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec

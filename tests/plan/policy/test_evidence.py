@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure, Policy
 from tests import graphs
 from tests.six_layers import GRAPH, SPEC

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from explorer.plan.hazards.known import hazards
-from explorer.plan.policy.ladder import ladder
-from explorer.plan.policy.presets import preset
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.policy.presets import ladder, preset
 from tests.graphs import gpt
 
 

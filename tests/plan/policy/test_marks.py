@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.plan.policy.marks import joined, policy_after, unknown_blocks
+from explorer.plan.policy.block_names import joined, policy_after, unknown_blocks
 from explorer.record import KEEP_ALL, Policy, Unit
 from tests import graphs
 

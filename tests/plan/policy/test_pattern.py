@@ -8,7 +8,7 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.policy.apply import apply_policy
 from explorer.errors import InvalidPolicy
-from explorer.plan.policy.pattern import expanded, matching
+from explorer.plan.policy.block_names import expanded, matching
 from explorer.record import Policy
 from explorer.record.policy import Unit
 from tests.engine.tiny_nets import ref

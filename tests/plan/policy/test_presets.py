@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis.strategies import frozensets, integers
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.plan.policy.presets import PRESETS, is_preset, preset, preset_titles
 from explorer.record.graph import Block, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy

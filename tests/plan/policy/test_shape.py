@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.plan.policy.shape import differences, shape_of
+from explorer.plan.policy.block_names import differences, shape_of
 
 
 def test_numbers_count() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.plan.memory.ledger import ledger
-from explorer.plan.why.case import PeakCase, largest_roles, signed, toggled, unit_name
+from explorer.plan.why.peak import PeakCase, largest_roles, signed, toggled, unit_name
 from explorer.record import ModelGraph, RunSpec
 from tests import graphs
 from tests.six_layers import GRAPH, SPEC

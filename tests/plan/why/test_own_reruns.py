@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.plan.why.own_reruns import in_words, own_reruns, reruns_beside
+from explorer.plan.why.caveats import in_words, own_reruns, reruns_beside
 from explorer.record.measurement import MeasuredBlock
 from explorer.record.policy import Policy
 from tests.view.builders import measured

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.why.patterns import patterns
+from explorer.plan.why.gradients import patterns
 from explorer.record.comparison import ForwardDiff
 from tests.record.test_comparison import compared
 from tests.record.test_diffs import gradient

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from explorer.jobs.protocol import Describe
-from explorer.plan.catalogue import Sample
-from explorer.plan.factory_arguments import FactoryArguments
+from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.record import ModelRef, Policy
 from explorer.ui.explore.results import TABS
 from explorer.ui.session import backend

@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Describe, FindPlans, Measure
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.record import Failure
 from explorer.ui.session import backend, known, opened
 from explorer.view.drawing.units import mib

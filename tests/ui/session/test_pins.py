@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.jobs.protocol import Compare, Measure
 from explorer.jobs.store import Store
 from explorer.plan.policy import file as policy_file
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.record import Policy
 from explorer.record.base import to_plain
 from explorer.record.policy_file import PolicyFile

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from explorer.plan.policy.evidence import evidence_of
+from explorer.plan.policy.file import evidence_of
 from explorer.plan.why.peak import explain
 from explorer.record import Comparison, Failure, Measurement
 from explorer.view.compare.headline import headlines

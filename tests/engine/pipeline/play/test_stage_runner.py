@@ -7,7 +7,7 @@ import pytest
 
 from explorer.engine.model.describe import describe
 from explorer.engine.pipeline.run import run_pipeline
-from explorer.plan.hazards.known import hazards
+from explorer.plan.hazards.hazards import hazards
 from explorer.record.policy import Policy
 from tests.engine.pipeline.pipeline_nets import CARRYING, LANGUAGE
 from tests.engine.pipeline.plans import spec

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.hazards.any_checkpoint import Rule
-from explorer.plan.hazards.case import Case
+from explorer.plan.hazards.checkpoint_rules import Case, Rule
 from explorer.plan.names import innermost, is_within, lineage, some
 from explorer.plan.pipeline.schedules import SCHEDULES, sizes_of, unmet
 from explorer.record.graph import Block, Hazard

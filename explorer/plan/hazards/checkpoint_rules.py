@@ -1,18 +1,77 @@
 """What a policy can do to the gradients or the state of a model, one rule a trap. Pure: traits in, hazards out.
 
 Every rule has a test that runs a tiny model into its trap and out again: tests/engine/policy/test_hazards_shown.py.
-Traps that no observed forward can show (a temperature changed between forward and backward, a mutated global) have
+Some traps show in no observed forward: a temperature changed between forward and backward, a mutated global. They have
 no rule here; the comparison finds them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
 
-from explorer.plan.hazards.case import Case
-from explorer.plan.kept_results import written_results
-from explorer.plan.names import innermost, is_within, some
-from explorer.record.graph import Hazard
+from explorer.plan.names import innermost, is_within, lineage, some, written_results
+from explorer.record.graph import Block, Hazard, ModelGraph, Trait
+from explorer.record.policy import Policy, Unit
+from explorer.record.run import PipelinePlan, RunSpec
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to the rules. Nothing is run to answer it."""
+
+    graph: ModelGraph
+    policy: Policy
+    plan: PipelinePlan | None = None
+    spec: RunSpec | None = None
+
+    @cached_property
+    def rerun(self) -> tuple[Block, ...]:
+        """Every block that runs again: those the policy recomputes and all below them, in module order."""
+        tops = {fqn for unit in self.policy.units if unit.action != "offload" for fqn in unit.blocks}
+        return tuple(block for block in self.graph.blocks if not tops.isdisjoint(lineage(block.fqn)))
+
+    @cached_property
+    def units(self) -> tuple[tuple[Unit, tuple[Block, ...]], ...]:
+        """Each unit with the blocks it names, as far as the graph knows them."""
+        known = self.graph.by_fqn
+        return tuple((unit, tuple(known[fqn] for fqn in unit.blocks if fqn in known)) for unit in self.policy.units)
+
+    def rerun_with(self, trait: Trait) -> tuple[str, ...]:
+        """Innermost blocks with `trait` among those that run again: the ones a person can point at."""
+        return innermost(block.fqn for block in self.rerun if trait in block.traits)
+
+    def handed(self, trait: Trait) -> tuple[str, ...]:
+        """Blocks with `trait` that their unit begins with. What a unit is handed from outside is kept for its rerun."""
+        return tuple(block.fqn for _, named in self.units for block in named[:1] if trait in block.traits)
+
+    def handing_on(self, trait: Trait) -> tuple[str, ...]:
+        """Blocks with `trait` that their unit ends with."""
+        return tuple(block.fqn for _, named in self.units for block in named[-1:] if trait in block.traits)
+
+    @property
+    def trains(self) -> bool:
+        """Whether dropout draws and statistics move: not so in eval mode."""
+        return self.spec is None or self.spec.mode == "train"
+
+    @property
+    def on_cuda(self) -> bool:
+        return self.spec is not None and self.spec.device == "cuda"
+
+    @cached_property
+    def stage_of(self) -> dict[str, int]:
+        """Stage of each block that a stage holds, everything below included."""
+        if self.plan is None:
+            return {}
+        tops = {fqn: j for j, stage in enumerate(self.plan.stages) for fqn in stage}
+        stages = {}
+        for block in self.graph.blocks:
+            nearest = next((fqn for fqn in lineage(block.fqn) if fqn in tops), None)
+            if nearest is not None:
+                stages[block.fqn] = tops[nearest]
+        return stages
+
 
 Rule = Callable[[Case], Iterator[Hazard]]
 

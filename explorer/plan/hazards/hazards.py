@@ -1,13 +1,18 @@
-"""Traps of reentrant checkpointing alone: it runs forward under no_grad and calls backward inside backward."""
+"""What can go wrong with a policy or a plan on a model, before any run: for `check` and the badges of the graph.
+
+The rules of reentrant checkpointing stand here. It runs forward under no_grad, and calls backward inside backward.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from explorer.plan.hazards.any_checkpoint import Rule
-from explorer.plan.hazards.case import Case
+from explorer.plan.hazards.checkpoint_rules import POLICY_RULES, Case, Rule
+from explorer.plan.hazards.pipeline_rules import PIPELINE_RULES
 from explorer.plan.names import some
-from explorer.record.graph import Hazard
+from explorer.record.graph import Hazard, ModelGraph
+from explorer.record.policy import Policy
+from explorer.record.run import PipelinePlan, RunSpec
 
 _OTHER_VARIANT = "Set use_reentrant to False."
 
@@ -101,3 +106,24 @@ def warm_autocast(case: Case) -> Iterator[Hazard]:
 REENTRANT_RULES: tuple[Rule, ...] = (
     no_gradient_enters, nested_outputs, nested_inputs, keyword_arguments, shared_blocks, second_order, warm_autocast,
 )  # fmt: skip
+
+
+_ORDER = ("error", "warning", "note")
+
+
+def hazards(
+    graph: ModelGraph, policy: Policy, plan: PipelinePlan | None = None, spec: RunSpec | None = None
+) -> tuple[Hazard, ...]:
+    """Every rule that fires, errors first; empty where nothing is known to go wrong.
+
+    `plan` adds the traps of a pipeline (None takes the plan of `spec`), `spec` those of a device, a mode, autocast.
+    """
+    plan = plan if plan is not None or spec is None else spec.plan
+    case = Case(graph, policy, plan, spec)
+    rules = POLICY_RULES
+    if policy.use_reentrant and policy.units:
+        rules += REENTRANT_RULES
+    if plan is not None:
+        rules += PIPELINE_RULES
+    fired = [hazard for rule in rules for hazard in rule(case)]
+    return tuple(sorted(fired, key=lambda hazard: _ORDER.index(hazard.severity)))

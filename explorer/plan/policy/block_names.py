@@ -1,0 +1,156 @@
+"""Blocks of a policy by name: patterns, the names of a model in few lines, and the clicks of the graph.
+
+`layers.*.mlp` is the mlp of every layer; a star stands for one part of a dotted path. `blocks.*.mlp: 12` counts names,
+so that two models can be compared. A click in the graph switches a block on or off, and the units follow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+import msgspec
+
+from explorer.errors import InvalidPolicy, nearest
+from explorer.plan.names import Fqns, listed
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Policy, Unit
+
+_MOST_COMPARED = 1_000_000
+
+
+def is_pattern(name: str) -> bool:
+    return "*" in name
+
+
+def matching(pattern: str, fqns: Collection[str]) -> Fqns:
+    """In the order of `fqns`, without the model itself. Raises InvalidPolicy where nothing matches."""
+    parts = pattern.split(".")
+    matched = tuple(fqn for fqn in fqns if fqn and _match(fqn.split("."), parts))
+    if not matched:
+        depth = [fqn for fqn in fqns if fqn.count(".") == len(parts) - 1]
+        raise InvalidPolicy(
+            f"No block matches {pattern!r}.",
+            hint=nearest(pattern.replace("*", "0"), depth) or "A star stands for one part: blocks.*.mlp.",
+        )
+    return matched
+
+
+def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
+    """`policy` with each unit of patterns replaced by one unit a match. Raises InvalidPolicy.
+
+    A block that another unit names in full is left to that unit: `blocks.*` and `blocks.3` with an action of its own.
+    """
+    if not any(map(is_pattern, policy.blocks)):
+        return policy
+    patterns = {fqn for fqn in policy.blocks if is_pattern(fqn)}
+    if len(patterns) * len(fqns) > _MOST_COMPARED:
+        raise InvalidPolicy(
+            f"The policy names {len(patterns)} patterns for a model of {len(fqns)} blocks, which is too many to try.",
+            hint="Name the blocks in full, or take fewer patterns.",
+        )
+    named = {fqn for fqn in policy.blocks if not is_pattern(fqn)}
+    units: dict[Unit, None] = {}
+    for unit in dict.fromkeys(policy.units):
+        if not any(map(is_pattern, unit.blocks)):
+            units[unit] = None
+            continue
+        for blocks in matches(unit, fqns):
+            if named.isdisjoint(blocks):
+                units[msgspec.structs.replace(unit, blocks=blocks)] = None
+    return msgspec.structs.replace(policy, units=tuple(units))
+
+
+def matches(unit: Unit, fqns: Collection[str]) -> tuple[Fqns, ...]:
+    """The blocks of each unit that `unit` stands for: in a segment the stars of all its patterns mean the same."""
+    columns = [{_stars(fqn, pattern): fqn for fqn in matching(pattern, fqns)} for pattern in unit.blocks]
+    rows = tuple(tuple(column[stars] for column in columns) for stars in columns[0] if all(stars in c for c in columns))
+    if not rows:
+        raise InvalidPolicy(
+            f"No blocks match {' and '.join(map(repr, unit.blocks))} together.",
+            hint="In a segment the stars stand for the same parts: [blocks.*.attention, blocks.*.mlp].",
+        )
+    return rows
+
+
+def _match(parts: list[str], pattern: list[str]) -> bool:
+    return len(parts) == len(pattern) and all(map(fnmatchcase, parts, pattern))
+
+
+def _stars(fqn: str, pattern: str) -> Fqns:
+    return tuple(part for part, wanted in zip(fqn.split("."), pattern.split(".")) if is_pattern(wanted))
+
+
+MOST_TOLD = 4
+
+
+def shape_of(fqns: Iterable[str]) -> dict[str, int]:
+    """How many blocks there are of each name, with every number in a name written as a star."""
+    return dict(Counter(".".join("*" if part.isdecimal() else part for part in fqn.split(".")) for fqn in fqns if fqn))
+
+
+def differences(before: Mapping[str, int], now: Mapping[str, int]) -> str:
+    """`blocks.* are 16, and were 12; new: adapter; gone: norm`. Empty: the same names."""
+    # What lies inside of something that is named already says nothing more.
+    counts = _outermost({name: None for name in before if now.get(name, 0) not in (0, before[name])})
+    new, gone = (
+        _outermost({name: None for name in one if name not in other}) for one, other in ((now, before), (before, now))
+    )
+    parts = [listed([f"{name} {_are(now[name])}, and {_were(before[name])}" for name in counts], MOST_TOLD)]
+    parts += [f"{word}: {listed(names, MOST_TOLD)}" for word, names in (("new", new), ("gone", gone)) if names]
+    return "; ".join(filter(None, parts))
+
+
+def _outermost(names: Mapping[str, None]) -> list[str]:
+    return [name for name in names if not any(name.startswith(f"{other}.") for other in names)]
+
+
+def _are(n: int) -> str:
+    return "is 1" if n == 1 else f"are {n}"
+
+
+def _were(n: int) -> str:
+    return "was 1" if n == 1 else f"were {n}"
+
+
+def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Policy:
+    """`policy` with exactly the blocks in `on` recomputed.
+
+    A unit that keeps all its blocks stays as it is, its action included. A segment that lost a block falls into the
+    runs that are left; a block that is new becomes a unit of its own. Units stand in module order.
+    """
+    marked = set(on)
+    units: list[Unit] = []
+    for unit in policy.units:
+        units += [msgspec.structs.replace(unit, blocks=run) for run in _runs(unit.blocks, marked)]
+    known = {fqn for unit in units for fqn in unit.blocks}
+    units += [Unit(blocks=(fqn,)) for fqn in marked - known]
+    place = {block.fqn: i for i, block in enumerate(graph.blocks)}
+    units.sort(key=lambda unit: place.get(unit.blocks[0], len(place)))
+    return msgspec.structs.replace(policy, units=tuple(units))
+
+
+def _runs(blocks: Iterable[str], marked: set[str]) -> list[tuple[str, ...]]:
+    runs: list[list[str]] = [[]]
+    for fqn in blocks:
+        if fqn in marked:
+            runs[-1].append(fqn)
+        elif runs[-1]:
+            runs.append([])
+    return [tuple(run) for run in runs if run]
+
+
+def joined(policy: Policy, first: str, second: str) -> Policy:
+    """`policy` with the units that hold `first` and `second` made one segment."""
+    holding = [unit for unit in policy.units if first in unit.blocks or second in unit.blocks]
+    if len(holding) != 2:
+        return policy
+    merged = msgspec.structs.replace(holding[0], blocks=(*holding[0].blocks, *holding[1].blocks))
+    units = tuple(merged if unit is holding[0] else unit for unit in policy.units if unit is not holding[1])
+    return msgspec.structs.replace(policy, units=units)
+
+
+def unknown_blocks(policy: Policy, graph: ModelGraph) -> tuple[str, ...]:
+    """Blocks that the policy names and the model lacks."""
+    return tuple(fqn for fqn in policy.blocks if fqn not in graph.by_fqn)
