@@ -1,18 +1,43 @@
-"""Headlines come from the timeline that the chart draws, and a run that was cut short has none that looks whole."""
+"""Clock readings, derived headline figures of a measurement, and ranks of one step side by side."""
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from explorer.record.allocations import ROLES, PhaseSpan
 from explorer.record.base import column
 from explorer.record.failure import Failure
 from explorer.record.graph import ModelRef
-from explorer.record.measurement import MeasuredBlock, Measurement
+from explorer.record.measurement import MeasuredBlock, Measurement, RecordedRanks, Samples, ratio_with_spread
 from explorer.record.run import RunSpec
 from tests.record.test_allocations import log_of
-from tests.view.builders import HOST
+from tests.view.builders import HOST, MIB, Chain, measured
+
+
+def test_too_few_readings_have_no_figure() -> None:
+    assert (Samples().median_ms, Samples().spread_ms, Samples(ms=(3.0,)).spread_ms) == (None, None, None)
+    assert Samples(ms=(3.0,)).median_ms == 3.0
+    assert ratio_with_spread(Samples(ms=(1.0,)), Samples(ms=(1.0,))) is None
+
+
+def test_one_outlier_moves_neither_median_nor_spread() -> None:
+    assert Samples(ms=(1.0, 2.0, 3.0, 4.0, 5.0)).spread_ms == Samples(ms=(1.0, 2.0, 3.0, 4.0, 500.0)).spread_ms == 1.0
+
+
+def test_a_ratio_is_of_pairs_so_that_what_slows_both_cancels() -> None:
+    assert ratio_with_spread(Samples(ms=(2.0, 20.0, 4.0)), Samples(ms=(1.0, 10.0, 2.0))) == (2.0, 0.0)
+    assert ratio_with_spread(Samples(ms=(2.0, 3.0, 4.0)), Samples(ms=(1.0, 0.0, 2.0))) == (2.0, 0.0), "no division by 0"
+
+
+@given(st.lists(st.floats(0.1, 1e6), min_size=2, max_size=12), st.floats(0.1, 10))
+def test_a_scaled_clock_gives_that_ratio_without_spread(ms: list[float], scale: float) -> None:
+    pair = ratio_with_spread(Samples(ms=tuple(scale * one for one in ms)), Samples(ms=tuple(ms)))
+    assert pair is not None and pair == (pytest.approx(scale), pytest.approx(0, abs=1e-6 * scale))
+
 
 SAVED, TEMPORARY = ROLES.index("saved activation"), ROLES.index("temporary")
 FAILED = Failure(kind="out of memory", sentence="full")
@@ -67,3 +92,16 @@ def test_behind_the_recorded_step_a_failure_has_no_place() -> None:
 def test_without_a_timeline_every_figure_is_unknown() -> None:
     bare = replace(RUN, allocations=None, blocks=(), phases=())
     assert bare.step_peak_bytes is bare.saved_after_forward_bytes is bare.peak_phase is bare.total_flops is None
+
+
+def test_the_fullest_rank_speaks_for_all() -> None:
+    small, large = (
+        msgspec.structs.replace(measured(Chain(saved=size * MIB)), rank=rank) for rank, size in ((0, 4), (2, 40))
+    )
+    ranks = RecordedRanks(ranks=(small, large), n_ranks=4, recorded_in="train.py:42, step 2")
+    assert ranks.fullest is large and ranks.by_rank == {0: small, 2: large} and ranks.missing == (1, 3)
+    assert ranks.spec.model.target.endswith("train.py:42, step 2") and ranks.spec.policy == large.spec.policy
+    assert ranks.headlines() == {
+        "n_ranks": 4, "fullest_rank": 2, "complete": True,
+        "held_peak_bytes": large.held_peak_bytes, "step_peak_bytes": large.step_peak_bytes,
+    }  # fmt: skip

@@ -1,4 +1,4 @@
-"""A plan's figures are its own; a certificate never claims more than was proven."""
+"""Plans: their certificate in words, what real steps say of them, and the price of one block."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from explorer.record.plan import Certificate, JointPlan, Plan
+from explorer.errors import BadInput
+from explorer.record.plan import AutoPlan, Certificate, JointPlan, Plan, Price
 from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 
@@ -68,3 +69,33 @@ def test_a_joint_plan_lies_above_its_bound(makespan: float, bound: float, gap: f
         rank_bytes=(1,), cuts_first_ms=None, n_judged=1, bound_ms=bound,
     )  # fmt: skip
     assert joint.gap == pytest.approx(gap)
+
+
+@pytest.mark.parametrize(
+    ("budget", "measured", "kept"), [(100, 100, True), (100, 101, False), (100, None, False), (None, 10**12, True)]
+)
+def test_kept_is_measured(budget: int | None, measured: int | None, kept: bool) -> None:
+    auto = AutoPlan(plan=replace(PLAN, budget_bytes=budget), measured_peak_bytes=measured, n_steps=3)
+    assert auto.kept == kept
+    first = str(auto).splitlines()[0]
+    if kept:
+        assert auto.require() is auto and "budget" not in str(auto)
+    else:
+        assert "budget of 100 bytes" in first and ("no peak" in first if measured is None else "101, 1 more" in first)
+        with pytest.raises(BadInput, match="budget of 100 bytes"):
+            auto.require()
+    assert (auto.policy, auto.certificate) == (PLAN.policy, PLAN.certificate)
+    assert (auto.predicted_peak_bytes, auto.predicted_time_ratio) == (80, 1.25)
+
+
+def test_without_flops_a_price_has_no_rate() -> None:
+    free = Price(blocks=("a",), toggle="recompute", peak_bytes=1, peak_change_bytes=-1, share_of_step_flops=None)
+    assert free.mib_per_percent is None
+
+
+@pytest.mark.parametrize(("toggle", "change", "rate"), [("recompute", -50, 10.0), ("keep", 50, 10.0), ("keep", 0, 0.0)])
+def test_the_rate_is_positive_whichever_way_the_toggle_goes(toggle: str, change: int, rate: float) -> None:
+    price = Price(
+        blocks=("a",), toggle=toggle, peak_bytes=1, peak_change_bytes=change * 2**20, share_of_step_flops=0.05
+    )
+    assert price.mib_per_percent == pytest.approx(rate)

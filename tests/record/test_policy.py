@@ -1,4 +1,4 @@
-"""A policy is its units and options; which model it was made for is no part of the decision."""
+"""Policies, the reading of a policy from outside, and the name of a schedule."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 from explorer.errors import InvalidPolicy
 from explorer.record.base import from_msgpack, to_msgpack
 from explorer.record.policy import KEEP_ALL, Policy, Unit
+from explorer.record.policy_file import PolicyFile, Reading
+from explorer.record.run import OWN_SCHEDULE, PipelinePlan
 
 
 def test_a_name_is_a_unit_and_a_tuple_is_a_segment() -> None:
@@ -49,3 +51,16 @@ def test_what_it_was_made_for_is_remembered_and_neither_compared_nor_written() -
     assert made.model_blocks == {"a": 2} and plain.model_blocks == {}
     assert made == plain and to_msgpack(made) == to_msgpack(plain)
     assert from_msgpack(to_msgpack(made), Policy).model_blocks == {}
+
+
+def test_what_is_told() -> None:
+    file = PolicyFile(policy=Policy.recompute(["a"]))
+    assert Reading(source="a policy file", file=file).told == ()
+    told = Reading(source="x", file=file, reasons=("r",), changed="c", notes=("n",))
+    assert told.told == ("r", "c", "n") and told.policy is file.policy
+
+
+def test_rows_of_ones_own_have_a_name_of_their_own() -> None:
+    plan = PipelinePlan(stages=(("a",),), n_microbatches=1, schedule="1F1B")
+    assert plan.schedule_name == "1F1B"
+    assert PipelinePlan(stages=(("a",),), n_microbatches=1, actions=(("0F0",),)).schedule_name == OWN_SCHEDULE

@@ -11,8 +11,7 @@ from explorer.plan.why.gradients import causes
 from explorer.record.comparison import Comparison, MaskDiff, RngDiff, StateChange
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
-from tests.record.test_comparison import STEP, compared
-from tests.record.test_diffs import gradient
+from tests.record.test_comparison import STEP, compared, gradient
 
 WRONG = gradient("w", bitwise=False, relative_norm=0.5, norm_ratio=1.0, cosine=0.5)
 

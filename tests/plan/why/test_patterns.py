@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from explorer.plan.why.gradients import patterns
 from explorer.record.comparison import ForwardDiff
-from tests.record.test_comparison import compared
-from tests.record.test_diffs import gradient
+from tests.record.test_comparison import compared, gradient
 
 FORWARD = ForwardDiff(n_calls=(1, 1), n_compared=4, order=("", "a", "b", "c"), same=True)
 
