@@ -16,9 +16,20 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, gradients_of, mean_square
-from explorer.lab.kit.masks import N_BLOCKS, chance_of, mask_chart, mask_rows, mismatches
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain
-from explorer.lab.kit.rows import COSINE, baseline_row, compared_row, measured, percent, size_of
+from explorer.lab.kit.rows import (
+    COSINE,
+    N_BLOCKS,
+    baseline_row,
+    chance_of,
+    compared_row,
+    mask_chart,
+    mask_rows,
+    measured,
+    mismatches,
+    percent,
+    size_of,
+)
 from explorer.record.lab import LabRow
 from explorer.record.policy import KEEP_ALL, Policy
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from explorer.lab.kit.apart import rows_apart
 from explorer.lab.kit.bench import Answer, LabBench, Setting
-from explorer.lab.kit.engines import CHECK_OFF, CHECKPOINTS
-from explorer.lab.kit.flip import flip_row
+from explorer.lab.kit.checkpoints import CHECK_OFF, CHECKPOINTS, flip_row
 from explorer.lab.kit.rows import baseline_row, distance_bars, size_of
 from explorer.record.lab import LabRow
 

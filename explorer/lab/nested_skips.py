@@ -21,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from explorer.lab.kit.apart import Trial, rows_apart
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, attempt, gradients_of, mean_square
-from explorer.lab.kit.engines import CHECK_OFF
-from explorer.lab.kit.flip import flip_row
+from explorer.lab.kit.checkpoints import CHECK_OFF, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH
 from explorer.lab.kit.rows import baseline_row, compared_row, distance_bars
 from explorer.record.lab import LabRow

@@ -17,7 +17,7 @@ from torch import nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
-from explorer.lab.kit.engines import ENGINES, engine_policy
+from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
 from explorer.lab.kit.rows import baseline_row, compared_row, counted, series_of
 from explorer.record.lab import LabChart, LabRow

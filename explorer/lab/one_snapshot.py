@@ -16,10 +16,9 @@ from torch import nn
 
 from explorer.engine.world.rng import RngState
 from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of, mean_square, step_gradients
-from explorer.lab.kit.engines import WrittenOutCheckpoint
-from explorer.lab.kit.masks import N_BLOCKS, agreement
+from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, blocks_of, chain
-from explorer.lab.kit.rows import baseline_row, compared_row, measured, size_of
+from explorer.lab.kit.rows import N_BLOCKS, agreement, baseline_row, compared_row, measured, size_of
 from explorer.record.lab import LabChart, LabRow, LabSeries
 
 THEME, PLACE = "Wrapped blocks", 2

@@ -20,9 +20,17 @@ from torch import Tensor, nn
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.world.rng import seed_everything
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
-from explorer.lab.kit.masks import N_BLOCKS, mask_chart, mask_rows, mismatches
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain, torch_mask
-from explorer.lab.kit.rows import baseline_row, compared_row, percent, size_of
+from explorer.lab.kit.rows import (
+    N_BLOCKS,
+    baseline_row,
+    compared_row,
+    mask_chart,
+    mask_rows,
+    mismatches,
+    percent,
+    size_of,
+)
 from explorer.record.policy import KEEP_ALL, Policy
 
 THEME, PLACE = "Wrapped blocks", 3

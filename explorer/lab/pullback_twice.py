@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Raised, Setting, attempt, gradients_of, mean_square
-from explorer.lab.kit.engines import ENGINES, engine_policy
+from explorer.lab.kit.checkpoints import ENGINES, engine_policy
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, blocks_of, chain
 from explorer.lab.kit.rows import compared_row, counted
 from explorer.record.lab import LabChart, LabRow, LabSeries

@@ -28,12 +28,12 @@ from explorer.lab.kit.bench import (
     Setting,
     attempt,
     gradients_of,
+    hessian_product,
     mean_square,
 )
-from explorer.lab.kit.engines import WrittenOutCheckpoint
+from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Smooth, chain
 from explorer.lab.kit.rows import DISTANCE, baseline_row, compared_row, counted, series_of, size_of
-from explorer.lab.kit.second_order import hessian_product
 from explorer.record.lab import LabChart, LabRow
 from explorer.record.run import CheckpointMode
 

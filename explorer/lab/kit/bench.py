@@ -96,3 +96,9 @@ def step_gradients(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> Gradie
     model.zero_grad(set_to_none=True)
     mean_square(model(inputs)).backward()
     return gradients_of(model)
+
+
+def hessian_product(model: nn.Module, along: Callable[[nn.Parameter], Tensor]) -> Gradients:
+    """The Hessian times the direction `along(parameter)`, from gradients that backward(create_graph=True) left."""
+    terms = [(p.grad * along(p).to(p)).sum() for p in model.parameters() if p.grad is not None]
+    return gradients_by_name(torch.stack(terms).sum(), model, allow_unused=True)

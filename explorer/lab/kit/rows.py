@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.lab.kit.bench import Gradients, Raised
+from explorer.lab.kit.nets import Dropped, blocks_of
 from explorer.plan.names import some
 from explorer.record.comparison import GradientDiff
 from explorer.record.lab import LabChart, LabFigure, LabPart, LabRow, LabSeries, RowOutcome
@@ -143,3 +144,50 @@ def percent(share: float) -> str:
 def brief(number: float) -> str:
     """Three digits: `0.314`, `2.3e-08`, and a plain 0 for exactly zero."""
     return "0" if number == 0 else f"{number:.3g}"
+
+
+N_BLOCKS = 4
+MISMATCH = "mask elements that differ"
+
+
+def agreement(a: Tensor, b: Tensor) -> float:
+    """Share of elements that are equal."""
+    return float((a == b).double().mean())
+
+
+def mismatches(model: nn.Sequential) -> list[float]:
+    """Share of each block's mask that its rerun drew differently."""
+    pairs = [block.dropout.masks for block in blocks_of(model, Dropped)]
+    return [float((masks[0] != masks[1]).double().mean()) for masks in pairs]
+
+
+def mask_rows(shares: list[float]) -> list[LabRow]:
+    """One row a block."""
+    outcomes: list[RowOutcome] = ["bitwise equal" if share == 0 else "different" for share in shares]
+    return [
+        LabRow(label=f"mask of block{i}", outcome=outcomes[i], figures=(measured(MISMATCH, share, "share"),))
+        for i, share in enumerate(shares)
+    ]
+
+
+def chance_of(p: float) -> float:
+    """Share of elements in which two independent masks differ."""
+    return 2 * p * (1 - p)
+
+
+def mask_chart(shares: list[float], p: float) -> LabChart:
+    """Each block's mismatch beside that of two masks which have nothing to do with each other."""
+    return LabChart(
+        kind="bars",
+        title="How much of each mask did the rerun draw differently?",
+        x_title="block",
+        y_title=MISMATCH,
+        unit="%",
+        x=tuple(f"block{i}" for i in range(len(shares))),
+        series=(
+            LabSeries(name="rerun against forward", y=tuple(100 * share for share in shares), part="recompute"),
+            LabSeries(
+                name="two independent masks, 2p(1-p)", y=tuple(100 * chance_of(p) for _ in shares), part="baseline"
+            ),
+        ),
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.lab.kit.bench import LabBench, Raised, attempt, gradients_by_name, step_gradients
+from explorer.lab.kit.bench import LabBench, Raised, attempt, gradients_by_name, hessian_product, step_gradients
 
 
 def test_an_exception_keeps_its_class_and_its_first_sentence() -> None:
@@ -36,3 +36,17 @@ def test_random_numbers_are_the_same_and_move_no_generator() -> None:
     assert torch.equal(LabBench().normal(3, seed=5), LabBench().normal(3, seed=5))
     assert not torch.equal(LabBench().normal(3, seed=5), LabBench().normal(3, seed=6))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.filterwarnings("ignore:Using backward")
+def test_of_a_cubic_it_is_six_times_the_weight_along_the_direction() -> None:
+    class Cubic(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.idle = nn.Parameter(torch.tensor([1.0, 2.0])), nn.Parameter(torch.ones(1))
+
+    model = Cubic()
+    (model.w**3).sum().backward(create_graph=True)
+    product = hessian_product(model, lambda parameter: torch.tensor([1.0, -1.0]))
+    model.zero_grad()  # the cycle between parameter and gradient
+    assert product["w"].tolist() == [6.0, -12.0] and product.get("idle") is None

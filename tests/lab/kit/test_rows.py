@@ -7,15 +7,21 @@ import torch
 
 from explorer.engine.compare.diffs import relative_distance
 from explorer.lab.kit.bench import Raised
+from explorer.lab.kit.nets import Dropped, chain
 from explorer.lab.kit.rows import (
     COSINE,
     DISTANCE,
     EQUAL_TENSORS,
     NORM_RATIO,
     Gap,
+    agreement,
+    chance_of,
     compared_row,
     distance_bars,
     gap,
+    mask_chart,
+    mask_rows,
+    mismatches,
     size_of,
 )
 
@@ -66,3 +72,22 @@ def test_bars_have_no_length_where_nothing_came_back() -> None:
 def test_an_absent_gradient_is_named() -> None:
     row = compared_row("partly", {"a": torch.ones(2), "b": torch.ones(2)}, {"a": torch.ones(2), "b": None})
     assert row.outcome == "missing" and row.note == "no gradient for b"
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.5])
+def test_chance_is_the_share_in_which_two_drawn_masks_differ(p: float) -> None:
+    torch.manual_seed(0)
+    first, second = torch.rand(2, 200_000) >= p
+    # Four standard errors of a share of 200,000 draws are below 0.005.
+    assert 1 - agreement(first, second) == pytest.approx(chance_of(p), abs=0.005)
+
+
+def test_mismatches_compare_the_first_two_masks_of_each_block() -> None:
+    model = chain(lambda: Dropped(0.5), 2)
+    same, other = torch.tensor([True, False]), torch.tensor([True, True])
+    model[0].dropout.masks, model[1].dropout.masks = [same, same], [same, other]
+    shares = mismatches(model)
+    assert shares == [0.0, 0.5]
+    assert [row.outcome for row in mask_rows(shares)] == ["bitwise equal", "different"]
+    drawn, chance = mask_chart(shares, 0.5).series
+    assert drawn.y == (0.0, 50.0) and chance.y == (50.0, 50.0)

@@ -1,4 +1,4 @@
-"""The written-out checkpoint: right where its snapshot is taken before the block, and without a graph behind it."""
+"""The checkpoints of lessons: a written-out one from a snapshot, and a mode that flips before the recompute."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from explorer.engine.world.rng import RngState
-from explorer.lab.kit.bench import gradients_of, mean_square, step_gradients
-from explorer.lab.kit.engines import CHECKPOINTS, ENGINES, WrittenOutCheckpoint, engine_policy
+from explorer.lab.kit.bench import LabBench, gradients_of, mean_square, step_gradients
+from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, WrittenOutCheckpoint, engine_policy, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped
 from explorer.lab.kit.rows import gap
 from explorer.record.policy import KEEP_ALL
@@ -31,3 +31,14 @@ def test_every_engine_is_a_policy_and_only_keep_recomputes_nothing() -> None:
     assert {engine for engine in ENGINES if engine_policy(engine, ["block0"]) == KEEP_ALL} == {"keep"}
     assert {*ENGINES} - {"keep"} < {*CHECKPOINTS}
     assert engine_policy("reentrant", ["block0"]).use_reentrant
+
+
+@pytest.mark.parametrize("layer", ["dropout", "batchnorm"])
+@pytest.mark.parametrize("label", CHECKPOINTS)
+def test_without_a_flip_it_is_bitwise_equal(label: str, layer: str) -> None:
+    assert flip_row(LabBench(), label, layer, "never").outcome == "bitwise equal"
+
+
+@pytest.mark.parametrize("label", CHECKPOINTS)
+def test_a_flip_before_the_recompute_is_never_equal(label: str) -> None:
+    assert flip_row(LabBench(), label, "dropout", "between").outcome != "bitwise equal"

@@ -1,0 +1,241 @@
+"""The outcomes of each lesson under its switches: what is equal, what differs, and how often a block runs."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from explorer.lab.early_stop import BEGUN, ENDED
+from explorer.lab.kit.rows import DISTANCE
+from explorer.lab.no_grad_input import MISSING
+from explorer.lab.segment_memory import PEAK
+from explorer.lab.wrap_in_place import QUESTIONS
+from tests.lab.running import outcomes, run, value
+
+
+@pytest.mark.parametrize("p", ["0.1", "0.3", "0.5"])
+def test_masks_and_gradients_need_the_snapshot_and_the_loss_does_not_tell(p: str) -> None:
+    wrong, right = run("dropout", preserve_rng_state="off", p=p), run("dropout", preserve_rng_state="on", p=p)
+    assert wrong.row("recomputed").outcome == "different" and right.row("recomputed").outcome == "bitwise equal"
+    assert wrong.row("recomputed").value("loss") == wrong.row("kept").value("loss")
+    shares = [row.value("mask elements that differ") for row in wrong.rows[2:]]
+    # 4 x 512 elements: four standard errors of a share near one half are below 0.05.
+    assert sum(shares) / len(shares) == pytest.approx(2 * float(p) * (1 - float(p)), abs=0.05)
+    assert all(row.value("mask elements that differ") == 0 for row in right.rows[2:])
+
+
+def test_one_snapshot_for_the_model_gives_every_block_the_first_mask() -> None:
+    own, first = "agrees with its own forward", "agrees with block0's forward"
+    model, block = run("one-snapshot", snapshot="model"), run("one-snapshot", snapshot="block")
+    assert [row.value(first) for row in model.rows[2:]] == [1, 1, 1, 1]
+    assert [row.value(own) == 1 for row in model.rows[2:]] == [True, False, False, False]
+    assert [row.value(own) for row in block.rows[2:]] == [1, 1, 1, 1]
+    assert block.row("recomputed").outcome == "bitwise equal"
+    assert outcomes("one-snapshot", snapshot="none")["recomputed"] == "different"
+
+
+@pytest.mark.parametrize("source", ["generator", "python", "numpy", "torch"])
+def test_other_generators_are_wrong_until_named(source: str) -> None:
+    expected = "bitwise equal" if source == "torch" else "different"
+    unnamed, named = (
+        outcomes("own-generators", source=source, restore="no"),
+        outcomes("own-generators", source=source, restore="yes"),
+    )
+    assert unnamed["reentrant"] == unnamed["non-reentrant"] == expected
+    assert named["reentrant"] == named["non-reentrant"] == "bitwise equal"
+
+
+@pytest.mark.parametrize("noise", ["strong", "weak"])
+def test_a_router_without_snapshot_is_refused_or_silently_wrong(noise: str) -> None:
+    off, on = (outcomes("router-noise", preserve_rng_state=state, noise=noise) for state in ("off", "on"))
+    assert off["non-reentrant"] == "raised" and off["reentrant"] == "different"
+    assert set(on.values()) == {"baseline", "bitwise equal"}
+
+
+@pytest.mark.parametrize("steps", ["1", "5"])
+def test_a_layer_that_asks_counts_right(steps: str) -> None:
+    silent, asks = run("asking-layer", asks="no", steps=steps), run("asking-layer", asks="yes", steps=steps)
+    assert value(silent, "recomputed, last step", "forwards counted") == 2 * int(steps)
+    assert silent.row("recomputed, first step").outcome == "different"
+    assert value(asks, "recomputed, last step", "forwards counted") == int(steps)
+    assert asks.row("recomputed, last step").outcome == "bitwise equal"
+
+
+@pytest.mark.parametrize(
+    ("steps", "blocks", "momentum"), list(itertools.product(["1", "10"], ["all", "half"], ["0.1", "0.5"]))
+)
+def test_batchnorm_is_exact_only_if_the_second_forward_is_discarded(steps: str, blocks: str, momentum: str) -> None:
+    outcome = run("batchnorm", steps=steps, blocks=blocks, momentum=momentum)
+    off = {row.label: row.value("running statistics off by") for row in outcome.rows[1:]}
+    counted = {row.label: row.value("batches counted") for row in outcome.rows}
+    assert all(row.value("gradients of every step") is True for row in outcome.rows[1:])
+    assert off["second forward discarded"] == 0 and counted["second forward discarded"] == counted["kept"] == int(steps)
+    assert off["both forwards count"] > 1e-2 and counted["both forwards count"] == 2 * int(steps)
+    assert (0 < off["momentum trick"] < 1e-5) if blocks == "all" else off["momentum trick"] > 1e-3
+    assert outcome.row("momentum trick").outcome == "different"
+
+
+@pytest.mark.parametrize(
+    ("last", "runs"),
+    [
+        ("linear", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
+        ("relu", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 2), "last": (2, 1)}),
+        ("add", {"first": (2, 2), "gelu": (2, 2), "middle": (2, 1), "last": (1, 1)}),
+    ],
+)
+def test_a_recompute_ends_where_the_last_saved_tensor_is_back(last: str, runs: dict[str, tuple[int, int]]) -> None:
+    stopped, whole = run("early-stop", last=last, early_stop="on"), run("early-stop", last=last, early_stop="off")
+    for layer, (begun, ended) in runs.items():
+        row = stopped.row(layer)
+        assert (row.value(BEGUN), row.value(ENDED)) == (begun, ended), layer
+        assert (whole.row(layer).value(BEGUN), whole.row(layer).value(ENDED)) == (2, 2)
+    assert stopped.row("recomputed").outcome == whole.row("recomputed").outcome == "bitwise equal"
+
+
+@pytest.mark.parametrize(
+    ("blocks", "early_stop", "forwards"),
+    [
+        ("all", "off", 1.0),
+        ("all", "on", 0.5),
+        ("second", "off", 0.5),
+        ("second", "on", 0.25),
+        ("nested", "off", 2.0),
+    ],
+)
+def test_recompute_is_counted_exactly(blocks: str, early_stop: str, forwards: float) -> None:
+    outcome = run("extra-forward", blocks=blocks, early_stop=early_stop)
+    assert value(outcome, "recompute", "recompute") == forwards * value(outcome, "keep", "forward")
+    assert outcome.row("recompute").outcome == "bitwise equal"
+
+
+def test_a_flipped_mode_is_refused_or_silently_wrong() -> None:
+    rows = outcomes("mode-flip", layer="dropout", flip="between")
+    assert rows["non-reentrant"] == "raised" and rows["reentrant"] == "different"
+    assert set(outcomes("mode-flip", layer="dropout", flip="never").values()) == {"baseline", "bitwise equal"}
+
+
+def test_a_flipped_batchnorm_without_the_check_is_reported_whatever_happens() -> None:
+    rows = outcomes("mode-flip", layer="batchnorm", flip="between")
+    assert rows["non-reentrant"] == "raised" and rows["reentrant"] == "different"
+    assert rows["non-reentrant, check off"] in ("crashed", "raised", "different")
+
+
+def test_skips_in_a_tuple_break_reentrant_and_as_arguments_do_not() -> None:
+    nested, direct = outcomes("nested-skips", danger="tuple"), outcomes("nested-skips", danger="arguments")
+    assert nested["non-reentrant"] == direct["non-reentrant"] == "bitwise equal"
+    assert nested["reentrant"] in ("raised", "different", "crashed")
+    assert direct["reentrant"] in ("rounding", "bitwise equal")
+
+
+@pytest.mark.parametrize(
+    ("source", "blocks", "reentrant", "n_missing"),
+    [
+        ("data", "all", "raised", 6),
+        ("data", "first", "missing", 2),
+        ("asked", "all", "bitwise equal", 0),
+        ("asked", "first", "bitwise equal", 0),
+        ("trained", "all", "bitwise equal", 0),
+        ("trained", "first", "bitwise equal", 0),
+    ],
+)
+def test_reentrant_needs_an_input_that_needs_a_gradient(
+    source: str, blocks: str, reentrant: str, n_missing: int
+) -> None:
+    outcome = run("no-grad-input", input=source, blocks=blocks)
+    assert outcome.row("non-reentrant").outcome == "bitwise equal"
+    assert outcome.row("reentrant").outcome == reentrant
+    assert value(outcome, "reentrant", MISSING) == n_missing
+
+
+def test_only_the_in_place_way_keeps_everything() -> None:
+    outcome = run("wrap-in-place", printed="wrapper")
+    kept = {row.label: [row.value(question) for question in QUESTIONS] for row in outcome.rows[1:]}
+    assert kept["forward replaced in place"] == [1, 1, 1, 1]
+    assert kept["wrapper module"] == [0, 0, 0, 1]
+    assert kept["closure over forward"] == [1, 1, 1, 0]
+    assert "inner" in outcome.printed and {row.outcome for row in outcome.rows[1:]} == {"bitwise equal"}
+
+
+@pytest.mark.parametrize("segments", ["2", "4", "12"])
+def test_adding_is_right_and_overwriting_is_wrong_for_shared_weights(segments: str) -> None:
+    rows = outcomes("gradient-stores", net="recurrent", segments=segments)
+    assert rows["one store, added"] == rows["torch's checkpoint"] == "bitwise equal"
+    assert rows["one store, overwritten"] == "different"
+    assert rows["stores added up afterwards"] in ("rounding", "bitwise equal")
+    assert set(outcomes("gradient-stores", net="chain", segments=segments).values()) == {
+        "baseline",
+        "bitwise equal",
+    }
+
+
+def test_segments_save_memory_and_a_list_of_stores_costs_it() -> None:
+    large, small = (
+        run("segment-memory", length="16", batch="large"),
+        run("segment-memory", length="16", batch="small"),
+    )
+    assert value(large, "one store", PEAK) < value(large, "plain", PEAK)
+    lines = {series.name: series.y for series in small.chart.series}
+    assert lines["list of stores"][-1] > 2 * lines["one store"][-1]
+    for name in ("one store", "torch's checkpoint"):
+        assert lines[name] == pytest.approx(lines["one store"], rel=0.02)
+
+
+@pytest.mark.parametrize(("optimizer", "same"), [("sgd", True), ("momentum", False), ("adam", False), ("decay", False)])
+def test_only_sgd_may_step_store_by_store(optimizer: str, same: bool) -> None:
+    for segments in ("2", "4"):
+        off = value(
+            run("stepping", optimizer=optimizer, segments=segments),
+            "one step for each store, after batch 10",
+            DISTANCE,
+        )
+        assert (off < 1e-12) == same, off
+    assert (
+        value(run("stepping", optimizer=optimizer, segments="1"), "one step for each store, after batch 10", DISTANCE)
+        == 0
+    )
+
+
+@pytest.mark.parametrize("microbatches", ["2", "3", "4"])
+@pytest.mark.parametrize(
+    ("layer", "split"),
+    [("batchnorm", "different"), ("dropout", "different"), ("layernorm", "rounding"), ("plain", "rounding")],
+)
+def test_splitting_makes_the_difference_and_recomputing_none(layer: str, split: str, microbatches: str) -> None:
+    rows = outcomes("microbatching", layer=layer, microbatches=microbatches)
+    assert rows["recomputed against microbatches"] == "bitwise equal"
+    assert rows["microbatches"] == rows["microbatches, recomputed"] == split
+
+
+@pytest.mark.parametrize("dropout", ["yes", "no"])
+def test_second_pullback_is_equal_if_the_graph_was_kept(dropout: str) -> None:
+    kept = outcomes("pullback-twice", retain_graph="yes", dropout=dropout)
+    assert {kept[f"{engine}, second call"] for engine in ("keep", "non-reentrant", "reentrant")} == {"bitwise equal"}
+    dropped = outcomes("pullback-twice", retain_graph="no", dropout=dropout)
+    assert {dropped[f"{engine}, second call"] for engine in ("keep", "non-reentrant", "reentrant")} == {"raised"}
+
+
+def test_each_pullback_of_a_recomputed_block_runs_it_again() -> None:
+    outcome = run("pullback-twice", retain_graph="yes", dropout="yes")
+    runs = {series.name: series.y for series in outcome.chart.series}
+    assert runs == {"keep": (1, 1, 1), "non-reentrant": (1, 2, 3), "reentrant": (1, 2, 3)}
+
+
+@pytest.mark.parametrize("microbatches", ["2", "4"])
+def test_the_pipelines_checkpoint_breaks_second_order_only(microbatches: str) -> None:
+    rows = outcomes("second-order", checkpoint="pipeline", microbatches=microbatches, mode="train")
+    right = {"rounding", "bitwise equal"}
+    assert {rows[f"{mode}: gradient"] for mode in ("always", "except_last", "never")} <= right
+    assert rows["always: Hessian-vector product"] == "raised"
+    assert rows["except_last: Hessian-vector product"] == "different"
+    assert rows["never: Hessian-vector product"] in right
+
+
+@pytest.mark.parametrize("checkpoint", ["pipeline", "torch"])
+@pytest.mark.parametrize("microbatches", ["1", "2", "4"])
+def test_eval_mode_and_torchs_checkpoint_are_right_in_both_orders(checkpoint: str, microbatches: str) -> None:
+    mode = "eval" if checkpoint == "pipeline" else "train"
+    outcome = run("second-order", checkpoint=checkpoint, microbatches=microbatches, mode=mode)
+    assert {row.outcome for row in outcome.rows[1:]} <= {"rounding", "bitwise equal"}
+    n_checkpointed = value(outcome, "always: gradient", "microbatches checkpointed")
+    assert n_checkpointed == (0 if mode == "eval" else int(microbatches))
