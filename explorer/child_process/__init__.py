@@ -1,1 +1,1 @@
-"""Processes of our own that begin clean and leave nothing behind."""
+"""Starts clean processes and ends them with everything that they start. Read forks.py first."""

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import explorer
-from explorer.engine.device.apart import apart
 from explorer.engine.device.limits import limited_process
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput
 from explorer.record.plan import AutoPlan, Report, silent
 
@@ -282,7 +282,7 @@ def planned_below_a_limit(report: Report) -> tuple[AutoPlan, bool]:
 
 
 def test_where_keeping_everything_does_not_fit_it_goes_down_the_ladder() -> None:
-    answer = apart(planned_below_a_limit, report=silent, what="planned below a limit")
+    answer = call_in_subprocess(planned_below_a_limit, report=silent, what="planned below a limit")
     assert answer is not None, "the system ended it for lack of memory"
     plan, untouched = answer
     assert plan.refused == ("everything kept",)

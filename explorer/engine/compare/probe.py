@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from explorer.engine.compare.outcome import fingerprint, input_gradients
 from explorer.engine.compare.step_program import hooked
-from explorer.engine.device.apart import apart
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.device.tf32 import without_tf32
 from explorer.engine.model.twin import own_batch
 from explorer.engine.policy.recompute import RunningAgain
@@ -69,7 +69,7 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
 
     def step(names: tuple[str, ...], n_runs: int = 0) -> ProbedStep:
         spec = msgspec.structs.replace(baseline, n_probes=n_runs or baseline.n_probes)
-        taken = apart(probed_step, spec, names, blocks, report=report, what="probed for hidden state")
+        taken = call_in_subprocess(probed_step, spec, names, blocks, report=report, what="probed for hidden state")
         if taken is None:
             raise MemoryError("the system ended its process for lack of memory")
         return taken

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.engine.device.apart import apart
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
@@ -57,4 +57,4 @@ def _prefixed(report: Report, what: str) -> Report:
 
 def _attempt(spec: RunSpec, report: Report) -> Measurement | None:
     """None: the system ended its process for lack of memory. Raises what it raised."""
-    return apart(measure, spec, report=report, what=f"measured {spec.model.target}")
+    return call_in_subprocess(measure, spec, report=report, what=f"measured {spec.model.target}")

@@ -1,4 +1,4 @@
-"""Runs what may kill its process in a process of its own (answering.py), and reports how that process ended."""
+"""Runs trials that may end their process, each in a process apart, and reports how that process ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import torch
 
-from explorer.child_process.answering import Answering
+from explorer.child_process.forks import Answering
 from explorer.lab.kit.bench import LabBench
 from explorer.record.base import from_json, to_json
 from explorer.record.lab import LabRow

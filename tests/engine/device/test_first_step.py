@@ -7,9 +7,9 @@ import platform
 
 import pytest
 
-from explorer.engine.device.apart import apart
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.device.first_step import MOST_TRIES, first_step
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import OutOfMemory
@@ -97,4 +97,4 @@ def test_a_net_of_convolutions_fits_into_what_it_holds(limit_mib: int, fits: boo
     model = ModelRef(target="sample_models/unet.py", size="small")
     policy = preset("all", describe(model))
     spec = RunSpec(model=model, n_repeats=0, policy=policy, memory_limit_bytes=limit_mib * MIB)
-    assert apart(ran, spec, report=silent, what="ran convolutions") == fits
+    assert call_in_subprocess(ran, spec, report=silent, what="ran convolutions") == fits

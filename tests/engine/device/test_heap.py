@@ -9,8 +9,8 @@ import resource
 import pytest
 import torch
 
-from explorer.engine.device.apart import apart
 from explorer.engine.device.heap import without_holes, without_page_faults
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.record.plan import Report, silent
 
 pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc alone is told anything")
@@ -61,7 +61,7 @@ def mapped_and_gone(_: Report) -> tuple[int, int, int]:
 
 def test_a_tensor_is_a_mapping_of_its_own_and_goes_with_its_last_reference() -> None:
     """In a process of its own: where other tests have left a hole, a tensor may fill it."""
-    answer = apart(mapped_and_gone, report=silent, what="mapped a tensor")
+    answer = call_in_subprocess(mapped_and_gone, report=silent, what="mapped a tensor")
     assert answer is not None
     there, gone, afterwards = answer
     assert MIB <= there < 2 * MIB and gone == 0
@@ -78,7 +78,7 @@ def taken_twice(_: Report) -> tuple[int, int]:
 
 def test_memory_that_was_given_back_is_there_again() -> None:
     """In a process of its own: where other tests have left holes, other memory is taken each time."""
-    answer = apart(taken_twice, report=silent, what="took memory twice")
+    answer = call_in_subprocess(taken_twice, report=silent, what="took memory twice")
     assert answer is not None
     again, afterwards = answer
     assert again < PAGES / 10

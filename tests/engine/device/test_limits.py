@@ -8,8 +8,8 @@ import re
 import msgspec
 import pytest
 
-from explorer.engine.device.apart import apart
 from explorer.engine.device.limits import limited_process
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.measure.measure import measure
 from explorer.engine.step import prepare, run_step
 from explorer.errors import OutOfMemory
@@ -42,7 +42,7 @@ def ran(_: Report) -> tuple[str, list[tuple[int, bool]]]:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc lets holes be left out")
 def test_a_step_fits_just_above_what_it_holds_and_is_refused_just_below() -> None:
     """In a process of its own: a hole that steps without a limit have left may be filled."""
-    answer = apart(ran, report=silent, what="took steps under a limit")
+    answer = call_in_subprocess(ran, report=silent, what="took steps under a limit")
     assert answer is not None
     words, outcomes = answer
     assert re.fullmatch(r"at least \d+\.\d MiB, then refused", words)

@@ -7,8 +7,8 @@ import platform
 import msgspec
 import pytest
 
-from explorer.engine.device.apart import apart
 from explorer.engine.device.device import CpuDevice
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.engine.measure.limited import held_bytes, limited_step
 from explorer.engine.measure.measure import measure
 from explorer.engine.step import prepare, run_step
@@ -48,9 +48,9 @@ def test_a_step_fits_above_its_measured_peak_and_is_refused_below_it() -> None:
     steps without a limit have left may be filled."""
     model = ModelRef(target="sample_models/gpt.py", size="small", arguments={"batch": 1, "n_layers": 4})
     spec = RunSpec(model=model, n_repeats=0)
-    peak = apart(measured, spec, report=silent, what="measured its peak")
+    peak = call_in_subprocess(measured, spec, report=silent, what="measured its peak")
     assert peak is not None
     for limit, fits in ((peak - 2 * MIB, False), (peak + 3 * MIB, True)):
         limited = msgspec.structs.replace(spec, memory_limit_bytes=limit)
-        again = apart(measured, limited, report=silent, what="ran around its peak")
+        again = call_in_subprocess(measured, limited, report=silent, what="ran around its peak")
         assert again == (peak if fits else None)

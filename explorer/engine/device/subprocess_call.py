@@ -1,4 +1,4 @@
-"""Runs a function of the engine in a process of its own: what it takes, breaks or patches ends with it.
+"""Calls a function of the engine in a forked process: the memory it takes and the state it changes end with it.
 
 this process  ── function, arguments ──▶  forked from a clean process (forks.py)
               ◀── progress as lines of JSON, then what it returned or raised ──
@@ -16,8 +16,7 @@ import time
 from collections.abc import Callable
 from typing import IO, Any, TypeVar
 
-from explorer.child_process.answering import Answering
-from explorer.child_process.forks import server_is_gone
+from explorer.child_process.forks import Answering, server_is_gone
 from explorer.engine.device.free_memory import n_oom_kills
 from explorer.engine.device.limits import limited_by_machine
 from explorer.errors import Crashed, ExplorerError
@@ -27,7 +26,7 @@ from explorer.record.plan import Progress, Report
 Kind = TypeVar("Kind")
 
 
-def apart(
+def call_in_subprocess(
     function: Callable[..., Kind], *arguments: object, report: Report, what: str, limit_s: float | None = None
 ) -> Kind | None:
     """`function(*arguments, report)`; None: the system ended its process for lack of memory.
@@ -42,7 +41,7 @@ def apart(
     deadline_s = math.inf if limit_s is None else time.monotonic() + limit_s
     with (
         tempfile.TemporaryFile() as result,
-        Answering(run_apart, where, arguments, files=[result.fileno()]) as child,
+        Answering(answer_call, where, arguments, files=[result.fileno()]) as child,
     ):
 
         def alive() -> None:
@@ -70,8 +69,8 @@ def _read(result: IO[bytes]) -> Any:
     return outcome
 
 
-def run_apart(where: tuple[str, str], arguments: tuple[object, ...], answers: int, result: int) -> None:
-    """The child's side."""
+def answer_call(where: tuple[str, str], arguments: tuple[object, ...], answers: int, result: int) -> None:
+    """Runs in the child process: calls the function and pickles what it returned or raised."""
 
     def report(progress: Progress) -> None:
         os.write(answers, to_json(progress) + b"\n")

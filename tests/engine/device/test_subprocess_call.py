@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from explorer.engine.device.apart import apart
+from explorer.engine.device.subprocess_call import call_in_subprocess
 from explorer.errors import BadInput, Cancelled, Crashed
 from explorer.record.plan import Progress, Report, silent
 
@@ -32,7 +32,7 @@ def stays(report: Report) -> None:
 
 def test_it_runs_elsewhere_and_what_it_says_and_returns_arrives() -> None:
     heard: list[Progress] = []
-    answer = apart(counts, 4, report=heard.append, what="counts")
+    answer = call_in_subprocess(counts, 4, report=heard.append, what="counts")
     assert answer is not None
     assert answer[0] != os.getpid() and answer[1] == 6
     counted = [progress.done for progress in heard if progress.what == "counting"]
@@ -41,15 +41,15 @@ def test_it_runs_elsewhere_and_what_it_says_and_returns_arrives() -> None:
 
 def test_what_it_refuses_is_refused_here_with_its_hint() -> None:
     with pytest.raises(BadInput, match="cannot be done: too large") as refused:
-        apart(refuses, "too large", report=silent, what="asks")
+        call_in_subprocess(refuses, "too large", report=silent, what="asks")
     assert refused.value.hint == "Ask for less."
 
 
 def test_an_end_without_an_answer_says_what_it_did_and_how_it_ended() -> None:
     with pytest.raises(Crashed, match="The run that breaks ended the process by SIGSEGV"):
-        apart(dies, report=silent, what="breaks")
+        call_in_subprocess(dies, report=silent, what="breaks")
     with pytest.raises(Crashed, match="The run that waits was not done after 0 s"):
-        apart(stays, report=silent, what="waits", limit_s=0)
+        call_in_subprocess(stays, report=silent, what="waits", limit_s=0)
 
 
 def test_whoever_listens_may_end_it() -> None:
@@ -57,4 +57,4 @@ def test_whoever_listens_may_end_it() -> None:
         raise Cancelled("Cancelled.")
 
     with pytest.raises(Cancelled):
-        apart(stays, report=cancel, what="waits")
+        call_in_subprocess(stays, report=cancel, what="waits")
