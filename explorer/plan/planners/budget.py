@@ -134,7 +134,7 @@ class Planner:
     def floor(self) -> Plan:
         """The lowest peak that can be reached, as cheaply as it can."""
         if self._floor is None:
-            self._floor = self._lowest(None, seconds=self._seconds / 2)
+            self._floor = self._lowest(None, seconds=self._seconds / 4)
         return self._floor
 
     def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
@@ -157,16 +157,16 @@ class Planner:
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
         """Plans from everything kept down to the floor, as they are found.
 
-        `seconds`: of all together. What one leaves is for those behind it; a floor takes two, the lowest and its cost.
+        `seconds`: of all together. What one leaves is for those behind it; half of a plan's time is for the floor.
         """
-        ends = time.monotonic() + seconds
+        ends = time.monotonic() + seconds - self._seconds / 2
         lowest = self._program.lowest_bytes()
         last = self.within(self.keep_all_bytes)
         yield last
         budgets = np.linspace(self.keep_all_bytes, lowest, n_points + 1)[1:-1].astype(int).tolist()
         for n_left, budget in zip(range(len(budgets), 0, -1), budgets):
             if budget < last.step_peak_bytes:
-                plan = self._cheapest(budget, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / (n_left + 2)))
+                plan = self._cheapest(budget, seconds=max(LEAST_SECONDS, (ends - time.monotonic()) / n_left))
                 if plan is None:
                     break
                 last = plan

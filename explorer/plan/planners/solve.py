@@ -77,6 +77,8 @@ class Program:
     _stretches: NDArray[np.intp] | None = None
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _binding: dict[object, Row] = field(default_factory=dict)
+    """Moments that bound the last answer in fractions: most of them bind the next one as well."""
 
     def judged(self, chosen: tuple[int, ...]) -> int:
         """Bytes of the peak of a choice."""
@@ -95,10 +97,11 @@ class Program:
     def solve(self, limits: Limits) -> Solution | None:
         """None: no choice keeps the limits."""
         ends = time.monotonic() + limits.seconds
-        search = _Search(program=self, limits=limits, ends=ends)
+        search = _Search(program=self, limits=limits, ends=ends, moments=dict(self._binding))
         answer = search.relaxed()
         if answer is None:
             return None
+        self._binding = dict(search.moments)
         for chosen in self.known():
             search.judge(chosen)
         search.round(answer)
@@ -118,6 +121,7 @@ class Program:
         """No policy has a lower peak; how low one can really be is a longer question."""
         search = _Search(program=self, limits=Limits(), ends=time.monotonic() + LEAST_SECONDS)
         answer = search.relaxed()
+        self._binding = dict(search.moments)
         return 0 if answer is None else int(answer.bound)
 
     def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
