@@ -31,11 +31,11 @@ from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.errors import BadInput
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.names import Fqns
 from explorer.plan.planners.budget import Planner
 from explorer.plan.policy.counted import counted_units, runs
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.plan.sizes import mib
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.measurement import Samples, ratio_with_spread

@@ -31,9 +31,9 @@ from explorer.engine.model.load import load_for
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, RunSpec
 from explorer.record.policy import Policy
 from tests.engine.measure.random_policies import KINDS, random_policy

@@ -22,12 +22,11 @@ from explorer.engine.policy.apply import apply_policy
 from explorer.engine.step import prepare, run_step, torch_device
 from explorer.engine.world.as_found import left_as_found
 from explorer.errors import ExplorerError
-from explorer.plan.forecast.calibrate import TimedStep, calibrated
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.rerun_time import error_of_median
 from explorer.plan.names import is_within
 from explorer.plan.planners.budget import Planner
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
 from explorer.record import KEEP_ALL, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.measurement import Samples, ratio_with_spread
 from explorer.record.plan import Forecast

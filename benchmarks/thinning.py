@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import array_of, held
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.price import prices
 from explorer.record import (
     ROLES,
     Allocations,

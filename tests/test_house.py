@@ -57,7 +57,7 @@ ROOMS: dict[str, list[str]] = {
         "imports",
         "export why planners",
         "policy",
-        "hazards forecast",
+        "hazards predict",
         "pipeline",
         "memory",
         "challenges",

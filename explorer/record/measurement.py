@@ -175,7 +175,7 @@ class Measurement(Record):
     spec: RunSpec
     environment: Environment
     origin: Origin = "measured"
-    """predicted: put together from other runs, see plan/forecast/keep_all.py and any_size.py; it has no times."""
+    """predicted: put together from other runs, see plan/predict/baseline.py and any_size.py; it has no times."""
     allocations: Allocations | None = None
     phases: tuple[PhaseSpan, ...] = ()
     peaks: AllocatorPeaks = AllocatorPeaks()

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import held, held_by_role, ledger
 from explorer.plan.names import is_within
+from explorer.plan.predict.price import prices
 from explorer.plan.why.peak import explain
 from explorer.record import ROLES, Comparison, Measurement
 from explorer.record.base import from_msgpack, to_msgpack

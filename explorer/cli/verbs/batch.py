@@ -13,7 +13,7 @@ from explorer.cli.worker import ask, worker
 from explorer.errors import BadInput
 from explorer.jobs.client import Worker
 from explorer.jobs.protocol import Measure
-from explorer.plan.forecast.any_size import Sized, at_size, largest
+from explorer.plan.predict.baseline import Sized, at_size, largest
 from explorer.plan.sizes import parse_bytes
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL

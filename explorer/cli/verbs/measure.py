@@ -25,7 +25,7 @@ from explorer.cli.report import document, print_measurement
 from explorer.cli.worker import ask, check_writable, save_run_file, worker
 from explorer.errors import BadInput
 from explorer.jobs.protocol import Measure, SaveSnapshot
-from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL

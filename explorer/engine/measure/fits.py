@@ -1,7 +1,7 @@
 """The first run of a step that may not fit: as asked, and where memory is refused, down the ladder until a run fits.
 
 What did not fit is said beside the run that did: at least how much it held, and where it was refused. From that run
-the baseline is put together (plan/forecast/keep_all.py), so that everything can be compared with it.
+the baseline is put together (plan/predict/baseline.py), so that everything can be compared with it.
 
 Each attempt has a process of its own: what one took, its process would not give back for the next.
 """

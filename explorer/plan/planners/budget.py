@@ -18,9 +18,6 @@ import msgspec
 import numpy as np
 
 from explorer.errors import BadInput
-from explorer.plan.forecast.changes import stash_bytes
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.ledger import Bytes, array_of, held, holders, in_place
 from explorer.plan.planners.candidates import candidates_of
 from explorer.plan.planners.chain import ChainProgram
@@ -31,6 +28,9 @@ from explorer.plan.planners.places import is_chain_of_few, places_of
 from explorer.plan.planners.reruns import reruns_of
 from explorer.plan.planners.solve import LEAST_SECONDS, Limits, Program, Solution
 from explorer.plan.planners.wish import parse_wish
+from explorer.plan.predict.changes import stash_bytes
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.replay import Replay
 from explorer.plan.sizes import mib, mib_up, told_apart
 from explorer.record.allocations import FIXED_ROLES, ROLES
 from explorer.record.graph import ModelGraph

@@ -14,17 +14,21 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from explorer.plan.forecast.actions import calls_of
-from explorer.plan.forecast.equal_times import kin_of, with_equal_times
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.rerun_flops import stops_inside, unit_flops
-from explorer.plan.forecast.rerun_ms import unit_ms
-from explorer.plan.forecast.rerun_time import overhead_ms, rerun_scale
-from explorer.plan.forecast.saved_by_call import SavedByCall, saved_by_calls
 from explorer.plan.names import Fqns, lineage
 from explorer.plan.planners.keeping import is_kept_apart, keeping_units
 from explorer.plan.planners.offered import Named, OfferedChoices, offered, offered_whole
 from explorer.plan.policy.counted import in_error
+from explorer.plan.predict.calls import SavedByCall, calls_of, saved_by_calls
+from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import (
+    kin_of,
+    overhead_ms,
+    rerun_scale,
+    stops_inside,
+    unit_flops,
+    unit_ms,
+    with_equal_times,
+)
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import CostUnit

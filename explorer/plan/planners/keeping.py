@@ -11,11 +11,11 @@ from collections.abc import Iterator
 
 import msgspec
 
-from explorer.plan.forecast.actions import results_unknown
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.rerun_ms import unit_ms
 from explorer.plan.names import products_kept
 from explorer.plan.policy.counted import counted_units
+from explorer.plan.predict.calls import results_unknown
+from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import unit_ms
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Unit

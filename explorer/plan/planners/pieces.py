@@ -20,10 +20,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
+from explorer.plan.predict.calls import SavedByCall
+from explorer.plan.predict.replay import Replay
 
 Bond = tuple[dict[int, float], float]
 """Coefficients by column, and what their sum may be at most."""

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import saved_by_calls
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import is_within, lineage
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.chain import GRAIN, ChainItems, Item
 from explorer.plan.planners.keeping import is_kept_apart
 from explorer.plan.planners.offered import chains
+from explorer.plan.predict.calls import saved_by_calls
+from explorer.plan.predict.replay import Replay
 from explorer.record.graph import ModelGraph
 
 MOST_INSIDE = 6

@@ -15,12 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from explorer.plan.forecast.nesting import FOREVER
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import SavedByCall
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.planners.candidates import Candidates
 from explorer.plan.planners.columns import Columns, Values
+from explorer.plan.predict.calls import FOREVER, SavedByCall
+from explorer.plan.predict.replay import Replay
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from explorer.plan.forecast.actions import results_of_views
-from explorer.plan.forecast.unforeseen import no_baseline, unforeseen
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.names import above, is_within, listed, some
+from explorer.plan.predict.calls import results_of_views
+from explorer.plan.predict.not_predicted import no_baseline, not_predicted
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import MeasuredBlock, Measurement
 from explorer.record.plan import Forecast
@@ -145,7 +145,7 @@ def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, r
             f"No peak is predicted: {listed(tuple(views))} returns memory that another operator made, and a timeline "
             "does not show who keeps it. Press Run."
         )
-    because = unforeseen(policy, graph)
+    because = not_predicted(policy, graph)
     if because or run is None or not run.spec.policy.units:
         return because
     return (

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import PLURAL, in_place, ledger, place
 from explorer.plan.names import is_within, some
+from explorer.plan.predict.price import prices
 from explorer.plan.sizes import mib
 from explorer.plan.why.caveats import in_words
 from explorer.record.allocations import FIXED_ROLES, Ledger, Role

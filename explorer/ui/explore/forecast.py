@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.price import prices
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.policy.counted import counted_units
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.price import prices
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast, Price

@@ -8,12 +8,11 @@ from enum import StrEnum
 import msgspec
 
 from explorer.errors import InvalidPolicy
-from explorer.plan.forecast.calibrate import TimedStep, calibrated
-from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.forecast.rerun_time import error_of_median
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.memory.ledger import ledger
 from explorer.plan.policy.presets import preset, preset_titles
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.plan.predict.step_cost import TimedStep, calibrated, error_of_median
 from explorer.record.allocations import Ledger
 from explorer.record.base import to_json
 from explorer.record.comparison import Comparison
@@ -194,7 +193,7 @@ def _seen(known: Shown, graph: ModelGraph | None) -> tuple[TimedStep, ...]:
     )
     return tuple(
         TimedStep(
-            foreseen=expected.time_ratio,
+            predicted=expected.time_ratio,
             measured=one.time_ratio,
             error=error_of_median(one.time_spread, n_steps),
             calls=expected.time_ratio_of_calls or 0.0,

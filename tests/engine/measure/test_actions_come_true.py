@@ -11,8 +11,8 @@ import pytest
 
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
-from explorer.plan.forecast.changes import RNG_STATE_BYTES
-from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.predict.changes import RNG_STATE_BYTES
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec, Unit
 from explorer.record.plan import Forecast
 from tests.engine.measure.random_policies import KINDS, random_policy

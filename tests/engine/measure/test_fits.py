@@ -8,9 +8,9 @@ import pytest
 from explorer.engine.measure.fits import measure_what_fits
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import ModelRef, RunSpec
 from explorer.record.plan import Progress
 from explorer.view.words.cut_short import did_not_fit

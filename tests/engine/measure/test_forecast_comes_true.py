@@ -10,9 +10,9 @@ import pytest
 
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.price import prices
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.price import prices
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from tests.engine import preset_nets
 

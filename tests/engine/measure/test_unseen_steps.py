@@ -10,11 +10,10 @@ import pytest
 
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
-from explorer.plan.forecast.any_size import at_size
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.keep_all import keep_all_from
 from explorer.plan.names import is_within
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.baseline import at_size, keep_all_from
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 
 FEW_LAYERS = 4

@@ -9,7 +9,7 @@ from explorer.engine.device.device import CpuDevice
 from explorer.engine.measure.recording import record
 from explorer.engine.model.load import load
 from explorer.engine.world.as_found import left_as_found
-from explorer.plan.forecast.replay import Call, Replay
+from explorer.plan.predict.replay import Call, Replay
 from explorer.record import Allocations, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
 from tests.view.builders import measured

@@ -7,8 +7,8 @@ import random
 import statistics
 
 from explorer.engine.model.describe import describe
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
 from tests.gpu.kit import SAMPLES, Bench, Skipped
 

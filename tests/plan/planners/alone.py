@@ -6,10 +6,10 @@ from functools import cache
 
 import numpy as np
 
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner
 from explorer.plan.planners.columns import Values
 from explorer.plan.planners.solve import Program
+from explorer.plan.predict.forecaster import Forecaster
 from tests.plan.planners.test_budget import known
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.names import above, products_kept
 from explorer.plan.planners.budget import Planner, parse_budget, parse_share
 from explorer.plan.policy.presets import preset
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Measurement, ModelGraph, ModelRef, Policy, RunSpec
 from explorer.record.plan import Plan
 from explorer.record.policy import Unit

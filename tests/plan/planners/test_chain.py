@@ -15,8 +15,8 @@ import pytest
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
 from explorer.errors import BadInput
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.budget import Planner
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import MeasuredBlock, Measurement, ModelGraph, ModelRef, RunSpec, Samples, Times
 from explorer.record.policy import Policy, Unit
 from tests.graphs import block

@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
-from explorer.plan.forecast.forecast import Forecaster
 from explorer.plan.planners.front import find_plans, undominated
 from explorer.plan.policy.presets import preset, preset_titles
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import RunSpec
 from explorer.record.plan import Progress, Wish, silent
 from tests import graphs

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from explorer.plan.forecast.replay import Replay
 from explorer.plan.planners import keeping
 from explorer.plan.planners.keeping import is_kept_apart, keeping_units
+from explorer.plan.predict.replay import Replay
 from explorer.record import Measurement
 from explorer.record.policy import Unit
 from tests.plan.planners.test_budget import known

@@ -9,7 +9,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from explorer.jobs.protocol import Compare, Measure
-from explorer.plan.forecast.keep_all import keep_all_from
+from explorer.plan.predict.baseline import keep_all_from
 from explorer.record import KEEP_ALL, Policy
 from explorer.record.measurement import Refused
 from explorer.ui.explore.headline import Drawn, figures

@@ -14,7 +14,7 @@ import explorer
 from explorer.jobs.protocol import FindPlans
 from explorer.jobs.store import Store
 from explorer.own_loop.record_step import RecordedStep
-from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
 from explorer.ui.session import opened
 from explorer.ui.session.address import to_query

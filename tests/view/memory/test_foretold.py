@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.plan.forecast.forecast import Forecaster
+from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
 from explorer.view.memory.foretold import NAME, add_foretold
 from explorer.view.memory.roles import roles

@@ -1,13 +1,16 @@
-"""Units inside units: who holds whom, and what running the outer one again takes."""
+"""The changed line, summed tick by tick; units inside units; what running an outer unit again takes."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from explorer.plan.forecast.nesting import NO_PARENT, Nest, again_bytes, enclosing, nest_of
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.saved_by_call import saved_by_calls
+from explorer.plan.predict.calls import saved_by_calls
+from explorer.plan.predict.changes import changes_of, held_at, line_with, offsets_of
+from explorer.plan.predict.nesting import NO_PARENT, Nest, again_bytes, enclosing, flat, nest_of
+from explorer.plan.predict.replay import Replay
 from explorer.record import ModelGraph, Policy, Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph
@@ -54,3 +57,32 @@ def test_without_units_inside_all_of_it_is_held() -> None:
     assert again_bytes(REPLAY, tree, 1, stash_bytes=7) == CHAIN.scratch + CHAIN.saved == tree.calls[1].again_bytes
     (call,) = saved_by_calls(REPLAY, ("layers.0",), stops_early=False)
     assert call.again_bytes == CHAIN.scratch + CHAIN.saved + CHAIN.output
+
+
+ticks = st.integers(0, 12)
+
+
+@given(st.lists(st.tuples(ticks, ticks, st.integers(-(2**40), 2**40)), max_size=12), st.integers(1, 10))
+def test_offsets_are_the_sum_of_all_changes_at_each_tick(changes: list[tuple[int, int, int]], length: int) -> None:
+    bounds, offsets = offsets_of(np.array(changes, dtype=np.int64).reshape(-1, 3).T, length)
+    line = np.repeat(offsets, np.diff(np.append(bounds, length)))
+    assert bounds[0] == 0 and line.tolist() == [
+        sum(size for first, end, size in changes if first <= tick < end) for tick in range(length)
+    ]
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.builds(Chain, n_blocks=st.integers(1, 4)), st.sets(st.integers(0, 3)))
+def test_what_is_held_adds_up_to_the_line_but_for_reruns(chain: Chain, taken: set[int]) -> None:
+    replay = Replay.of(run := measured(chain), None)
+    calls = [
+        call for i in sorted(taken) if i < chain.n_blocks
+        for call in saved_by_calls(replay, (f"layers.{i}",), stops_early=True)
+    ]  # fmt: skip
+    nest = flat(calls)
+    simulated = changes_of(replay, nest, run.forward_end_tick, stash_bytes=0)
+    line = line_with(replay, simulated, nest, stash_bytes=0)
+    again = {max(call.begins - 1, 0) for call in calls}
+    for tick in range(len(line)):
+        held = int(replay.size[held_at(replay, simulated, tick)].sum())
+        assert held == line[tick] or (tick in again and held < line[tick])

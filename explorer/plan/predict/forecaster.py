@@ -1,30 +1,35 @@
-"""A whole policy played through a measured run: below the time that a person notices, before anything runs.
+"""The predicted peak, cost and saved bytes of a policy, from one measured run and before the policy runs.
 
-See changes.py for what is played, nesting.py for units inside units, saved_by_call.py for what is not foreseen.
-"""
+`Forecaster` is what other rooms call. It simulates the policy on the measured timeline (changes.py), with units inside
+units (nesting.py), and prices the reruns (step_cost.py). It also lists who holds the predicted peak."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
-from explorer.plan.forecast.actions import calls_of, results_unknown
-from explorer.plan.forecast.at_peak import ledger_at_peak
-from explorer.plan.forecast.changes import Played, changes_of, joined, line_with, peak_with, reruns, stash_bytes
-from explorer.plan.forecast.equal_times import with_equal_times
-from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.forecast.nesting import Nest, enclosing, nest_of
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.rerun_flops import unit_flops
-from explorer.plan.forecast.rerun_time import time_ratio
-from explorer.plan.forecast.saved_by_call import SavedByCall
-from explorer.plan.forecast.unforeseen import not_covered, unforeseen
-from explorer.plan.memory.ledger import Bytes
+from explorer.plan.memory.ledger import Bytes, cells_of, ledger
 from explorer.plan.names import is_within
-from explorer.record.allocations import Ledger
+from explorer.plan.predict.baseline import keep_all_from
+from explorer.plan.predict.calls import SavedByCall, calls_of, results_unknown
+from explorer.plan.predict.changes import (
+    Simulated,
+    changes_of,
+    held_at,
+    joined,
+    line_with,
+    peak_with,
+    reruns,
+    stash_bytes,
+)
+from explorer.plan.predict.nesting import Nest, enclosing, nest_of
+from explorer.plan.predict.not_predicted import not_covered, not_predicted
+from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import time_ratio, unit_flops, with_equal_times
+from explorer.record.allocations import Ledger, LedgerCell, Role
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Forecast
@@ -46,22 +51,22 @@ class Forecaster:
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
-        """What `policy` should do to the baseline; what cannot be said is None, see unforeseen.py for the reason."""
+        """What `policy` should do to the baseline; what cannot be said is None, see not_predicted.py for the reason."""
         baseline = self.baseline
         if baseline is None or not_covered(policy):
             return Forecast()
         units = inside(policy)
         again = [unit_flops(baseline, self._graph, unit, within, policy) for unit, within in units.items()]
         flop_ratio = _flop_ratio(baseline, again)
-        unknown = unforeseen(policy, self._graph)
+        unknown = not_predicted(policy, self._graph)
         replay = self._replay_of(policy)
         if replay is None or (unknown and any(unit.action != "recompute" for unit in policy.units)):
             return Forecast(flop_ratio=flop_ratio)
-        play, saved = self._play(replay, policy), baseline.saved_after_forward_bytes
+        play, saved = self._simulate(replay, policy), baseline.saved_after_forward_bytes
         timed = time_ratio(self._timed or baseline, self._graph, units, policy)
         return Forecast(
             step_peak_bytes=None if unknown else play.peak_bytes,
-            saved_after_forward_bytes=None if saved is None else saved + play.played.saved_bytes,
+            saved_after_forward_bytes=None if saved is None else saved + play.simulated.saved_bytes,
             flop_ratio=flop_ratio,
             time_ratio=None if timed is None else timed.ratio,
             time_ratio_spread=None if timed is None else timed.spread,
@@ -71,25 +76,25 @@ class Forecaster:
 
     def peak_bytes(self, policy: Policy) -> int | None:
         """The peak alone of what `forecast` says."""
-        play = self._foreseen(policy)
+        play = self._simulation(policy)
         return None if play is None else play.peak_bytes
 
     def line(self, policy: Policy) -> Bytes | None:
         """Bytes held at every event of the baseline, had it run under `policy`; None: as with the peak."""
-        play = self._foreseen(policy)
+        play = self._simulation(policy)
         return None if play is None else play.line
 
     def at_peak(self, policy: Policy) -> Ledger | None:
         """Everything held at the peak of the baseline, had it run under `policy`; None: as with the peak."""
-        play = self._foreseen(policy)
+        play = self._simulation(policy)
         if play is None or self.baseline is None:
             return None
-        return ledger_at_peak(self.baseline, play.replay, play.played, play.line, play.reruns)
+        return ledger_at_peak(self.baseline, play.replay, play.simulated, play.line, play.reruns)
 
-    def _foreseen(self, policy: Policy) -> _Play | None:
+    def _simulation(self, policy: Policy) -> _Simulation | None:
         """None: no peak is foretold."""
         replay = self._replay_of(policy)
-        return None if replay is None or unforeseen(policy, self._graph) else self._play(replay, policy)
+        return None if replay is None or not_predicted(policy, self._graph) else self._simulate(replay, policy)
 
     def _replay_of(self, policy: Policy) -> Replay | None:
         """None where the timeline does not show what the units of `policy` would keep."""
@@ -99,12 +104,12 @@ class Forecaster:
         keeping = (unit.save_ops for unit in policy.units if unit.save_ops)
         return None if any(results_unknown(replay, save_ops) for save_ops in keeping) else replay
 
-    def _play(self, replay: Replay, policy: Policy) -> _Play:
+    def _simulate(self, replay: Replay, policy: Policy) -> _Simulation:
         assert self.baseline is not None, "it was replayed"
         units = self._units(replay, policy)
         nest, stash = nest_of(policy, units, self._graph), stash_bytes(self.baseline, policy)
-        played = changes_of(replay, nest, self.baseline.forward_end_tick, stash_bytes=stash)
-        return _Play(replay=replay, units=units, nest=nest, played=played, stash_bytes=stash)
+        simulated = changes_of(replay, nest, self.baseline.forward_end_tick, stash_bytes=stash)
+        return _Simulation(replay=replay, units=units, nest=nest, simulated=simulated, stash_bytes=stash)
 
     def _units(self, replay: Replay, policy: Policy) -> Mapping[Unit, list[SavedByCall]]:
         options = msgspec.structs.replace(policy, units=())
@@ -123,28 +128,28 @@ def _flop_ratio(baseline: Measurement, again: Collection[int | None]) -> float |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Play:
-    """One policy played through the replay."""
+class _Simulation:
+    """One policy simulated through the replay."""
 
     replay: Replay
     units: Mapping[Unit, Sequence[SavedByCall]]
     nest: Nest
-    played: Played
+    simulated: Simulated
     stash_bytes: int
 
     @property
     def peak_bytes(self) -> int:
-        return peak_with(self.replay, self.played, self.nest, stash_bytes=self.stash_bytes)
+        return peak_with(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
 
     @property
     def line(self) -> Bytes:
-        return line_with(self.replay, self.played, self.nest, stash_bytes=self.stash_bytes)
+        return line_with(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
 
     @property
     def reruns(self) -> list[tuple[str, int, int]]:
         """For each call the block that runs again, the event before, and the most that is held meanwhile."""
         block_of = {id(call): unit.blocks[0] for unit, calls in self.units.items() for call in calls}
-        moments = reruns(self.replay, self.played, self.nest, stash_bytes=self.stash_bytes)
+        moments = reruns(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
         return [(block_of[id(call)], *at) for call, at in zip(self.nest.calls, moments)]
 
     def freed_bytes(self, policy: Policy, border: int) -> dict[str, int]:
@@ -175,7 +180,7 @@ class _Play:
     def _away(self) -> dict[Unit, Bytes]:
         """For each unit the entries of its calls that have left by the end of forward; all units in one go."""
         entries = joined([call.entries for calls in self.units.values() for call in calls])
-        away = self.played.away[entries]
+        away = self.simulated.away[entries]
         ends = np.cumsum([sum(len(call.entries) for call in calls) for calls in self.units.values()], dtype=np.int64)
         borders = np.concatenate(([0], np.cumsum(away)))[np.concatenate(([0], ends))].tolist()
         left = entries[away]
@@ -188,3 +193,23 @@ def inside(policy: Policy) -> dict[Unit, list[Unit]]:
     for unit, holder in enclosing(policy).items():
         children[holder].append(unit)
     return children
+
+
+def ledger_at_peak(
+    baseline: Measurement, replay: Replay, simulated: Simulated, line: Bytes, reruns: Iterable[tuple[str, int, int]]
+) -> Ledger:
+    """`line` is what would be held; `reruns`: of each call the block that runs again, the tick, and what is held then.
+
+    What a rerun makes is its block's own, whatever its role will be.
+    """
+    assert baseline.allocations is not None, "it was replayed"
+    tick, peak = int(line.argmax()), int(line.max())
+    again = next((block for block, at, most in reruns if (at, most) == (tick, peak)), "")
+    cells = cells_of(baseline.allocations, np.flatnonzero(held_at(replay, simulated, tick)))
+    measured = ledger(baseline, tick)
+    if again:
+        measured = msgspec.structs.replace(measured, phase="recompute", phase_block=again)
+    if rest := peak - sum(cell.n_bytes for cell in cells):  # beside a rerun: the generators' states that are kept
+        role: Role = "recomputed" if again else "unattributed"
+        cells += (LedgerCell(role=role, block=again, n_bytes=rest, n_allocations=0, largest_op=""),)
+    return msgspec.structs.replace(measured, cells=tuple(sorted(cells, key=lambda cell: -cell.n_bytes)))

@@ -1,22 +1,75 @@
-"""A measured timeline sorted for being played through again: entries by birth and by block, and the calls of blocks."""
+"""A measured timeline sorted for simulation: entries by birth and by block, and the calls of blocks.
+
+The timeline does not say how long forward's own code holds a tensor. `let_go` infers it from the calls alone:
+
+    call of a block     a tensor that it makes and does not return is gone when it returns
+    what it returns     is gone when the call around it returns, unless that call returns it too
+    in a chain          is gone when the next block, which alone is given it, returns
+
+The code may let go earlier."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.python_holds import Call, handing_on, let_go
 from explorer.plan.memory.ledger import Bytes, array_of, held
 from explorer.plan.names import above
 from explorer.record.allocations import PHASES, ROLES, Calls, PhaseSpan
 from explorer.record.base import column
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
+
+NEVER = 2**62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One forward call of a block. What it allocated is born after `first` and not after `end`."""
+
+    first: int
+    end: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+
+
+def handing_on(graph: ModelGraph | None) -> frozenset[str]:
+    """Blocks whose output goes to the next one in a chain and to nothing else."""
+    return frozenset() if graph is None else frozenset(graph.next_in_turn)
+
+
+def let_go(
+    calls: Mapping[str, Sequence[Call]], used_until: Mapping[int, int], born: Bytes, chained: Collection[str]
+) -> Bytes:
+    """For every entry the first tick at which forward's code holds it no more; NEVER: it was made outside of blocks."""
+    named = [(call, fqn) for fqn, own in calls.items() for call in own]
+    named.sort(key=lambda one: (one[0].first, -one[0].end, one[1].count("."), one[1]))  # outer ones first
+    order = np.argsort(born, kind="stable")
+    births = born[order]
+    lets = np.full(len(born), NEVER, dtype=np.int64)
+    parents: list[int | None] = []
+    open_calls: list[int] = []
+    for i, (call, _) in enumerate(named):
+        while open_calls and named[open_calls[-1]][0].end < call.end:
+            open_calls.pop()
+        parents.append(open_calls[-1] if open_calls else None)
+        open_calls.append(i)
+        first, end = np.searchsorted(births, (call.first, call.end), side="right")
+        lets[order[first:end]] = call.end + 1
+    for i, (call, fqn) in reversed(list(enumerate(named))):  # inner ones first: the outermost that returns it counts
+        parent = parents[i]
+        around = NEVER if parent is None else named[parent][0].end + 1
+        for entry in call.outputs:
+            if call.first < born[entry] <= call.end:
+                used = used_until.get(entry, NEVER) + 1 if fqn in chained else NEVER
+                lets[entry] = min(around, max(used, call.end + 1))
+    return lets
+
 
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 SAVED, UNATTRIBUTED = ROLES.index("saved activation"), ROLES.index("unattributed")
@@ -52,7 +105,7 @@ class Replay:
     used_until: dict[int, int]
     """By entry that went into a block, the tick at which the last such call ended."""
     let_go: Bytes
-    """For every entry the tick by which the code that made it has let go of it; see python_holds.py."""
+    """For every entry the tick by which the code that made it has let go of it; see replay.py."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_in: dict[int, tuple[str, ...]]

@@ -17,15 +17,14 @@ from functools import lru_cache
 
 import numpy as np
 
-from explorer.plan.forecast.replay import Replay
-from explorer.plan.forecast.rerun_flops import stops_inside
-from explorer.plan.forecast.saved_by_call import NOTHING, SavedByCall, most_at_once
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import above
+from explorer.plan.predict.calls import FOREVER, NOTHING, SavedByCall, most_at_once
+from explorer.plan.predict.replay import Replay
+from explorer.plan.predict.step_cost import stops_inside
 from explorer.record.graph import ModelGraph
 from explorer.record.policy import Policy, Unit
 
-FOREVER = 2**62
 NO_PARENT = -1
 
 
@@ -134,7 +133,7 @@ def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
     return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
 
 
-def back_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
+def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
     """Entries that calls around number `i` bring back, or keep for those inside, at the tick at which `i` begins."""
     parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
     for j in nest.above(i):

@@ -1,4 +1,4 @@
-"""A timeline sorted for replay finds by block and by tick what a scan of all entries finds."""
+"""A timeline sorted for simulation, and how long forward's code holds a tensor."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from explorer.plan.forecast.replay import BACKWARD, FORWARD, Replay
 from explorer.plan.names import is_within
+from explorer.plan.predict.replay import BACKWARD, FORWARD, NEVER, Call, Replay, let_go
 from explorer.record import Measurement, ModelGraph
 from tests.graphs import block
 from tests.plan.why.test_peak import graph
@@ -59,3 +59,30 @@ def test_who_saves_an_entry_is_taken_from_the_graph_where_its_calls_have_as_many
     (one,), (two,) = replay.calls["layers.0"], replay.calls["layers.1"]
     assert replay.saved_in == {one.inputs[0]: ("layers.0",), one.outputs[0]: ("layers.1", "")}
     assert two.inputs == one.outputs
+
+
+# tick 1: x, outside of blocks. outer runs from tick 1 to 9 and calls one (ticks 2 to 5) and two (ticks 6 to 8).
+#   one makes h at 3 and returns y, made at 4; two is given y, makes z at 7 and returns it; outer returns z.
+X, H, Y, Z = range(4)
+BORN = np.array([1, 3, 4, 7], dtype=np.int64)
+CALLS = {
+    "outer": [Call(first=1, end=9, inputs=(X,), outputs=(Z,))],
+    "outer.one": [Call(first=2, end=5, inputs=(X,), outputs=(Y,))],
+    "outer.two": [Call(first=5, end=8, inputs=(Y,), outputs=(Z,))],
+}
+USED = {X: 9, Y: 8}
+
+
+def test_what_is_made_is_gone_with_its_call_and_what_is_returned_with_the_call_around() -> None:
+    x, h, y, z = let_go(CALLS, USED, BORN, ()).tolist()
+    assert x == NEVER, "made outside of blocks"
+    assert (h, y) == (5 + 1, 9 + 1)
+    assert z == NEVER, "outer returns it to nobody that is known"
+
+
+def test_in_a_chain_an_output_is_gone_when_the_block_that_alone_is_given_it_returns() -> None:
+    assert let_go(CALLS, USED, BORN, ("outer.one",)).tolist() == [NEVER, 6, 8 + 1, NEVER]
+
+
+def test_an_output_that_nobody_is_given_stays_to_the_end_of_the_call_around() -> None:
+    assert let_go(CALLS, {}, BORN, ("outer.one",))[Y] == 9 + 1

@@ -1,5 +1,6 @@
-"""The baseline of a step that fits only with recompute, put together from a run that did fit.
+"""Baselines that were not measured: a step with everything kept, and a step at another size.
 
+**Everything kept** (`keep_all_from`) is put together from a run with recompute, for a step that fits only so.
 A recompute makes again what keeping would have kept, so a run shows everything that the step without its policy holds:
 
     recomputed   f ──╮ freed        ┌─ recompute: f again ─┐ backward of f ... freed
@@ -14,26 +15,35 @@ A recompute makes again what keeping would have kept, so a run shows everything 
 4. What only a checkpoint kept, an input that no operation saves, is gone once the last block that was given it returns.
 
 A unit inside another one runs again on its own as well: what that finds, its call in forward would have kept too.
-"""
+
+**Another size** (`at_size`) is put together from two or three runs at small sizes. As long as no shape depends on the
+data, these runs make the same tensors in the same order. The bytes of each tensor are then a polynomial of the size: of
+degree one for a batch, of degree two for a length where attention is not fused. The peak is the highest point of the
+timeline with the tensors' sizes there. Where the runs differ event by event, `at_size` takes a polynomial through their
+peaks, and `Sized.event_by_event` is False."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.block_bytes import with_bytes
-from explorer.plan.forecast.changes import stash_bytes
-from explorer.plan.forecast.replay import BACKWARD, Replay
-from explorer.plan.forecast.unforeseen import no_baseline
-from explorer.plan.memory.ledger import Bytes, Mask, array_of
+from explorer.errors import BadInput
+from explorer.plan.memory.ledger import Bytes, Mask, alive, array_of, peak_tick
+from explorer.plan.names import lineage
+from explorer.plan.predict.changes import stash_bytes
+from explorer.plan.predict.not_predicted import no_baseline
+from explorer.plan.predict.replay import BACKWARD, Replay
 from explorer.record.allocations import ROLES, Allocations, Calls, Phase, PhaseSpan
 from explorer.record.base import Column, column
 from explorer.record.graph import ModelGraph
-from explorer.record.measurement import AllocatorPeaks, Measurement, Samples
+from explorer.record.measurement import AllocatorPeaks, MeasuredBlock, Measurement, Samples
 from explorer.record.policy import KEEP_ALL, Policy
+from explorer.record.run import RunSpec
 
 LOST_SHARE = 0.01
 """Share of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""
@@ -240,3 +250,129 @@ def _phases(spans: Sequence[PhaseSpan], tick: Bytes) -> tuple[PhaseSpan, ...]:
 
 def _column(values: Bytes) -> Column:
     return Column("q", np.ascontiguousarray(values, dtype=np.int64).tobytes())
+
+
+def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[MeasuredBlock, ...]:
+    """`costs` with the bytes that the timeline of `run` holds for each block, at the end of forward and at the peak."""
+    log, border = run.allocations, run.forward_end_tick
+    assert log is not None and border is not None, "whoever puts a timeline together has seen forward end"
+    saved = array_of(log.role) == SAVED
+    nothing = np.zeros(len(saved), dtype=np.bool_)
+    at_border, at_peak = nothing.copy(), nothing.copy()
+    at_border[alive(log, border)] = at_peak[alive(log, peak_tick(log))] = True
+    kept, most = _by_fqn(log, at_border & saved), _by_fqn(log, at_peak)
+    return tuple(
+        msgspec.structs.replace(
+            cost, saved_after_forward_bytes=kept.get(cost.fqn, 0), at_peak_bytes=most.get(cost.fqn, 0)
+        )
+        for cost in costs
+    )
+
+
+def _by_fqn(log: Allocations, which: Mask) -> dict[str, int]:
+    own: Bytes = np.zeros(len(log.blocks), dtype=np.int64)
+    np.add.at(own, array_of(log.block)[which], array_of(log.n_bytes)[which])
+    by_fqn: dict[str, int] = {}
+    for fqn, n_bytes in zip(log.blocks, own.tolist()):
+        for block in lineage(fqn):
+            by_fqn[block] = by_fqn.get(block, 0) + n_bytes
+    return by_fqn
+
+
+_SAME = ("n_ticks", "born", "died", "role", "block", "op", "blocks", "ops", "calls", "weight_casts")
+_FLOPS = ("forward_flops", "recompute_flops", "backward_flops", "skipped_flops")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sized:
+    """What a step needs at one size. Origin: predicted."""
+
+    size: int
+    step_peak_bytes: int
+    event_by_event: bool
+    """True: the timeline is known to the byte. False: a polynomial through the measured peaks, which is rougher."""
+    measurement: Measurement | None
+    """The whole timeline, where the runs agree event by event: any policy can be forecast from it."""
+
+
+def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
+    """The step of `spec` at `size`, from finished runs by their sizes: two for a batch, three for a length.
+
+    Raises BadInput for fewer than two runs, or runs without a timeline.
+    """
+    sizes = sorted(runs)
+    logs = [runs[measured].allocations for measured in sizes]
+    known = [log for log in logs if log is not None]
+    if len(sizes) < 2 or len(known) < len(sizes) or any(run.failure is not None for run in runs.values()):
+        raise BadInput(
+            f"A step at size {size} is predicted from two finished runs or more, found {len(known)}.",
+            hint="Measure the step at two small sizes first, such as batch 2 and batch 4.",
+        )
+    weights = _weights(sizes, size)
+    if not _agree(known):
+        peaks = [max(log.held_bytes) for log in known]
+        return Sized(size=size, step_peak_bytes=_at(weights, peaks), event_by_event=False, measurement=None)
+    log = msgspec.structs.replace(known[0], n_bytes=_sizes_at(weights, known), time_ns=Column("q"))
+    told = _told([runs[measured] for measured in sizes], weights, log, spec)
+    return Sized(size=size, step_peak_bytes=max(log.held_bytes), event_by_event=True, measurement=told)
+
+
+def largest(fits: Callable[[int], bool], *, most: int = 2**20) -> int:
+    """The largest size up to `most` that `fits`, 0: not even 1; `fits` is true up to some size and false behind it."""
+    low, high = 0, 1
+    while high <= most and fits(high):
+        low, high = high, 2 * high
+    high = min(high, most + 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _weights(sizes: list[int], size: int) -> list[Fraction]:
+    """What each run counts for at `size`: Lagrange's polynomials, exact."""
+    weights = []
+    for own in sizes:
+        weight = Fraction(1)
+        for other in sizes:
+            if other != own:
+                weight *= Fraction(size - other, own - other)
+        weights.append(weight)
+    return weights
+
+
+def _at(weights: list[Fraction], values: list[int]) -> int:
+    return max(0, round(sum(weight * value for weight, value in zip(weights, values))))
+
+
+def _agree(logs: list[Allocations]) -> bool:
+    """Whether all runs made and freed the same tensors in the same order."""
+    return all(getattr(log, name) == getattr(logs[0], name) for log in logs[1:] for name in _SAME)
+
+
+def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
+    """Bytes of each entry at the wanted size. Entries of equal sizes in every run share one sum."""
+    rows = np.stack([array_of(log.n_bytes) for log in logs])
+    kinds, which = np.unique(rows, axis=1, return_inverse=True)
+    there = np.array([_at(weights, kind.tolist()) for kind in kinds.T], dtype=np.int64)
+    sizes: Bytes = there[which.reshape(-1)]
+    return Column("q", sizes.tobytes())
+
+
+def _told(runs: list[Measurement], weights: list[Fraction], log: Allocations, spec: RunSpec) -> Measurement:
+    def counted(rows: tuple[MeasuredBlock, ...]) -> MeasuredBlock:
+        flops = {name: _at(weights, [getattr(row, name) for row in rows]) for name in _FLOPS}
+        return msgspec.structs.replace(rows[0], forward=Samples(), recompute=Samples(), **flops)
+
+    told = msgspec.structs.replace(
+        runs[0],
+        spec=spec,
+        origin="predicted",
+        allocations=log,
+        peaks=AllocatorPeaks(),
+        times=None,
+        loss=None,
+        warnings=(),
+    )
+    costs = [counted(rows) for rows in zip(*(run.blocks for run in runs))]
+    return msgspec.structs.replace(told, blocks=with_bytes(told, costs))

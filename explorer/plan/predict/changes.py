@@ -4,7 +4,7 @@
           forward |____________________|        kept -> recomputed: the shaded bytes are gone,
           of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
 
-Beside what saved_by_call.py says of each call alone: an input that a checkpoint keeps stays although another unit
+Beside what calls.py says of each call alone: an input that a checkpoint keeps stays although another unit
 would free it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on
 the CPU.
 Source: https://docs.pytorch.org/docs/stable/checkpoint.html; runs hold it true in
@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from explorer.plan.forecast.nesting import Nest, again_bytes, back_with
-from explorer.plan.forecast.replay import Replay
 from explorer.plan.memory.ledger import Bytes, Mask
+from explorer.plan.predict.nesting import Nest, again_bytes, entries_restored_with
+from explorer.plan.predict.replay import Replay
 from explorer.record.measurement import Measurement
 from explorer.record.policy import Policy
 
@@ -37,7 +37,7 @@ def stash_bytes(measurement: Measurement, policy: Policy) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class Simulated:
     """What recomputing changes: the line, and what is saved at the end of forward."""
 
     changes: Changes
@@ -53,14 +53,14 @@ class Played:
     """The innermost call that makes each entry again, or -1."""
 
 
-def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Played:
+def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Simulated:
     """All calls of `nest` recomputed. Tick `border` is the end of forward; None: not reached, nothing is away."""
     own, given = _of_calls(replay, nest), _given(replay, nest)
     born, died, size = replay.born, replay.died, replay.size
     is_given = np.zeros(len(size), dtype=bool)
     is_given[given.entry] = True
     # Most leave and come back, and that is all: what is given as well may be kept meanwhile, or longer than measured.
-    gone, mixed = _once_gone(replay, own, is_given)
+    gone, mixed = _single_gaps(replay, own, is_given)
     touched = np.flatnonzero(mixed | is_given)
     again = mixed[own.entry]
     lives = _merged(
@@ -71,7 +71,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     )
     left = (gone[1], gone[2], -size[gone[0]])
     measured = (born[touched], died[touched], -size[touched])
-    played = (lives[1], lives[2], size[lives[0]])
+    simulated = (lives[1], lives[2], size[lives[0]])
     copies = [copy for call in nest.calls for copy in call.copies]
     stashes = [(call.first, call.ends, stash_bytes) for call in nest.calls]
     stashed = np.array([*stashes, *copies], dtype=np.int64).reshape(-1, 3).T
@@ -85,14 +85,14 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
         longer = int(replay.size[kept & (replay.died <= border)].sum())
         stash = sum(size for first, end, size in stashes if first <= border < end)
         saved = longer + stash - int(replay.size[away].sum())
-    parts = (left, measured, played, stashed)
+    parts = (left, measured, simulated, stashed)
     changes = np.empty((3, sum(len(part[0]) for part in parts)), dtype=np.int64)
     for row, columns in zip(changes, zip(*parts)):
         np.concatenate(columns, out=row)
-    return Played(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
+    return Simulated(changes=changes, saved_bytes=saved, away=away, gone=gone, lives=lives, owner=own.owner)
 
 
-def _once_gone(replay: Replay, own: _Own, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
+def _single_gaps(replay: Replay, own: _Absent, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
     """Entries with their one gap, and which of the others leave as well."""
     born, died = replay.born[own.entry], replay.died[own.entry]
     plain = ~is_given[own.entry] & (born <= own.leave) & (own.leave <= died) & (own.back <= died)
@@ -103,7 +103,7 @@ def _once_gone(replay: Replay, own: _Own, is_given: Mask) -> tuple[tuple[Bytes, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Own:
+class _Absent:
     """Entries that are gone from `leave` to `back`."""
 
     entry: Bytes
@@ -116,7 +116,7 @@ class _Own:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _Retained:
     """Entries that are kept from `back` to `leave`."""
 
     entry: Bytes
@@ -124,7 +124,7 @@ class _Given:
     back: Bytes
 
 
-def _of_calls(replay: Replay, nest: Nest) -> _Own:
+def _of_calls(replay: Replay, nest: Nest) -> _Absent:
     """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
@@ -136,10 +136,10 @@ def _of_calls(replay: Replay, nest: Nest) -> _Own:
     mine = np.flatnonzero(owner >= 0)
     back = np.zeros(len(replay.size), dtype=np.int64)
     back[entries] = np.repeat([call.begins for call in calls], n_entries)
-    return _Own(entry=mine, leave=leave[mine], back=back[mine], owner=owner, first_leave=leave)
+    return _Absent(entry=mine, leave=leave[mine], back=back[mine], owner=owner, first_leave=leave)
 
 
-def _given(replay: Replay, nest: Nest) -> _Given:
+def _given(replay: Replay, nest: Nest) -> _Retained:
     """A checkpoint keeps what it is given until its backward has ended.
 
     Inside another checkpoint it does so from when the outer one runs again until it runs again itself.
@@ -156,7 +156,7 @@ def _given(replay: Replay, nest: Nest) -> _Given:
             since.append(first)
             until.append(end)
     entry, leave, back = (np.array(column, dtype=np.int64) for column in (inputs, until, since))
-    return _Given(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]))
+    return _Retained(entry=entry, leave=leave, back=np.maximum(back, replay.born[entry]))
 
 
 def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
@@ -188,55 +188,55 @@ def joined(parts: Sequence[Bytes]) -> Bytes:
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
-def peak_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> int:
-    """The peak once `played` has changed the line, and each call comes back by running forward again."""
-    stretches = offsets_of(played.changes, len(replay.line))
+def peak_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> int:
+    """The peak once `simulated` has changed the line, and each call comes back by running forward again."""
+    stretches = offsets_of(simulated.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, stretches[0]) + stretches[1]).max())
-    return max([peak, *(most for _, most in reruns(replay, played, nest, stretches, stash_bytes=stash_bytes))])
+    return max([peak, *(most for _, most in reruns(replay, simulated, nest, stretches, stash_bytes=stash_bytes))])
 
 
-def line_with(replay: Replay, played: Played, nest: Nest, *, stash_bytes: int) -> Bytes:
+def line_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> Bytes:
     """The whole line; what running forward again holds stands at the event before the backward that it serves."""
-    bounds, offsets = offsets_of(played.changes, len(replay.line))
+    bounds, offsets = offsets_of(simulated.changes, len(replay.line))
     line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
-    for tick, most in reruns(replay, played, nest, (bounds, offsets), stash_bytes=stash_bytes):
+    for tick, most in reruns(replay, simulated, nest, (bounds, offsets), stash_bytes=stash_bytes):
         line[tick] = max(line[tick], most)
     return line
 
 
 def reruns(
-    replay: Replay, played: Played, nest: Nest, stretches: tuple[NDArray[np.intp], Bytes] | None = None, *,
+    replay: Replay, simulated: Simulated, nest: Nest, stretches: tuple[NDArray[np.intp], Bytes] | None = None, *,
     stash_bytes: int,
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
     """For each call that comes back the event before, and the most that is held meanwhile; `stretches`: offsets_of."""
-    bounds, offsets = stretches or offsets_of(played.changes, len(replay.line))
+    bounds, offsets = stretches or offsets_of(simulated.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
     for i, (call, tick, place) in enumerate(zip(nest.calls, before, places)):
         base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
-            base += _back_at(replay, played, back_with(nest, i, played.owner), tick)
+            base += _back_at(replay, simulated, entries_restored_with(nest, i, simulated.owner), tick)
         # Meanwhile the checkpoint keeps the generator's present state as well.
         yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
 
 
-def held_at(replay: Replay, played: Played, tick: int) -> Mask:
+def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
     """Which entries are held at `tick`, what a rerun holds meanwhile apart."""
     held = (replay.born <= tick) & (tick < replay.died)
-    entry, first, end = played.gone
+    entry, first, end = simulated.gone
     held[entry[(first <= tick) & (tick < end)]] = False
-    entry, first, end = played.lives
+    entry, first, end = simulated.lives
     held[entry] = False
     held[entry[(first <= tick) & (tick < end)]] = True
     return held
 
 
-def _back_at(replay: Replay, played: Played, entries: Bytes, tick: int) -> int:
+def _back_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:
     """Bytes of those among `entries` that are not held at `tick`."""
-    entry, first, end = played.gone
+    entry, first, end = simulated.gone
     missing = np.zeros(len(replay.size), dtype=bool)
     missing[entry] = (first <= tick) & (tick < end) | (tick < replay.born[entry]) | (replay.died[entry] <= tick)
-    entry, first, end = played.lives
+    entry, first, end = simulated.lives
     missing[entry] = True
     missing[entry[(first <= tick) & (tick < end)]] = False
     return int(replay.size[entries[missing[entries]]].sum())

@@ -1,19 +1,25 @@
-"""The baseline put together from a run with recompute is the baseline: on the textbook chain, entry by entry."""
+"""Baselines that were not measured: from a run with recompute, and at another size."""
 
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from explorer.plan.forecast.forecast import Forecaster
-from explorer.plan.forecast.keep_all import keep_all_from
-from explorer.plan.forecast.unforeseen import no_baseline
-from explorer.plan.memory.ledger import held
+from explorer.errors import BadInput
+from explorer.plan.memory.ledger import alive, array_of, belongs, held, peak_tick
+from explorer.plan.predict.baseline import at_size, keep_all_from, largest, with_bytes
+from explorer.plan.predict.forecaster import Forecaster
+from explorer.plan.predict.not_predicted import no_baseline
 from explorer.plan.why.caveats import not_foretold
 from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
 from explorer.record.plan import Forecast
 from explorer.record.sound import unsound
+from tests import graphs
+from tests.six_layers import GRAPH, SPEC
+from tests.timelines import alive_at
 from tests.view.builders import Chain, chains, measured
 
 
@@ -95,3 +101,84 @@ def test_a_run_that_was_cut_short_is_no_baseline() -> None:
     cut = msgspec.structs.replace(measured(), failure=Failure(kind="out of memory", sentence="It was refused."))
     assert keep_all_from(cut) is None
     assert Forecaster(cut).forecast(Policy.recompute(["layers.0"])) == Forecast()
+
+
+def test_a_block_has_what_lies_in_it_and_below() -> None:
+    run = graphs.measured(GRAPH, SPEC)
+    log = run.allocations
+    assert log is not None
+    blank = tuple(replace(cost, saved_after_forward_bytes=-1, at_peak_bytes=-1) for cost in run.blocks)
+    by_fqn = {cost.fqn: cost for cost in with_bytes(run, blank)}
+    assert by_fqn[""].at_peak_bytes == run.step_peak_bytes
+    assert by_fqn[""].saved_after_forward_bytes == run.saved_after_forward_bytes
+    there = alive_at(log, log.peak_tick)
+    assert there == alive(log, peak_tick(log)).tolist()
+    for fqn, cost in by_fqn.items():
+        inside = belongs(log, fqn)
+        assert cost.at_peak_bytes == sum(int(array_of(log.n_bytes)[i]) for i in there if inside[i])
+
+
+def test_what_was_measured_otherwise_stays() -> None:
+    run = graphs.measured(GRAPH, SPEC)
+    for before, after in zip(run.blocks, with_bytes(run, run.blocks)):
+        assert (before.fqn, before.forward_flops, before.n_recompute) == (
+            after.fqn,
+            after.forward_flops,
+            after.n_recompute,
+        )
+
+
+def at_batch(batch: int, chosen: frozenset[int] = frozenset(), *, squared: int = 0) -> Measurement:
+    """Bytes grow with the batch, parameters do not; `squared` bytes of what is saved grow with its square."""
+    saved = 40_000 * batch + squared * batch**2
+    chain = Chain(saved=saved, output=3_000 * batch, scratch=9_000 * batch, parameters=500_000, flops=10**6 * batch)
+    return measured(chain, chosen)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sets(st.integers(1, 6), min_size=2, max_size=3), st.integers(1, 500), st.frozensets(st.integers(0, 5)))
+def test_any_batch_of_the_textbook_chain_under_any_policy(sizes: set[int], batch: int, chosen: frozenset[int]) -> None:
+    real = at_batch(batch, chosen)
+    foretold = at_size({size: at_batch(size, chosen) for size in sizes}, batch, real.spec)
+    assert foretold.event_by_event and foretold.step_peak_bytes == real.step_peak_bytes
+    told = foretold.measurement
+    assert told is not None and (told.origin, told.times) == ("predicted", None)
+    assert told.saved_after_forward_bytes == real.saved_after_forward_bytes
+    assert told.total_flops == real.total_flops
+
+
+def test_what_grows_with_the_square_takes_three_runs() -> None:
+    real = at_batch(50, squared=7)
+    runs = {size: at_batch(size, squared=7) for size in (2, 3, 5)}
+    assert at_size(runs, 50, real.spec).step_peak_bytes == real.step_peak_bytes
+    del runs[5]
+    assert at_size(runs, 50, real.spec).step_peak_bytes != real.step_peak_bytes
+
+
+def test_runs_that_differ_in_their_events_give_a_rougher_figure_and_no_timeline() -> None:
+    runs = {2: at_batch(2), 4: at_batch(4, frozenset({0}))}
+    foretold = at_size(runs, 6, runs[2].spec)
+    peaks = [run.step_peak_bytes for run in runs.values()]
+    assert peaks[0] is not None and peaks[1] is not None
+    assert (foretold.event_by_event, foretold.measurement) == (False, None)
+    assert foretold.step_peak_bytes == 2 * peaks[1] - peaks[0]
+
+
+def test_one_run_tells_no_size_nor_does_one_that_was_cut_short() -> None:
+    run = at_batch(2)
+    cut = msgspec.structs.replace(at_batch(4), failure=Failure(kind="out of memory", sentence="It was refused."))
+    for runs in ({2: run}, {2: run, 4: cut}):
+        with pytest.raises(BadInput, match="from two finished runs"):
+            at_size(runs, 8, run.spec)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 5_000))
+def test_the_largest_size_that_fits(limit: int, most: int) -> None:
+    asked: list[int] = []
+
+    def fits(size: int) -> bool:
+        asked.append(size)
+        return size <= limit
+
+    assert largest(fits, most=most) == min(limit, most)
+    assert len(asked) <= 2 * (limit + 1).bit_length() + 1

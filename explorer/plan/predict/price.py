@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from explorer.plan.forecast.changes import changes_of, offsets_of, peak_with
-from explorer.plan.forecast.nesting import flat
-from explorer.plan.forecast.replay import FORWARD, Replay
-from explorer.plan.forecast.rerun_flops import rerun_flops
-from explorer.plan.forecast.saved_by_call import saved_by_calls
 from explorer.plan.memory.ledger import Bytes
 from explorer.plan.names import is_within
+from explorer.plan.predict.calls import saved_by_calls
+from explorer.plan.predict.changes import changes_of, offsets_of, peak_with
+from explorer.plan.predict.nesting import flat
+from explorer.plan.predict.replay import FORWARD, Replay
+from explorer.plan.predict.step_cost import rerun_flops
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Price
@@ -32,7 +32,7 @@ def prices(
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
     where nothing can be replayed.
 
-    Predicted: see saved_by_call.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops
+    Predicted: see calls.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops
     early.
     """
     replay = Replay.of(measurement, graph)
@@ -56,8 +56,8 @@ def _if_recomputed(measurement: Measurement, replay: Replay, fqn: str, graph: Mo
     if not any(len(call.entries) for call in calls) or fqn not in measurement.by_fqn:
         return None
     nest = flat(calls)
-    played = changes_of(replay, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
-    peak = peak_with(replay, played, nest, stash_bytes=0)
+    simulated = changes_of(replay, nest, None, stash_bytes=0)  # or "stays" would read "+4.9 KiB"
+    peak = peak_with(replay, simulated, nest, stash_bytes=0)
     total = measurement.total_flops
     return Price(
         blocks=(fqn,),

@@ -1,1 +1,0 @@
-"""What a policy would do, played through a measured timeline."""

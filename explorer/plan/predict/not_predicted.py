@@ -1,0 +1,119 @@
+"""Policies and runs without a prediction, and runs that contradict one: the reason for each, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from explorer.plan.names import is_within, listed, some, written_results
+from explorer.plan.predict.nesting import enclosing
+from explorer.plan.sizes import mib
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement
+from explorer.record.policy import Policy
+
+
+def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
+    """Why the peak of `policy` is not predicted; empty where it is."""
+    if outside := not_covered(policy):
+        return outside
+    written = dict.fromkeys(op for unit in policy.units for op in written_results(unit, graph))
+    if written:
+        return (
+            f"No peak is predicted: torch refuses to keep what {some(tuple(written))} returns, because it is written "
+            "in place. Keep operators whose results nothing writes into."
+        )
+    blocks = {} if graph is None else graph.by_fqn
+    handed = tuple(fqn for fqn in policy.blocks if fqn in blocks and "keeps_cache" in blocks[fqn].traits)
+    if handed:
+        return (
+            f"No peak is predicted: {some(handed)} are handed a cache, which the recompute fills a second time. "
+            "Switch the cache off in training (use_cache=False)."
+        )
+    return ""
+
+
+def not_covered(policy: Policy) -> str:
+    """What of `policy` the forecast does not cover; empty: it covers all of it."""
+    outer = enclosing(policy)
+    nested = {unit for pair in outer.items() for unit in pair if unit.action == "save_ops"}
+    parts = (
+        ("offload", any(unit.action == "offload" for unit in policy.units)),
+        ("reentrant checkpointing", policy.use_reentrant and bool(policy.units)),
+        ("kept operators inside or around another unit", bool(nested)),
+    )
+    named = [part for part, applies in parts if applies]
+    return f"The forecast does not cover {listed(named)}: press Run." if named else ""
+
+
+def no_baseline(run: Measurement) -> str:
+    """Why the step with everything kept is not predicted from `run`; empty where it is."""
+    policy = run.spec.policy
+    if not run.complete:
+        return "Nothing is predicted from a run that was cut short. Measure one that fits."
+    if not policy.units:
+        return ""
+    if run.allocations is None or not len(run.allocations.calls.block):
+        return "Nothing is predicted from a run with recompute whose timeline has no calls of blocks."
+    if policy.use_reentrant:
+        return "Nothing is predicted from a run with use_reentrant, which hides what forward saves. Measure another."
+    other = tuple(unit.blocks[0] for unit in policy.units if unit.action != "recompute")
+    if other:
+        return (
+            f"Nothing is predicted from a run in which {some(other)} keep chosen operators or offload: the run does "
+            "not show all that forward would keep. Measure one that recomputes them."
+        )
+    return ""
+
+
+NOTABLE = 0.01
+"""Share of the measured peak; below it a forecast and a run agree."""
+_RECURRENT = ("LSTM", "GRU", "RNN")
+
+
+def contradiction(
+    predicted_bytes: int | None, run: Measurement, graph: ModelGraph, baseline: Measurement | None = None
+) -> str:
+    """Empty where they agree, or where one of them says nothing."""
+    measured_bytes = run.step_peak_bytes
+    if predicted_bytes is None or not measured_bytes:
+        return ""
+    off = predicted_bytes / measured_bytes - 1
+    if abs(off) <= NOTABLE:
+        return ""
+    reason = next(_reasons(run, graph, baseline), "no known limit of the forecast explains it")
+    return (
+        f"The forecast of {mib(predicted_bytes)} is {abs(off):.1%} {'above' if off > 0 else 'below'} the "
+        f"{mib(measured_bytes)} that the run held: {reason}."
+    )
+
+
+def _reasons(run: Measurement, graph: ModelGraph, baseline: Measurement | None) -> Iterator[str]:
+    policy = run.spec.policy
+    again = [block for block in graph.blocks if any(is_within(block.fqn, fqn) for fqn in policy.blocks)]
+    caches = [block.fqn for block in again if "keeps_cache" in block.traits]
+    if caches:
+        yield f"{listed(caches)} is handed a cache, which its recompute fills once more"
+    recurrent = [block.fqn for block in again if block.kind in _RECURRENT]
+    if recurrent:
+        yield f"{listed(recurrent)} is recurrent, and its kernel keeps memory of its own that no timeline shows"
+    if baseline is not None:
+        n_before, n_now = _births(baseline), _births(run)
+        if n_before != n_now:
+            yield (
+                f"the two forwards did not make the same tensors ({n_before:,} and {n_now:,}), "
+                "as where shapes depend on the data or on random numbers"
+            )
+    often = [block.fqn for block in again if block.n_calls > 1 and block.fqn in policy.blocks]
+    if often:
+        yield f"{listed(often)} is called more than once, and whose backward begins when is not known"
+
+
+def _births(run: Measurement) -> int:
+    """Tensors that operators of forward made; what a checkpoint keeps for itself no operator made."""
+    log = run.allocations
+    if log is None:
+        return 0
+    spans = [(span.first_tick, span.end_tick) for span in run.phases if span.phase == "forward"]
+    return sum(
+        bool(log.ops[op]) and any(first <= born < end for first, end in spans) for born, op in zip(log.born, log.op)
+    )

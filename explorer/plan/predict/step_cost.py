@@ -1,0 +1,304 @@
+"""The cost of running units again: FLOPs, milliseconds, and how much longer a step takes.
+
+FLOPs       A rerun ends at the last tensor that is saved (`early_stop`, non-reentrant only). A block that ends in a
+            matrix product whose result only others keep does not run that product again. A unit that ends in another
+            unit stops where that unit is entered. A segment stops in its last block that saves a tensor. A unit that
+            saves none never runs again.
+time        The measured forward of a unit, less the operators that the rerun leaves out. Operators that were timed one
+            by one give their share of the block's time. Otherwise early stop is taken by its share of the FLOPs.
+step        The reruns, and what torch.utils.checkpoint itself takes a call and a saved tensor. A unit inside another
+            runs again twice: with the outer unit, and for its own backward.
+calibration All blocks of a model are off alike, because a second forward finds other memory and other caches. Steps
+            that were timed whole, in turns with everything kept, correct the prediction and narrow its interval.
+siblings    Equal siblings take the mean of their times: the times differ by noise alone.
+
+Source: https://docs.pytorch.org/docs/stable/checkpoint.html"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping
+from statistics import fmean
+from typing import NamedTuple
+
+import msgspec
+
+from explorer.plan.names import Fqns, is_within
+from explorer.record.graph import Block, ModelGraph
+from explorer.record.measurement import MeasuredBlock, Measurement, Samples, Times
+from explorer.record.plan import Forecast
+from explorer.record.policy import Policy, Unit
+
+
+def run_again(graph: ModelGraph | None, blocks: Fqns, policy: Policy) -> Fqns:
+    """The blocks of a unit whose forward runs again, in part at least; all of them without the `graph`."""
+    if graph is None or policy.use_reentrant:
+        return blocks
+    n_saving = max((n for n, fqn in enumerate(blocks, start=1) if fqn not in graph.saves_nothing), default=0)
+    return blocks[:n_saving] if policy.stops_early or not n_saving else blocks
+
+
+def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Fqns, policy: Policy) -> int:
+    """What a step that kept `unit` would add; the whole forward without the `graph`, which knows what is saved last."""
+    blocks = run_again(graph, unit, policy)
+    costs = [measurement.by_fqn[fqn] for fqn in blocks if fqn in measurement.by_fqn]
+    total = sum(cost.forward_flops for cost in costs)
+    last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
+    if last is None or not costs or not last.forward_flops or not policy.stops_early:
+        return total
+    return total - round(costs[-1].forward_flops * (1 - last.rerun_flops / last.forward_flops))
+
+
+def unit_flops(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> int | None:
+    """As above, of a unit with other units `inside`: each of those runs again on its own account as well.
+
+    None: it keeps results of operators whose FLOPs were not counted.
+    """
+    again = rerun_flops(measurement, graph, unit.blocks, policy)
+    if unit.action == "save_ops":
+        kept = _kept_flops(measurement, graph, unit, policy)
+        return None if kept is None else again - kept
+    if not policy.stops_early:
+        return again
+    for child in inside:
+        if stops_inside(graph, unit, child):
+            outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
+            share = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
+            return again - round(rerun_flops(measurement, graph, child.blocks, policy) * share)
+    return again
+
+
+def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
+    """What running `unit` again would spend on the operators whose results it keeps."""
+    kept, blocks = 0, run_again(graph, unit.blocks, policy)
+    for fqn in blocks:
+        block, cost = None if graph is None else graph.by_fqn.get(fqn), measurement.by_fqn.get(fqn)
+        if block is None or cost is None or (block.forward_flops and not block.op_flops):
+            return None
+        ran = Counter(block.op_flops)
+        if policy.stops_early and fqn == blocks[-1]:
+            ran.subtract(block.late_op_flops)
+        share = sum(ran[op] for op in set(unit.save_ops))
+        kept += round(cost.forward_flops * share / block.forward_flops) if share else 0
+    return kept
+
+
+def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
+    """Whether the last tensor that `unit` saves is saved in `child`, which lies in it."""
+    blocks = run_again(graph, unit.blocks, Policy())
+    last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
+    return last is not None and any(is_within(last.last_saved_in, fqn) for fqn in child.blocks if last.last_saved_in)
+
+
+def unit_ms(
+    measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
+) -> float | None:
+    """On the clock of the hooks that time blocks. Units `inside` run again on their own account as well.
+
+    None: it keeps results of operators, and nobody timed those, or torch's look at them.
+    """
+    if unit.save_ops and (measurement.times is None or measurement.times.kept_operator_ms is None):
+        return None
+    again, blocks = 0.0, run_again(graph, unit.blocks, policy)
+    for fqn in blocks:
+        cost = measurement.by_fqn.get(fqn)
+        if cost is None:
+            continue
+        block = None if graph is None else graph.by_fqn.get(fqn)
+        late = policy.stops_early and fqn == blocks[-1]
+        share = rerun_share(cost, block if late else None, kept=unit.save_ops)
+        if share is None:
+            return None
+        again += share * (cost.forward.median_ms or 0.0)
+    for child in inside if policy.stops_early else ():
+        if stops_inside(graph, unit, child):
+            entered = Unit(blocks=child.blocks)  # in this rerun what it keeps would have run all the same
+            outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
+            calls = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
+            again -= calls * (unit_ms(measurement, graph, entered, (), policy) or 0.0)
+    return again
+
+
+def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection[str] = ()) -> float | None:
+    """The part of a block's forward that runs again: until its last saved tensor where it `stops_in` that block."""
+    if not cost.operator_ms:
+        if kept:
+            return None
+        return 1.0 if stops_in is None or not stops_in.forward_flops else stops_in.rerun_flops / stops_in.forward_flops
+    late = {} if stops_in is None else stops_in.late_op_flops
+    again = 0.0
+    for op, ms in cost.operator_ms.items():
+        if op not in kept:
+            behind = late[op] / stops_in.op_flops[op] if stops_in is not None and late.get(op) else 0.0
+            again += ms * (1 - behind)
+    return again / sum(cost.operator_ms.values())
+
+
+CHECKPOINT_MS, SAVED_TENSOR_MS = 0.65, 0.015
+"""What a checkpointed call takes beside its second forward, and for each tensor that it saves, where nobody measured
+it: as AMONG_KERNELS; torch 2.13, a CPU core."""
+COLD_AFTER_MS = 2.0
+"""Milliseconds of a forward after which a checkpoint finds nothing of the last one in the caches: chosen on the
+recurrent net, whose cells follow each other within one."""
+N_SAVED = 16
+"""Tensors that a call saves where nobody counted: as many as an attention layer or two convolutions with norms."""
+RERUN_ERROR = 0.25
+"""Standard deviation between models of what running again takes over what was foreseen.
+
+`python -m benchmarks.step_time` says how many runs lie within the interval that comes of it."""
+AGAIN, AMONG_KERNELS = 1.06, 1.35
+"""How often a second forward takes what the first took, as it finds its input and its memory behind the caches; and how
+often what a checkpoint itself takes, among the kernels of a model, what it took where it was measured alone. Least
+squares over 87 policies of the eight sample models (benchmarks/README.md): 1.06, 0.60 ms a call, 0.016 ms a tensor."""
+CALL_ERROR, KEPT_ERROR = 0.5, 1.0
+"""As RERUN_ERROR, of what the checkpoints themselves take, and of units that keep results of operators."""
+NINE_OF_TEN = 1.64
+"""Standard errors on either side that hold nine of ten normal errors."""
+
+
+class RerunTime(NamedTuple):
+    """Step times over that of the baseline."""
+
+    ratio: float
+    spread: float
+    """Half the width of the interval."""
+    calls: float
+    """The part of `ratio` that checkpoints take themselves."""
+
+
+def time_ratio(
+    baseline: Measurement, graph: ModelGraph | None, units: Mapping[Unit, Iterable[Unit]], policy: Policy
+) -> RerunTime | None:
+    """What a step takes beside the measured `baseline`; None where that has no times, or not those that it takes.
+
+    `units`: those of `policy`, each with the units inside it.
+    """
+    step, scale = baseline.times.step.median_ms if baseline.times else None, rerun_scale(baseline)
+    if not step or scale is None:
+        return None
+    again = overhead = unsure = 0.0
+    for unit, within in units.items():
+        ms = unit_ms(baseline, graph, unit, within, policy)
+        if ms is None:
+            return None
+        again += ms
+        own = overhead_ms(baseline, unit)
+        overhead += own
+        unsure += own * (KEPT_ERROR if unit.action == "save_ops" else CALL_ERROR)
+    rerun, calls = again * scale / step, overhead / step
+    ratio = 1 + rerun + calls
+    error = math.hypot(RERUN_ERROR * rerun, unsure / step, ratio * _clock_error(baseline))
+    return RerunTime(ratio, NINE_OF_TEN * error, calls)
+
+
+def rerun_scale(baseline: Measurement) -> float | None:
+    """What a second forward takes over a first as the hooks time it; None: no forward was timed with and without."""
+    root, times = baseline.by_fqn.get(""), baseline.times
+    whole, hooked = times.forward.median_ms if times else None, root.forward.median_ms if root else None
+    return AGAIN * whole / hooked if whole and hooked else None
+
+
+def overhead_ms(baseline: Measurement, unit: Unit) -> float:
+    """What the checkpoints around `unit` take themselves in one step, and torch's look at its operators (save_ops)."""
+    costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
+    times = baseline.times or Times(clock="process CPU time")
+    call_ms = CHECKPOINT_MS if times.checkpoint_ms is None else AMONG_KERNELS * times.checkpoint_ms
+    if times.close_checkpoint_ms is not None and costs:
+        close_ms = AMONG_KERNELS * times.close_checkpoint_ms
+        call_ms = close_ms + _cold_share(times, costs[0]) * (call_ms - close_ms)
+    saved_ms = SAVED_TENSOR_MS if times.saved_tensor_ms is None else AMONG_KERNELS * times.saved_tensor_ms
+    n_saved = sum(N_SAVED * cost.n_forward if cost.n_saved is None else cost.n_saved for cost in costs)
+    calls = (costs[0].n_forward if costs else 0) * call_ms + n_saved * saved_ms
+    if unit.action != "save_ops":
+        return calls
+    look_ms = AMONG_KERNELS * (times.kept_operator_ms or 0.0)
+    return calls + look_ms * sum(cost.n_operators or 0 for cost in costs)
+
+
+def _cold_share(times: Times, cost: MeasuredBlock) -> float:
+    """The part of the caches that is another's when a checkpoint begins: all, unless the block is called often."""
+    gap_ms = (times.forward.median_ms or math.inf) / max(cost.n_forward, 1)
+    return min(1.0, gap_ms / COLD_AFTER_MS)
+
+
+def error_of_median(spread: float, n: int) -> float:
+    """Standard error of the median of `n` normal readings of that spread."""
+    return 1.25 * spread / math.sqrt(max(n, 1))
+
+
+def _clock_error(baseline: Measurement) -> float:
+    """Standard error of the step's median, as a share of it."""
+    step = baseline.times.step if baseline.times else None
+    if step is None or not step.median_ms or not step.spread_ms:
+        return 0.0
+    return error_of_median(step.spread_ms, len(step.ms)) / step.median_ms
+
+
+LEFT_ERROR = 0.1
+"""Standard error that stays between policies of one model, as a share of what running again takes."""
+
+
+class TimedStep(NamedTuple):
+    """A policy's step: as it was foreseen from the baseline alone, and as it was measured in turns with that."""
+
+    predicted: float
+    measured: float
+    error: float
+    """Standard error of `measured`."""
+    calls: float = 0.0
+    """The part of `predicted` that checkpoints take themselves."""
+
+
+def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
+    """The same, with the time of what runs again taken so many times as in the steps that were seen."""
+    ratio = forecast.time_ratio
+    known = [one for one in seen if one.predicted > 1]
+    if ratio is None or not known:
+        return forecast
+    factors = [(one.measured - 1) / (one.predicted - 1) for one in known]
+    counts = [1 / ((one.error / (one.predicted - 1)) ** 2 + LEFT_ERROR**2) for one in known]
+    weight = sum(counts) + RERUN_ERROR**-2
+    factor = max(0.0, (sum(count * times for count, times in zip(counts, factors)) + RERUN_ERROR**-2) / weight)
+    apart = max(LEFT_ERROR * factor, statistics.stdev(factors) if len(factors) > 1 else 0.0)
+    calls_seen = statistics.mean(one.calls / (one.predicted - 1) for one in known)
+    more_calls = CALL_ERROR * ((forecast.time_ratio_of_calls or 0.0) - (ratio - 1) * calls_seen)
+    clock = statistics.mean(one.error for one in known)
+    error = math.hypot(clock, (ratio - 1) * math.hypot(apart, weight**-0.5), more_calls)
+    return msgspec.structs.replace(forecast, time_ratio=1 + (ratio - 1) * factor, time_ratio_spread=NINE_OF_TEN * error)
+
+
+def kin_of(graph: ModelGraph, fqn: str) -> str:
+    """`fqn` with the numbers of repeated blocks replaced by those of the first of their run, and its FLOPs."""
+    parts = fqn.split(".")
+    for n in range(1, len(parts) + 1):
+        block = graph.by_fqn.get(".".join(parts[:n]))
+        if block is not None and block.repeat_of is not None:
+            parts[:n] = block.repeat_of.split(".")
+    block = graph.by_fqn.get(fqn)
+    return f"{'.'.join(parts)} {block.forward_flops if block else 0}"
+
+
+def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement:
+    """`measurement` with one forward time, that of all of its kin, in each block that has any."""
+    kin: dict[str, list[MeasuredBlock]] = defaultdict(list)
+    for cost in measurement.blocks:
+        if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
+            kin[kin_of(graph, cost.fqn)].append(cost)
+    means = ((equal, _mean(equal)) for equal in kin.values() if len(equal) > 1)
+    times = {one.fqn: mean for equal, mean in means for one in equal}
+    blocks = tuple(
+        msgspec.structs.replace(cost, **times[cost.fqn]) if cost.fqn in times else cost for cost in measurement.blocks
+    )
+    return msgspec.structs.replace(measurement, blocks=blocks)
+
+
+def _mean(equal: list[MeasuredBlock]) -> dict[str, object]:
+    ops = {op for one in equal for op in one.operator_ms} if all(one.operator_ms for one in equal) else ()
+    return {
+        "forward": Samples(ms=(fmean(one.forward.median_ms or 0.0 for one in equal),)),
+        "operator_ms": {op: fmean(one.operator_ms.get(op, 0.0) for one in equal) for op in sorted(ops)},
+    }
