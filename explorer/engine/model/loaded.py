@@ -139,11 +139,18 @@ def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
             raise
         raise ModelFailed(
             f"The {doing} of {ref.target} raised {said_by(error)} (inputs: {shapes(inputs)}).",
-            hint=_hint(inputs),
+            hint=_hint(error, inputs),
         ) from error
 
 
-def _hint(inputs: Any) -> str:
+def _hint(error: BaseException, inputs: Any) -> str:
+    if "saved tensor hooks" in str(error):
+        return (
+            "Torch refuses this transform beside saved-tensor hooks, which observing and checkpointing need. "
+            "Use torch.autograd.grad(..., create_graph=True) there."
+        )
+    if str(error).startswith("vmap:"):
+        return "Torch refuses this operator inside torch.vmap, with or without an observer."
     hint = "Check that the batch fits the model."
     if isinstance(inputs, dict) and POSITIONAL not in inputs:
         hint += " A dict is passed as keyword arguments; a model that takes the dict itself gets it as (dict,)."

@@ -143,7 +143,8 @@ class Walk:
         """Whether it is trained, what somebody wrote on it, and what its hooks hold: clipping, an optimizer."""
         held = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         hooks = [self.frozen(list(hooks.values())) for hooks in held if hooks]
-        return [parameter.requires_grad, self.frozen(dict(vars(parameter))), hooks]
+        beside = {name: value for name, value in vars(parameter).items() if not _is_torchs(name)}
+        return [parameter.requires_grad, self.frozen(beside), hooks]
 
     def meet(self, kind: type) -> None:
         """Remembers the classes of the model's own behind `kind`, and the files that they stand in."""
@@ -245,8 +246,8 @@ def _array(value: Any, walk: Any) -> Any:
 
 
 def _is_torchs(name: str) -> bool:
-    """Attributes that torch gives a module, compiled ones included: addresses and wrappers of the model itself."""
-    return name in _OWN or name.startswith("_torchdynamo_") or name == "dynamo_ctx"
+    """Attributes that torch gives a module or parameter, compiled ones included: addresses, marks, the model itself."""
+    return name in _OWN or name.startswith(("_torchdynamo_", "_dynamo_")) or name == "dynamo_ctx"
 
 
 def _is_plumbing(kind: type) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -11,10 +12,12 @@ from explorer.engine.compare.compare import compare
 from explorer.engine.model.load import load
 from explorer.errors import BadInput, Cancelled
 from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelRef
 from explorer.record.plan import Progress
-from explorer.record.policy import Policy, Unit
+from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import RunSpec
 from tests.engine.judging import judged, pair
+from tests.engine.model import test_twin
 
 KEEP_PRODUCTS = ("aten.addmm.default", "aten.mm.default")
 
@@ -99,6 +102,17 @@ WRONG: list[tuple[str, Any, dict[str, Any], str]] = [
     ("renormalised", ("1",), {}, "Known before the run: In training 1.trap computes with its running statistics"),
     ("observes", ("1",), {"run": {"autocast": "bfloat16"}}, "The recompute changed the buffer scale of 1 once more"),
 ]
+
+
+@pytest.mark.slow  # each process compiles
+@pytest.mark.parametrize("place", ["block", "in place"])
+def test_a_compiled_block_is_equal_in_every_bit(place: str) -> None:
+    """Tracing leaves marks of torch's on the parameters."""
+    ref = ModelRef(f"{test_twin.__file__}:compiled", arguments={"place": place, "backend": "aot_eager"})
+    candidate = RunSpec(ref, Policy.recompute(("0", "1")), n_repeats=0)
+    comparison = compare(msgspec.structs.replace(candidate, policy=KEEP_ALL), candidate)
+    assert (comparison.verdict, comparison.hidden_state) == ("bitwise equal", ())
+    assert comparison.n_probes and not comparison.not_probed_because
 
 
 @pytest.mark.parametrize(("net", "blocks", "options", "cause"), WRONG)

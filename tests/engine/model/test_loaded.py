@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, call, default_loss, place
@@ -20,6 +20,26 @@ def test_a_batch_that_does_not_fit_is_shown() -> None:
         blaming(ModelRef(target="x"), torch.randn(2, 3), "forward"),
     ):
         nn.Linear(4, 4)(torch.randn(2, 3))
+
+
+class Transformed(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.fc, self.kind = nn.Linear(3, 3), kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "grad":
+            return self.fc(x) * torch.func.grad(lambda y: self.fc(y).sum())(x)
+        return torch.vmap(lambda y: self.fc(y) if y.sum() > 0 else y)(x)
+
+
+@pytest.mark.parametrize(("kind", "words"), [("grad", "beside saved-tensor hooks"), ("vmap", "inside torch.vmap")])
+def test_a_transform_that_torch_refuses_is_no_fault_of_the_batch(kind: str, words: str) -> None:
+    batch = torch.ones(2, 3)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor)
+    with pytest.raises(ModelFailed) as caught, blaming(ModelRef("net"), batch, "forward"), hooks:
+        call(Transformed(kind), batch)
+    assert words in caught.value.hint
 
 
 def test_inputs_by_their_form() -> None:

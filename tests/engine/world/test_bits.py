@@ -203,6 +203,7 @@ def _step(model: nn.Module, batch: Tensor) -> Tensor:
     return loss
 
 
+@pytest.mark.slow  # five instruments, two of them in processes
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors:UserWarning")
 def test_a_model_with_buffers_of_every_kind_opens_in_every_instrument() -> None:
     ref = ModelRef(target=f"{__file__}:every_kind")
