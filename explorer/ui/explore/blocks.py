@@ -47,7 +47,7 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             icon=":material/undo:",
             key="undo",
             help=glossary.UNDO,
-            disabled=not state.draft.undo,
+            disabled=not state.draft.history.past,
             on_click=_undo,
             args=(state, graph),
         )
@@ -56,7 +56,7 @@ def tools(state: ExploreState, graph: ModelGraph, expected: Mapping[str, str]) -
             icon=":material/redo:",
             key="redo",
             help=glossary.REDO,
-            disabled=not state.draft.redo,
+            disabled=not state.draft.history.future,
             on_click=_undo,
             args=(state, graph),
             kwargs={"forward": True},

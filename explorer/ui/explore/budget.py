@@ -109,8 +109,8 @@ def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at:
     draft = state.draft
     before = draft.spec.policy
     plans.take(state, graph, front[at].plan)
-    if state.slid == before and draft.spec.policy != before and len(draft.undo) > 1:
-        draft.undo = draft.undo[:-1]
+    if state.slid == before and draft.spec.policy != before and len(draft.history.past) > 1:
+        draft.history.past.pop()
     state.slid = draft.spec.policy
 
 

@@ -70,13 +70,17 @@ def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | N
             help=words.BALANCE_HELP,
             on_click=lambda: _balance(split, graph, profile),
         )
-        for name, help in (("undo", "Take back the last cut or toggle"), ("redo", "Make it again")):
+        history = split.history
+        for name, help, steps in (
+            ("undo", "Take back the last cut or toggle", history.past),
+            ("redo", "Make it again", history.future),
+        ):
             st.button(
                 name.capitalize(),
                 icon=f":material/{name}:",
                 key=f"pipeline_{name}",
                 help=help,
-                disabled=not getattr(split, name),
+                disabled=not steps,
                 on_click=pipeline_state.undo,
                 args=(split, graph),
                 kwargs={"forward": name == "redo"},
@@ -166,9 +170,9 @@ def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
         return
     pipeline_state.choose(split, "n_microbatches", fitting(split.choices.n_microbatches, graph))
     if len(atoms(graph)) > 1:
-        done = split.undo
+        done = split.history.past
         _cut(split, graph, (2, usual_rule(profile)), profile)
-        split.undo = done
+        split.history.past = done
     split.uncut = profile is None
 
 

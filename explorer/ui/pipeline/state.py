@@ -31,7 +31,7 @@ from explorer.ui.session import address, opened, window
 from explorer.ui.session.kept import kept
 from explorer.ui.session.page_job import PageJob
 from explorer.ui.shared import draft as drafts
-from explorer.ui.shared.draft import KEPT_STEPS, Draft
+from explorer.ui.shared.draft import Draft, History
 from explorer.view.graph.nesting import ancestors, default_open
 
 WIDGET = "pipeline_graph"
@@ -64,8 +64,7 @@ class PipelineState:
     """Behind how many blocks an address or a stored run cuts, until the graph is known that has these blocks."""
     uncut: bool = True
     """Nobody has cut this model yet: the page cuts it in two."""
-    undo: list[Before] = field(default_factory=list)
-    redo: list[Before] = field(default_factory=list)
+    history: History[Before] = field(default_factory=History)
     jump: tuple[str, int] | None = None
     """Block to scroll to, and how many jumps there were."""
     job: PageJob = field(default_factory=PageJob)
@@ -122,8 +121,7 @@ def choose(split: PipelineState, name: str, value: Any) -> None:
 def forget(split: PipelineState) -> None:
     """Another model: its cuts and results are not this one's; schedule and microbatches stay."""
     split.marks, split.shown, split.places, split.jump = None, None, None, None
-    split.undo, split.redo = [], []
-    split.job.failure, split.planned = None, None
+    split.history, split.job.failure, split.planned = History(), None, None
 
 
 def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
@@ -194,22 +192,23 @@ def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
     """One cut or toggle back, or forward again."""
     absorb(split, graph, until_press=True)
-    source, other = (split.redo, split.undo) if forward else (split.undo, split.redo)
-    if not source:
+    marks, policy = marks_of(split, graph), split.draft.spec.policy
+
+    def opposite(before: Before) -> Before:
+        return Before(policy=policy) if before.cuts is None else Before(cuts=tuple(marks.cuts))
+
+    before = split.history.step(opposite, forward=forward)
+    if before is None:
         return
-    before, marks = source.pop(), marks_of(split, graph)
     if before.cuts is not None:
-        other.append(Before(cuts=tuple(marks.cuts)))
         block_graph.replace(marks, marks.on, before.cuts)
     elif before.policy is not None:
-        other.append(Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, before.policy, graph)
 
 
 def _remember(split: PipelineState, before: Before) -> None:
     split.uncut &= before.cuts is None
-    split.undo = [*split.undo, before][-KEPT_STEPS:]
-    split.redo = []
+    split.history.record(before)
 
 
 def to_address(split: PipelineState, graph: ModelGraph | None) -> None:

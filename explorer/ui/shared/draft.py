@@ -7,8 +7,9 @@ old one must not reach the new one, and its name tells the pages that what they 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import streamlit as st
@@ -25,8 +26,31 @@ from explorer.ui.session.kept import kept
 from explorer.view.graph.nesting import ancestors, default_open
 from explorer.view.words import explore as glossary
 
+T = TypeVar("T")
 KEPT_STEPS = 100
 """Undo goes back this far."""
+
+
+@dataclass(slots=True)
+class History(Generic[T]):
+    """Decisions that can be taken back and made again, the latest last."""
+
+    past: list[T] = field(default_factory=list)
+    future: list[T] = field(default_factory=list)
+
+    def record(self, before: T) -> None:
+        """Adds a step that brings `before` back; what was taken back is forgotten."""
+        self.past = [*self.past, before][-KEPT_STEPS:]
+        self.future = []
+
+    def step(self, opposite: Callable[[T], T], *, forward: bool) -> T | None:
+        """Returns what the last step brings back, or None if there is no step; `opposite` is what reverts it."""
+        source, other = (self.future, self.past) if forward else (self.past, self.future)
+        if not source:
+            return None
+        before = source.pop()
+        other.append(opposite(before))
+        return before
 
 
 def _new_widget() -> str:
@@ -45,10 +69,8 @@ class Draft:
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
     """State of that graph, as the page knows it; None until it is drawn."""
-    undo: list[Policy] = field(default_factory=list)
-    """Policies before the drawn one, the latest last."""
-    redo: list[Policy] = field(default_factory=list)
-    """Policies that were taken back."""
+    history: History[Policy] = field(default_factory=History)
+    """Policies before the drawn one, and those that were taken back."""
     redraw: bool = False
     """More than the graph has to be drawn again."""
     jump: tuple[str, int] | None = None
@@ -163,11 +185,10 @@ def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
 def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
     """One decision back, or forward again."""
     absorb(draft, graph, until_press=True)
-    source, other = (draft.redo, draft.undo) if forward else (draft.undo, draft.redo)
-    if not source:
+    policy = draft.history.step(lambda _: draft.spec.policy, forward=forward)
+    if policy is None:
         return
-    other.append(draft.spec.policy)
-    _take_over(draft, source.pop())
+    _take_over(draft, policy)
     block_graph.replace(marks_of(draft, graph), draft.spec.policy.blocks)
     to_address(draft)
 
@@ -179,8 +200,7 @@ def join(draft: Draft, graph: ModelGraph, blocks: tuple[str, str]) -> None:
 
 
 def _record(draft: Draft, policy: Policy) -> None:
-    draft.undo = [*draft.undo, draft.spec.policy][-KEPT_STEPS:]
-    draft.redo = []
+    draft.history.record(draft.spec.policy)
     _take_over(draft, policy)
     to_address(draft)
 

@@ -12,7 +12,7 @@ from explorer.record import ModelRef, Policy, RunSpec
 from explorer.ui.explore.state import ExploreState
 from explorer.ui.session.kept import carried_over, kept
 from explorer.ui.session.page_job import PageJob
-from explorer.ui.shared.draft import Draft
+from explorer.ui.shared.draft import Draft, History
 
 SPEC = RunSpec(model=ModelRef(target="m.py"), policy=Policy.recompute(["a"]))
 
@@ -30,7 +30,7 @@ class Earlier:
 
     spec: RunSpec
     widget: str
-    undo: list[Policy] = field(default_factory=list)
+    history: History[Policy] = field(default_factory=History)
     gone: int = 3
 
 
@@ -40,9 +40,9 @@ def test_the_same_object_from_one_run_to_the_next() -> None:
 
 
 def test_a_reload_carries_over_what_a_person_decided(session: dict[str, Any]) -> None:
-    session["draft"] = Earlier(spec=SPEC, widget="w", undo=[Policy()])
+    session["draft"] = Earlier(spec=SPEC, widget="w", history=History([Policy()]))
     draft = kept("draft", Draft, lambda: Draft(spec=RunSpec(model=ModelRef(target="other.py"))))
-    assert draft == Draft(spec=SPEC, widget="w", undo=[Policy()])
+    assert draft == Draft(spec=SPEC, widget="w", history=History([Policy()]))
     assert session["draft"] is draft
 
 

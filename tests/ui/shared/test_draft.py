@@ -57,7 +57,7 @@ def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
     drafts.absorb(draft, GRAPH)
     drafts.set_option(draft, GRAPH, "early_stop", False)
     drafts.set_policy(draft, draft.spec.policy, GRAPH)
-    assert [len(policy.units) for policy in draft.undo] == [0, 1, 2], "what changes nothing is no step"
+    assert [len(policy.units) for policy in draft.history.past] == [0, 1, 2], "what changes nothing is no step"
     for blocks in (("head", "norm"), ("head",), ()):
         drafts.undo(draft, GRAPH)
         assert set(draft.spec.policy.blocks) == set(blocks) == set(drafts.marks_of(draft, GRAPH).on)
@@ -68,13 +68,13 @@ def test_every_decision_is_one_step_of_undo(draft: Draft, bar: Address) -> None:
     assert not draft.spec.policy.early_stop and set(draft.spec.policy.blocks) == {"head", "norm"}
     drafts.undo(draft, GRAPH)
     drafts.set_policy(draft, Policy.recompute(["embedding"]), GRAPH)
-    assert not draft.redo, "a new decision ends what could be made again"
+    assert not draft.history.future, "a new decision ends what could be made again"
 
 
 def test_undo_goes_back_so_far_and_no_further(draft: Draft) -> None:
     for i in range(KEPT_STEPS + 5):
         drafts.set_policy(draft, Policy.recompute([f"blocks.{i % 2}"]), GRAPH)
-    assert len(draft.undo) == KEPT_STEPS
+    assert len(draft.history.past) == KEPT_STEPS
 
 
 def test_another_model_starts_afresh_and_the_options_stay(draft: Draft) -> None:
@@ -84,7 +84,7 @@ def test_another_model_starts_afresh_and_the_options_stay(draft: Draft) -> None:
     drafts.set_predict(draft, on=True)
     widget = draft.widget
     drafts.choose_model(draft, ModelRef(target="sample_models/unet.py"))
-    assert (draft.spec.dtype, draft.spec.frozen, draft.spec.policy.units, draft.undo) == ("float64", (), (), [])
+    assert (draft.spec.dtype, draft.spec.frozen, draft.spec.policy.units, draft.history.past) == ("float64", (), (), [])
     assert draft.predict and draft.widget != widget, "marks under way for the old model reach nobody"
 
 
