@@ -15,7 +15,7 @@ import pytest
 from tests.browser.settled import press, settled
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -72,6 +72,28 @@ def test_model_toggle_run_compare_export_and_refresh(explore: Page, tmp_path: Pa
     page.locator('[data-id="layers"][aria-checked="true"]').wait_for()
     press(page, page.get_by_role("link", name="Runs"))
     page.get_by_text("Select a row to open").wait_for()
+
+
+def test_four_visitors_at_once_see_their_own_marks(browser: Browser, serve: Callable[..., object], tiny: str) -> None:
+    address = serve(ROOT / "app.py", "--model", tiny).url  # type: ignore[attr-defined]
+    pages = [browser.new_context().new_page() for _ in range(4)]
+    wanted: list[set[str]] = [set(), {"head"}, {"layers"}, {"head", "layers"}]
+    for page in pages:
+        page.set_default_timeout(180_000)
+        page.goto(address)
+    for page, blocks in zip(pages, wanted):
+        page.locator('[data-id="head"]').wait_for()
+        if "head" in blocks:
+            page.locator('[data-id="head"]').click()
+        if "layers" in blocks:
+            page.locator('[data-id="layers"]').get_by_role("button", name="Recompute all").click()
+    for page, blocks in zip(pages, wanted):
+        confirm_marks(page, re.compile(rf"^{len(blocks & {'head'}) + 4 * len(blocks & {'layers'})} (of \d+ )?blocks?$"))
+        checked = {
+            block for block in ("head", "layers") if page.locator(f'[data-id="{block}"][aria-checked="true"]').count()
+        }
+        assert checked == blocks
+        page.context.close()
 
 
 def test_a_refresh_finds_the_run_under_way(explore: Page) -> None:
