@@ -1,1 +1,4 @@
-"""The same verbs without a browser."""
+"""The command line: a verb is a file in verbs/, its answer goes to stdout, its progress to stderr.
+
+Read command.py first, then a verb.
+"""

@@ -11,13 +11,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from explorer.errors import ExplorerError, NotSaved
 from explorer.jobs.failures import failure_of_job
@@ -114,6 +116,16 @@ def answer_console() -> Console:
     """stdout, for a person: lines are never broken, and a pipe is as wide as a table needs."""
     console = Console(highlight=False, soft_wrap=True)
     return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=_PIPE_WIDTH)
+
+
+def table_of(rows: Iterable[Mapping[str, str]], *, right: tuple[str, ...] = ()) -> Table:
+    """A table with a column for each key. Cells are rich markup; the columns in `right` are aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
+    for i, row in enumerate(rows):
+        for name in row if i == 0 else ():
+            table.add_column(name, justify="right" if name in right else "left")
+        table.add_row(*row.values())
+    return table
 
 
 def print_json(document: Any) -> None:

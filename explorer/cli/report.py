@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any
+from typing import Any, get_args
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from explorer.cli.command import answer_console
+from explorer.cli.command import answer_console, table_of
 from explorer.plan.why.caveats import beside_peak
 from explorer.record.base import to_plain
-from explorer.record.comparison import Comparison, TensorDiff
+from explorer.record.comparison import Comparison, GradientDiff, TensorDiff
 from explorer.record.measurement import Measurement
+from explorer.record.pipeline_run import PipelineRun, Share
+from explorer.record.plan import JointPlan
 from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
 from explorer.view.drawing.block_rows import chart_rows, row_sum
 from explorer.view.drawing.rows import Row
-from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib
+from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
 from explorer.view.words.cut_short import what_failed
+from explorer.view.words.pipeline import cap_kept, cap_outcome
 from explorer.view.words.policy import in_words
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
@@ -186,3 +189,70 @@ def _warnings(console: Console, run: Measurement) -> None:
 def in_short(blocks: tuple[str, ...]) -> str:
     """Up to four names, else the first, the last and how many there are."""
     return ", ".join(blocks) if len(blocks) <= 4 else f"{blocks[0]} ... {blocks[-1]} ({count(len(blocks), 'block')})"
+
+
+def print_pipeline(run: PipelineRun, joint: JointPlan | None = None) -> None:
+    """To stdout; `joint` is the plan that chose cuts and policy, if one did."""
+    console = answer_console()
+    plan = run.spec.plan
+    assert plan is not None
+    shape = (
+        f"{len(plan.stages)} stages on {len(run.rows)} ranks, {plan.schedule_name}, {plan.n_microbatches} microbatches"
+    )
+    where = f"[dim]{run.engine}, {escape(run.environment.device_name)}[/]"
+    console.print(f"\n[bold]{escape(run.spec.model.target)}[/]  {shape}  {where}\n", soft_wrap=True)
+    if run.timing is not None:
+        how = "wall time of the ranks, links included" if run.wall is not None else "measured actions, composed"
+        predicted = f", predicted {run.predicted.makespan_ms:.1f} ms" if run.predicted else ""
+        console.print(
+            f"  step [bold]{run.timing.makespan_ms:.1f} ms[/] [dim]{how}{predicted}[/]   "
+            f"bubble [bold]{percent(run.timing.bubble_fraction)}[/]"
+        )
+        console.print(_rank_table(run))
+        console.print("  [dim]peak: of forward and backward; the optimizer's state, counted, comes on top.[/]\n")
+    if joint is not None and (outcome := cap_outcome(run, joint)):
+        console.print(f"  [{'green' if cap_kept(run, joint) else 'bold red'}]{escape(outcome)}[/]\n")
+    if run.gradients:
+        console.print(_truth_table(run))
+    for note in run.notes:
+        console.print(f"  [dim]{escape(note)}[/]", soft_wrap=True)
+
+
+def _rank_table(run: PipelineRun) -> Table:
+    state = f"{run.spec.optimizer} state"
+    predicted = {memory.rank: memory.peak_bytes for memory in run.predicted.memory} if run.predicted else {}
+    assert run.timing is not None
+    bubbles = {use.rank: use.bubble_fraction for use in run.timing.ranks}
+    rows = (
+        {
+            "rank": str(memory.rank),
+            "stages": ", ".join(str(stage.stage) for stage in run.stages if stage.rank == memory.rank),
+            "peak": mib(memory.peak_bytes),
+            "predicted": mib(predicted.get(memory.rank)),
+            "at": memory.peak_action,
+            "receive buffers": mib(memory.receive_bytes),
+            state: mib(memory.optimizer_bytes),
+            "bubble": percent(bubbles[memory.rank]),
+        }
+        for memory in run.memory
+    )
+    return table_of(rows, right=("peak", "predicted", "receive buffers", state, "bubble"))
+
+
+def _truth_table(run: PipelineRun) -> Table:
+    shares: tuple[Share, ...] = get_args(Share)
+    rows = [_share_row(share, [getattr(entry, share) for entry in run.gradients]) for share in shares]
+    return table_of(rows, right=tuple(rows[0])[1:])
+
+
+def _share_row(share: Share, diffs: list[GradientDiff]) -> dict[str, str]:
+    lost = sum(diff.presence == "baseline only" for diff in diffs)
+    worst = max((diff.relative_norm for diff in diffs if diff.relative_norm is not None), default=None)
+    return {
+        "gradients": f"moved by {share}",
+        "bitwise equal": f"{sum(diff.bitwise for diff in diffs)} of {len(diffs)}",
+        "rounding": str(sum(diff.verdict == "rounding" for diff in diffs)),
+        "different": str(sum(diff.verdict == "different" for diff in diffs) - lost),
+        "never came": str(lost),
+        "furthest": "none known" if worst is None else f"{worst:.2g}",
+    }

@@ -6,11 +6,9 @@ from typing import Annotated, Literal
 
 import msgspec
 import typer
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from explorer.cli.command import Output, answer_console, verb
+from explorer.cli.command import Output, answer_console, table_of, verb
 from explorer.cli.options import Model, ModelOptions, Out, Predict, describe
 from explorer.cli.worker import print_or_write, worker
 from explorer.record.base import to_plain
@@ -54,29 +52,22 @@ def print_graph(graph: ModelGraph) -> None:
     console.print(f"[dim]saves {mib(root.saved_bytes)} for backward, fingerprint {graph.fingerprint}[/]")
     if graph.note:
         console.print(f"[yellow]{escape(graph.note)}[/]")
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    table.add_column("block")
-    table.add_column("kind")
-    for name in ("calls", "saved", "parameters"):
-        table.add_column(name, justify="right")
-    table.add_column("traits")
-    for row in layout(graph, default_open(graph)).rows:
-        table.add_row(*_cells(row, graph))
-    console.print(table)
+    rows = (_cells(row, graph) for row in layout(graph, default_open(graph)).rows)
+    console.print(table_of(rows, right=("calls", "saved", "parameters")))
 
 
-def _cells(row: BlockRow, graph: ModelGraph) -> tuple[str, ...]:
+def _cells(row: BlockRow, graph: ModelGraph) -> dict[str, str]:
     blocks = [graph.by_fqn[fqn] for fqn in (row.members or (row.id,)) if fqn in graph.by_fqn]
     times = f" [cyan]×{len(row.members)}[/]" if row.members else ""
     kind = blocks[0].kind if row.members else row.kind
-    return (
-        f"{'  ' * row.depth}{escape(row.name)}{times}",
-        escape(kind),
-        str(sum(block.n_calls for block in blocks)) if blocks else "",
-        mib(sum(block.saved_bytes for block in blocks)),
-        mib(sum(block.parameter_bytes for block in blocks)),
-        f"[dim]{escape(_traits(blocks))}[/]",
-    )
+    return {
+        "block": f"{'  ' * row.depth}{escape(row.name)}{times}",
+        "kind": escape(kind),
+        "calls": str(sum(block.n_calls for block in blocks)) if blocks else "",
+        "saved": mib(sum(block.saved_bytes for block in blocks)),
+        "parameters": mib(sum(block.parameter_bytes for block in blocks)),
+        "traits": f"[dim]{escape(_traits(blocks))}[/]",
+    }
 
 
 def _traits(blocks: list[Block]) -> str:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.markup import escape
-from rich.table import Table
 
-from explorer.cli.command import Output, answer_console, print_json, verb
+from explorer.cli.command import Output, answer_console, print_json, table_of, verb
 from explorer.plan.catalogue import Sample, catalogue
 
 
@@ -23,14 +21,15 @@ def models(output: Output) -> None:
 def print_models(samples: tuple[Sample, ...]) -> None:
     """The samples, and how to load a model of one's own."""
     console = answer_console()
-    table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
-    for name in ("model", "sizes", "what it is"):
-        table.add_column(name)
-    for sample in samples:
-        table.add_row(
-            f"[bold]{escape(sample.target)}[/]", ", ".join(sample.sizes), escape(sample.title.partition(". ")[0])
-        )
-    console.print(table)
+    rows = (
+        {
+            "model": f"[bold]{escape(sample.target)}[/]",
+            "sizes": ", ".join(sample.sizes),
+            "what it is": escape(sample.title.partition(". ")[0]),
+        }
+        for sample in samples
+    )
+    console.print(table_of(rows))
     console.print("  Models of your own: path/to/file.py:factory, package.module:factory, hf:CONFIG.")
     console.print(
         "  [dim]A factory returns the model, (model, inputs) or (model, (inputs, targets), loss_function).[/]\n"

@@ -20,9 +20,8 @@ from explorer.cli.options import (
     describe,
     file_on,
 )
-from explorer.cli.pipeline_report import print_pipeline
-from explorer.cli.plan_options import PlanOptions, plan_of
-from explorer.cli.results import spec_of_results
+from explorer.cli.pipeline_options import PlanOptions, plan_of, spec_of_results
+from explorer.cli.report import print_pipeline
 from explorer.cli.worker import ask, check_writable, make_folder, print_or_write, save_run_file, worker, write_file
 from explorer.errors import InvalidPlan
 from explorer.jobs.client import Worker
