@@ -44,9 +44,14 @@ def captured(value: Any) -> Iterable[Any] | None:
     return value.__qualname__, list(map(_content, value.__closure__ or ())), defaults, dict(vars(value))
 
 
+def function_of(value: Any) -> Any:
+    """The function of a method; everything else as it is, without a look at its attributes: some raise."""
+    return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
+
+
 def is_own_function(value: Any) -> bool:
     """Whether it is written in Python in a file of the model's author."""
-    function = getattr(value, "__func__", value)
+    function = function_of(value)
     if not isinstance(function, types.FunctionType):
         return False
     file = function.__code__.co_filename

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from explorer.engine.world.bits import dense
-from explorer.engine.world.kept_inside import captured, is_own_function, is_own_module, state_of_itself
+from explorer.engine.world.kept_inside import captured, function_of, is_own_function, is_own_module, state_of_itself
 from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
@@ -153,7 +153,7 @@ class Walk:
                 continue
             self._classes[base] = None
             for value in list(vars(base).values()):
-                function = getattr(value, "__func__", value)
+                function = function_of(value)
                 if is_own_function(function):
                     self._files[id(function.__globals__)] = function.__globals__
                     self._follow(function)
@@ -259,7 +259,7 @@ def _is_plumbing(kind: type) -> bool:
 def _is_data(name: str, value: Any) -> bool:
     if is_own_function(value):
         return True
-    if name.startswith("__") or name == "_abc_impl" or hasattr(value, "__get__"):
+    if name.startswith("__") or name == "_abc_impl" or hasattr(type(value), "__get__"):
         return False
     return not isinstance(value, (type, types.ModuleType)) and not _is_plumbing(type(value))
 

@@ -11,6 +11,7 @@ import numpy
 import pytest
 import torch
 
+from explorer.engine.world.found_step import FoundState
 from explorer.engine.world.images import same_state
 from explorer.engine.world.kept_inside import captured, is_own_function, is_own_module, state_of_itself
 from explorer.engine.world.remembered import frozen
@@ -74,3 +75,30 @@ def test_functions_and_modules_of_libraries_are_nobodys_own() -> None:
     assert captured(pytest.raises) == ("raises",)
     assert is_own_module("__main__") and is_own_module("my_model.layers")
     assert not is_own_module("torch.nn") and not is_own_module(json.__name__) and not is_own_module("numpy")
+
+
+class Lazy:
+    """What stands for a package that is not installed, as monai's does: every attribute raises."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise RuntimeError(f"{name}: the package is not installed")
+
+
+LAZY = Lazy()
+
+
+class Naming(torch.nn.Module):
+    package = LAZY
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x if isinstance(LAZY, Lazy) else LAZY.read(x)
+
+
+def test_a_thing_whose_attributes_raise_is_walked() -> None:
+    assert not is_own_function(LAZY)
+    model = Naming()
+    model.reader = LAZY  # type: ignore[assignment]
+    for thing in (LAZY, model, Naming.forward):
+        assert same_state(frozen(thing), frozen(thing))
+    FoundState(model, lambda: model(torch.ones(1))).put_back()
+    assert model.reader is LAZY
