@@ -182,6 +182,13 @@ def test_a_step_that_raises_is_kept_until_then_and_raises(tmp_path: Path) -> Non
     assert opened.kind == "measurement"
 
 
+def test_a_peak_with_convolutions_on_the_cpu_is_the_least() -> None:
+    model = nn.Conv2d(1, 2, 3)
+    with explorer.record_step(model) as run:
+        model(torch.randn(1, 1, 8, 8)).sum().backward()
+    assert "peak at least" in repr(run) and "oneDNN holds memory" in repr(run)
+
+
 def test_the_file_opens_with_the_figures_of_the_run(tmp_path: Path) -> None:
     _, run = trained(recorded=True)
     assert run is not None

@@ -30,6 +30,13 @@ def test_measure_prints_the_record_with_its_headlines(shared: Worker, tiny: str,
     assert "Step peak" in text and "measured" in text and "keep all" in text and len(store.list()) == n_runs
 
 
+def test_predicted_autocast_is_said_to_be_the_cpus(shared: Worker, tiny: str) -> None:
+    asked = ("measure", tiny, "--predict", "--autocast", "bfloat16")
+    assert any("Predicted by the CPU's autocast" in warning for warning in read(*asked)["warnings"])
+    assert "Predicted by the CPU's autocast: CUDA's lists of operators differ" in " ".join(run(*asked).stdout.split())
+    assert not any("autocast" in warning for warning in read(*asked[:3])["warnings"])
+
+
 def test_a_result_that_cannot_be_saved_is_printed_all_the_same(
     shared: Worker, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from explorer.engine.measure.foreseen import foresee
@@ -90,6 +91,18 @@ def test_a_type_that_is_asked_for_is_that_of_the_parameters(file: Path) -> None:
     run = foresee(RunSpec(model=ref, dtype="bfloat16"))
     real = measure(RunSpec(model=ref, dtype="bfloat16", n_repeats=0))
     assert run.dtype == "bfloat16" and nearly(run, real)
+
+
+def test_routed_experts_are_foreseen_in_bfloat16_and_refused_in_float32() -> None:
+    pytest.importorskip("transformers")
+    small = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "batch": 2, "length": 16}
+    spec = RunSpec(model=ModelRef(target="hf:MixtralConfig", arguments=small | heads), n_repeats=0)
+    with pytest.raises(ModelFailed, match="routed experts in bfloat16 alone") as refused:
+        foresee(spec)
+    assert "--dtype bfloat16" in str(refused.value)
+    half = msgspec.structs.replace(spec, dtype="bfloat16")
+    assert nearly(foresee(half), measure(half))
 
 
 def test_what_decides_by_its_data_is_refused_in_a_sentence(file: Path) -> None:

@@ -42,6 +42,18 @@ def test_a_large_share_that_is_nobodys_is_said_with_its_size() -> None:
     assert sentence.startswith(f"{100 * lost / max(log().held_bytes):.0f} % of the peak is unattributed")
 
 
+def test_a_recorded_peak_that_misses_what_cpp_holds_is_the_least() -> None:
+    recorded = msgspec.structs.replace(logged(ops=(*log().ops, "aten::convolution")), origin="recorded", graph=graph())
+    (of_convolutions,) = beside_peak(recorded)
+    wrapped = msgspec.structs.replace(graph().blocks[0], kind="DistributedDataParallel")
+    parallel = msgspec.structs.replace(graph(), blocks=(wrapped, *graph().blocks[1:]))
+    (of_buckets,) = beside_peak(msgspec.structs.replace(recorded, graph=parallel))
+    assert "at least" in of_convolutions and "oneDNN" in of_convolutions
+    assert "at least" in of_buckets and "buckets in C++" in of_buckets
+    measured_alone = msgspec.structs.replace(recorded, origin="measured")
+    assert beside_peak(measured_alone) == (), "its processes have no reducer, and torch's allocator is seen"
+
+
 def test_recurrent_layers_of_onednn_are_named() -> None:
     (sentence,) = beside_peak(logged(ops=(*log().ops, "aten::mkldnn_rnn_layer")))
     assert "oneDNN" in sentence and "7 %" in sentence
