@@ -1,11 +1,13 @@
-"""A challenge is met by what a run measured and counted, and by nothing less."""
+"""Marks are those of the run, and one guess of a peak is right."""
 
 from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from explorer.plan.challenges import CHALLENGES, is_about, marks
+from explorer.plan.challenges import CHALLENGES, is_about, marks, peak_guesses
 from explorer.record.comparison import Comparison
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
@@ -36,3 +38,20 @@ def test_another_model_is_another_matter(run: Comparison) -> None:
 
 def test_names_are_what_one_types() -> None:
     assert all(name == one.name and name.isidentifier() for name, one in CHALLENGES.items())
+
+
+sizes = st.integers(1, 10**12)
+
+
+@given(sizes, sizes, sizes)
+def test_one_answer_is_right_and_the_others_lie_apart(peak: int, saved: int, foreseen: int) -> None:
+    guesses = peak_guesses(peak, saved, foreseen)
+    (right,) = (guess for guess in guesses if guess.right)
+    assert right.peak_bytes == foreseen
+    answers = [guess.peak_bytes for guess in guesses]
+    assert all(one - other > 0.05 * foreseen for one, other in zip(answers, answers[1:]))
+
+
+def test_what_people_usually_think_is_offered() -> None:
+    answers = [guess.peak_bytes for guess in peak_guesses(200, 150, 70)]
+    assert answers == [200, 100, 70, 50]

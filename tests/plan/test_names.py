@@ -1,8 +1,28 @@
-"""What lies in what, and how many are told."""
+"""Names of blocks, results that a unit may keep, and sizes as people write them."""
 
 from __future__ import annotations
 
-from explorer.plan.names import above, innermost, is_within, lineage, listed, operator_word, some
+import pytest
+from hypothesis import given
+from hypothesis.strategies import integers
+
+from explorer.errors import BadInput
+from explorer.plan.names import (
+    above,
+    innermost,
+    is_within,
+    lineage,
+    listed,
+    operator_word,
+    products_kept,
+    some,
+    written_results,
+)
+from explorer.plan.sizes import mib, mib_up, parse_bytes
+from explorer.record.graph import ModelGraph
+from explorer.record.policy import Unit
+from tests.graphs import block
+from tests.plan.why.test_peak import graph
 
 
 def test_a_block_lies_in_itself_in_its_holders_and_in_the_model() -> None:
@@ -26,3 +46,76 @@ def test_many_names_are_cut_short() -> None:
     assert listed(list("abcde")) == "a, b, c and 2 more"
     assert listed(list("abc"), 2, between="; ") == "a; b and 1 more"
     assert some(("", "a")) == "the model, a"
+
+
+OPS = ("aten.mm.default", "aten.add_.Tensor", "aten.bernoulli_.float", "aten.exp.default", "aten._softmax.default")
+
+
+def test_results_that_are_written_in_place() -> None:
+    blocks = (block("a", "B", rewritten_ops=("aten.exp.default", "aten.sin.default")), block("b", "B"))
+    known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+    by_name = ("aten.add_.Tensor", "aten.bernoulli_.float")
+
+    def written(*fqns: str, of: ModelGraph | None = known) -> tuple[str, ...]:
+        return written_results(Unit(blocks=fqns, action="save_ops", save_ops=OPS), of)
+
+    assert written("b", "a") == (*by_name, "aten.exp.default"), "any block of a segment"
+    assert written("b") == written("a", of=None) == written("elsewhere") == by_name
+
+
+def test_products_are_what_flops_are_counted_of_and_nothing_writes_into() -> None:
+    flops = {"aten.mm.default": 8, "aten.bmm.default": 4, "aten.gelu.default": 0}
+    blocks = (
+        block("a", "B", op_flops=flops, rewritten_ops=("aten.bmm.default",)),
+        block("b", "B", op_flops={"aten.convolution.default": 2}),
+        block("norm", "B"),
+    )
+    known = ModelGraph(model=graph().model, blocks=blocks, edges=())
+    assert products_kept(("a", "b"), known) == Unit(
+        blocks=("a", "b"), action="save_ops", save_ops=("aten.convolution.default", "aten.mm.default")
+    )
+    assert products_kept(("norm",), known) == Unit(blocks=("norm",)), "nothing to keep: recomputed whole"
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [
+        ("1.5GiB", 1610612736),
+        ("800MiB", 838860800),
+        ("123456B", 123456),
+        ("123456", 123456),
+        (" 64 kib ", 65536),
+        (".5KiB", 512),
+        ("1TiB", 2**40),
+        ("0", 0),
+    ],
+)
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_bytes(text) == n_bytes
+
+
+@given(integers(0, 2**62))
+def test_whole_bytes_are_exact(n_bytes: int) -> None:
+    assert parse_bytes(f"{n_bytes}B") == n_bytes
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "1.5GB", "12MB", "-1", "1e9", "1 2", "1.2.3GiB", "inf"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="not a size"):
+        parse_bytes(text)
+
+
+def test_a_size_is_written_in_the_unit_that_people_read() -> None:
+    assert mib(int(12_856.5 * 2**20)) == "12.56 GiB" and mib(2**20) == "1.0 MiB" and mib(1) == "1 B"
+
+
+@given(integers(0, 2**45))
+def test_what_is_advised_is_no_less_than_what_is_needed(n_bytes: int) -> None:
+    assert parse_bytes(mib_up(n_bytes).replace(",", "")) >= n_bytes - 1
+
+
+@pytest.mark.parametrize(("text", "instead"), [("60 mb", "60MiB"), ("1.5GB", "1.5GiB")])
+def test_a_decimal_unit_is_refused_with_what_to_write(text: str, instead: str) -> None:
+    with pytest.raises(BadInput, match="not a size") as refused:
+        parse_bytes(text)
+    assert f"write {instead}." in refused.value.hint and parse_bytes(instead)

@@ -1,4 +1,4 @@
-"""The policy file: exact there and back, and strict with what strangers send."""
+"""What is read is what was written, every fault has its line, and evidence is that of the runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,20 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import explorer
 from explorer.errors import UnreadableFile
 from explorer.plan.policy import file as policy_file
+from explorer.plan.policy.file import evidence_of
+from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
+from explorer.record import Failure
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
 from explorer.record.run import PipelinePlan
+from tests import graphs
+from tests.six_layers import GRAPH, SPEC
 
 texts = st.text(max_size=12)
 names = texts | st.sampled_from(["no", "1", "1e5", "~", "=", "<<", "0x1", "2020-01-01", "null", "a: b", "- x", "1:30"])
@@ -209,3 +215,68 @@ def test_an_empty_section_is_a_sentence_or_nothing() -> None:
         policy_file.loads("version: 1\npolicy:\n")
     file = policy_file.loads("version: 1\nmodel:\npolicy: {}\npipeline:\nevidence:\n")
     assert file == PolicyFile(policy=Policy())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a: 1\nb: &x 2\n", "line 2: anchors and aliases"),
+        ("a: 1\nb: *x\n", "line 2: anchors and aliases"),
+        ("a: !!python/object:os.system 1\n", "line 1: the tag"),
+        ("a: 1\n\na: 2\n", "line 3: the field a is there twice"),
+        ("a: 1\n2: 3\n", "line 2: a field name must be text"),
+        ("[" * 17 + "]" * 17, "line 1: more than 16 levels deep"),
+        ("a: [1\n", "This is not YAML: line"),
+        ("a: \x07\n", "This is not YAML: "),
+        ("a" * (LARGEST_BYTES + 1), "more than 1048576 bytes"),
+    ],
+)
+def test_what_does_not_belong_there(text: str, words: str) -> None:
+    with pytest.raises(UnreadableFile) as caught:
+        Document(text)
+    assert words in caught.value.sentence
+
+
+def test_sixteen_levels_are_not_too_many() -> None:
+    assert Document("[" * 16 + "1" + "]" * 16).plain
+
+
+def test_every_value_knows_its_line() -> None:
+    document = Document("a:\n  b: 1\n  c:\n  - x\n  - y\nd: 2024-01-01\n")
+    assert document.plain == {"a": {"b": 1, "c": ["x", "y"]}, "d": "2024-01-01"}, "a date is its text"
+    assert [document.line(path) for path in (("a",), ("a", "b"), ("a", "c", 1), ("d",))] == [1, 2, 5, 6]
+    assert document.line(("a", "c", 7, "nothing")) == document.line(("a", "c")) == 3, "the nearest that is there"
+
+
+@given(st.text(alphabet="ab:-[]{}&*!#'\" \n0~", max_size=40))
+def test_any_text_is_read_or_refused_in_one_sentence(text: str) -> None:
+    try:
+        Document(text)
+    except UnreadableFile as error:
+        assert "\n" not in error.sentence
+
+
+PAIR = graphs.compared(GRAPH, SPEC)
+
+
+def test_the_figures_are_those_of_both_runs() -> None:
+    evidence = evidence_of(PAIR, GRAPH)
+    assert evidence is not None
+    assert evidence.step_peak_bytes == PAIR.candidate.step_peak_bytes
+    assert evidence.baseline_step_peak_bytes == PAIR.baseline.step_peak_bytes
+    assert evidence.saved_after_forward_bytes == PAIR.candidate.saved_after_forward_bytes
+    assert (evidence.verdict, evidence.input_shapes) == (PAIR.verdict, GRAPH.input_shapes)
+    assert evidence.baseline_policy is None, "everything is kept there"
+    assert evidence_of(PAIR).input_shapes == ()
+
+
+def test_a_baseline_with_a_policy_is_named() -> None:
+    other = replace(PAIR.baseline.spec, policy=Policy.recompute(["head"]))
+    pair = replace(PAIR, baseline=replace(PAIR.baseline, spec=other))
+    assert evidence_of(pair).baseline_policy == other.policy
+
+
+def test_a_run_that_was_cut_short_or_only_foreseen_proves_nothing() -> None:
+    failure = Failure(kind="out of memory", sentence="full")
+    assert evidence_of(replace(PAIR, candidate=replace(PAIR.candidate, failure=failure), failure=failure)) is None
+    assert evidence_of(replace(PAIR, candidate=replace(PAIR.candidate, origin="predicted"))) is None

@@ -1,4 +1,4 @@
-"""Presets by name: which blocks, on which kind of container."""
+"""Every name means a policy on every model, and takes what is counted; each rung of the ladder recomputes more."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from hypothesis.strategies import frozensets, integers
 
 from explorer.errors import InvalidPolicy
 from explorer.plan.hazards.hazards import hazards
-from explorer.plan.policy.presets import PRESETS, is_preset, preset, preset_titles
+from explorer.plan.policy.counted import counted_units, in_error, runs, segments
+from explorer.plan.policy.presets import PRESETS, is_preset, ladder, preset, preset_titles
 from explorer.record.graph import Block, ModelGraph, ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 from tests.graphs import MIB, block, gpt, unet
+from tests.plan.why.test_peak import graph
 
 
 def sequential(n_layers: int) -> ModelGraph:
@@ -187,9 +189,9 @@ def test_a_model_without_repeats_counts_its_spine() -> None:
 @pytest.mark.parametrize("name", [*PRESETS, "every-3", "every-17"])
 def test_every_name_works_on_every_shape(name: str) -> None:
     assert is_preset(name)
-    for graph in (gpt(12), sequential(9), unet(4), gpt(2)):
-        policy = preset(name, graph)
-        assert set(policy.blocks) <= set(graph.by_fqn)
+    for net in (gpt(12), sequential(9), unet(4), gpt(2)):
+        policy = preset(name, net)
+        assert set(policy.blocks) <= set(net.by_fqn)
 
 
 @pytest.mark.parametrize("name", ["every-0", "every-", "every-x", "al", "", "policy.yaml", "every-K"])
@@ -207,3 +209,51 @@ def test_the_nearest_name_is_offered() -> None:
 def test_the_menu_offers_every_preset_and_nothing_else() -> None:
     assert set(PRESETS) <= set(preset_titles())
     assert all(is_preset(name) for name in preset_titles())
+
+
+def test_each_rung_recomputes_more_and_stays_safe() -> None:
+    graph = gpt(4, n_inner=3)
+    rungs = dict(ladder(graph))
+    assert list(rungs)[0] == "every block" and rungs["every block"] == preset("all", graph)
+    sizes = [len(policy.blocks) for policy in rungs.values()]
+    assert sizes == sorted(set(sizes)) and len(sizes) == 3
+    assert not any(one.severity == "error" for policy in rungs.values() for one in hazards(graph, policy))
+
+
+def chain_of_counted(*blocks: Block) -> ModelGraph:
+    """Children of one Sequential, called one after the other."""
+    around = block("net", "Sequential", sum(one.saved_bytes for one in blocks) / 2**20)
+    return ModelGraph(model=graph().model, blocks=(block("", "M"), around, *blocks), edges=())
+
+
+@pytest.mark.parametrize("n_blocks", [1, 2, 5, 9, 12, 30])
+def test_segments_are_about_as_many_as_the_root_and_of_about_equal_length(n_blocks: int) -> None:
+    known = chain_of_counted(*(block(f"net.{i}", "Linear") for i in range(n_blocks)))
+    parts = segments([f"net.{i}" for i in range(n_blocks)], known)
+    assert [fqn for part in parts for fqn in part] == [f"net.{i}" for i in range(n_blocks)]
+    assert len(parts) == round(math.sqrt(n_blocks)) and max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_no_segment_begins_with_what_writes_into_its_input() -> None:
+    known = chain_of_counted(*(block(f"net.{i}", "B", traits=("changes_inputs",) if i == 2 else ()) for i in range(4)))
+    assert segments([f"net.{i}" for i in range(4)], known) == (("net.0", "net.1", "net.2"), ("net.3",))
+
+
+def test_layers_that_repeat_are_counted_and_what_a_hazard_forbids_is_not() -> None:
+    known = gpt(3)
+    layers = tuple((f"blocks.{i}",) for i in range(3))
+    assert counted_units(known) == layers
+    cached = tuple(
+        msgspec.structs.replace(one, traits=("changes_inputs",)) if one.fqn == "blocks.1" else one
+        for one in known.blocks
+    )
+    wrong = msgspec.structs.replace(known, blocks=cached)
+    assert in_error(wrong, layers) == [("blocks.1",)] and ("blocks.1",) not in counted_units(wrong)
+
+
+def test_neighbours_that_hand_on_stand_in_one_stretch() -> None:
+    known = gpt(4)
+    hands_on = {f"blocks.{i}": f"blocks.{i - 1}" for i in (1, 3)}
+    following = tuple(msgspec.structs.replace(one, follows=hands_on.get(one.fqn, "")) for one in known.blocks)
+    units = [(f"blocks.{i}",) for i in range(4)]
+    assert runs(units, msgspec.structs.replace(known, blocks=following)) == [units[:2], units[2:]]

@@ -1,4 +1,4 @@
-"""Evidence becomes likely causes, the likeliest first; without any it says what was looked at."""
+"""Causes of a difference come from its evidence, and patterns of two programs from their tensors."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from explorer.plan.why.gradients import causes
-from explorer.record.comparison import Comparison, MaskDiff, RngDiff, StateChange
+from explorer.plan.why.gradients import causes, patterns
+from explorer.record.comparison import Comparison, ForwardDiff, MaskDiff, RngDiff, StateChange
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec
 from tests.record.test_comparison import STEP, compared, gradient
@@ -76,3 +76,42 @@ def test_without_evidence_it_says_what_was_looked_at_and_what_not() -> None:
 
 def test_where_nothing_differs_there_is_no_cause() -> None:
     assert told(gradient()) == () and isinstance(compared(), Comparison)
+
+
+FORWARD = ForwardDiff(n_calls=(1, 1), n_compared=4, order=("", "a", "b", "c"), same=True)
+
+
+def pattern_of(wrong: str, *, forward: ForwardDiff | None = FORWARD, **more: Any) -> str:
+    gradients = [gradient(f"{block}.w", bitwise=block not in wrong) for block in "abc"]
+    return " ".join(patterns(compared(*gradients, forward=forward, **more)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ("ab", "backward is the same down to c.w, and 2 of the 2 gradients before it differ, b.w first"),
+        ("a", "the gradient of a.w alone differs"),
+        ("abc", "3 of 3 gradients differ, that of the last block among them"),
+        ("", ""),
+    ],
+)
+def test_equal_forwards_leave_backward(wrong: str, says: str) -> None:
+    assert says in pattern_of(wrong) and bool(pattern_of(wrong)) == bool(wrong)
+
+
+def test_a_loss_that_is_not_known_to_be_equal_stays_among_the_causes() -> None:
+    assert "shifted targets" in pattern_of("ab") and "shifted targets" not in pattern_of("ab", loss_equal=True)
+    assert pattern_of("ab", loss_equal=False).startswith("The model returns the same and the loss is another.")
+
+
+def test_forward_that_differs_by_rounding_alone_is_not_called_the_same() -> None:
+    assert pattern_of("ab", forward=replace(FORWARD, same=False)) == ""
+    assert pattern_of("ab", forward=None) == ""
+
+
+def test_a_step_after_the_first_is_told_apart() -> None:
+    later = (gradient("a.w", bitwise=False),)
+    assert pattern_of("", later_gradients=later).startswith(
+        "The gradients of the first step are the same and those of a"
+    )
+    assert "first step" not in pattern_of("a", later_gradients=later)

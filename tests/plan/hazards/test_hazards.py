@@ -1,4 +1,4 @@
-"""Each rule fires on its trap and on nothing else; what the traps do to real models stands in test_hazards_shown.py."""
+"""Every rule fires in its trap, is silent without it, and asks the right blocks."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from explorer.errors import InvalidPlan
+from explorer.plan.hazards.checkpoint_rules import Case
 from explorer.plan.hazards.hazards import hazards
+from explorer.plan.names import innermost
 from explorer.plan.pipeline.schedules import rows_of
-from explorer.record.graph import Block, CutPoint
+from explorer.record import ModelRef, RunSpec
+from explorer.record.graph import Block, CutPoint, ModelGraph
 from explorer.record.policy import KEEP_ALL, Policy, Unit
 from explorer.record.run import PipelinePlan
-from tests.plan.hazards.case_of import OPTIONS, A, block, graph, rules, spec
+from tests import graphs, pipelines
+from tests.plan.hazards.case_of import MODEL, OPTIONS, A, block, graph, rules, spec
 
 
 def plan(n_microbatches: int = 4, **fields: object) -> PipelinePlan:
@@ -178,3 +182,113 @@ class TestPipelineRules:
 
     def test_the_plan_of_the_run_is_taken(self) -> None:
         assert rules(hazards(self.NET, A, spec=spec(plan=plan(checkpoint="never")))) == ["nothing-recomputed"]
+
+
+fqns = st.lists(st.sampled_from("abc"), max_size=4).map(".".join)
+
+
+@given(st.sets(fqns), st.sets(fqns, min_size=1))
+def test_what_lies_under_what_is_found_along_the_names(below: set[str], tops: set[str]) -> None:
+    """By walking up each name: asking every pair takes seconds at a thousand blocks."""
+
+    def under(fqn: str, top: str) -> bool:
+        return fqn == top or not top or fqn.startswith(f"{top}.")
+
+    named = tuple(sorted(below))
+    assert innermost(named) == tuple(a for a in named if not any(a != b and under(b, a) for b in named))
+    net = ModelGraph(model=MODEL, blocks=tuple(map(block, named)), edges=())
+    stages = tuple((top,) for top in sorted(tops))
+    case = Case(net, Policy.recompute(sorted(tops)), PipelinePlan(stages=stages, n_microbatches=1))
+    assert [b.fqn for b in case.rerun] == [fqn for fqn in named if any(under(fqn, top) for top in tops)]
+    assert case.stage_of == {
+        fqn: stages.index((max((top for top in tops if under(fqn, top)), key=len),))
+        for fqn in named
+        if any(under(fqn, top) for top in tops)
+    }
+
+
+TREE = graph(block("a", "uses_rng"), block("a.b", "uses_rng"), block("c", "moves_buffers"), block("d"))
+
+
+def test_what_runs_again_is_what_is_recomputed_and_all_below() -> None:
+    case = Case(graph=TREE, policy=Policy.recompute(["a"]))
+    assert [one.fqn for one in case.rerun] == ["a", "a.b"]
+    assert case.rerun_with("uses_rng") == ("a.b",) and case.rerun_with("moves_buffers") == ()
+
+
+def test_a_unit_begins_and_ends_with_blocks_and_unknown_ones_are_left_out() -> None:
+    case = Case(graph=TREE, policy=Policy.recompute([("a", "c"), "no.such"]))
+    assert case.handed("uses_rng") == ("a",) and case.handed("moves_buffers") == ()
+    assert case.handing_on("moves_buffers") == ("c",)
+    assert [len(named) for _, named in case.units] == [2, 0]
+
+
+def test_a_block_lives_on_the_stage_that_names_it_or_one_around_it() -> None:
+    plan = PipelinePlan(stages=(("a",), ("c", "d")), n_microbatches=1)
+    assert Case(graph=TREE, policy=Policy(), plan=plan).stage_of == {"a": 0, "a.b": 0, "c": 1, "d": 1}
+    assert Case(graph=TREE, policy=Policy()).stage_of == {}
+
+
+def test_without_a_run_a_model_trains_on_no_gpu() -> None:
+    assert Case(graph=TREE, policy=Policy()).trains and not Case(graph=TREE, policy=Policy()).on_cuda
+    ran = Case(graph=TREE, policy=Policy(), spec=spec(mode="eval", device="cuda"))
+    assert not ran.trains and ran.on_cuda
+
+
+def test_a_trap_below_a_named_block_counts_and_one_beside_it_does_not() -> None:
+    net = graph(block("a", "python_rng"), block("a.drop", "python_rng"), block("ab", "python_rng"))
+    foreseen = hazards(net, A)
+    assert [(hazard.rule, hazard.blocks) for hazard in foreseen] == [("python-rng", ("a.drop",))]
+
+
+def test_eval_mode_draws_no_dropout_and_moves_no_statistics() -> None:
+    net = graph(block("a", "uses_rng", "running_statistics", "moves_buffers"))
+    policy = Policy.recompute(["a"], preserve_rng_state=False, running_stats="every_forward")
+    assert hazards(net, policy, spec=spec(mode="eval")) == ()
+
+
+def test_an_offloaded_block_does_not_run_again() -> None:
+    policy = Policy(units=(Unit(blocks=("a",), action="offload"),))
+    net = graph(block("a", "python_rng"))
+    assert rules(hazards(net, policy, spec=spec(device="cuda"))) == []
+    assert rules(hazards(net, policy, spec=spec(device="cpu"))) == ["offload-without-device"]
+
+
+def test_frozen_blocks_before_a_reentrant_one() -> None:
+    policy = OPTIONS["reentrant"]
+    assert "reentrant-frozen" in rules(hazards(graph(block("a")), policy, spec=spec(frozen=("embedding",))))
+    assert "reentrant-frozen" not in rules(hazards(graph(block("a")), policy, spec=spec()))
+
+
+def test_autocast_with_reentrant() -> None:
+    autocast = spec(autocast="bfloat16")
+    assert "reentrant-autocast" in rules(hazards(graph(block("a")), OPTIONS["reentrant"], spec=autocast))
+    assert "reentrant-autocast" not in rules(hazards(graph(block("a")), A, spec=autocast))
+
+
+GRAPH = graphs.gpt(6)
+
+
+def fired(plan: PipelinePlan, policy: Policy = KEEP_ALL, **spec: object) -> set[str]:
+    asked = RunSpec(model=ModelRef(target="m.py"), policy=policy, plan=plan, **spec)  # type: ignore[arg-type]
+    return {hazard.rule for hazard in hazards(GRAPH, policy, plan, asked)}
+
+
+@pytest.mark.parametrize(("schedule", "lost"), [("ZBVZeroBubble", True), ("Interleaved1F1B", False)])
+def test_behind_frozen_stages_a_split_backward_loses_gradients(schedule: str, lost: bool) -> None:
+    plan = pipelines.planned(GRAPH, 4, schedule=schedule)
+    assert ("lost-gradients" in fired(plan, frozen=plan.stages[0])) == lost
+    assert "lost-gradients" not in fired(plan)
+    assert "lost-gradients" not in fired(plan, frozen=plan.stages[0][:1])
+
+
+@pytest.mark.parametrize(("schedule", "raises"), [("InterleavedZeroBubble", True), ("1F1B", False)])
+def test_saved_operators_are_handed_out_once(schedule: str, raises: bool) -> None:
+    unit = Unit(blocks=("blocks.1",), action="save_ops", save_ops=("aten.mm.default",))
+    plan = pipelines.planned(GRAPH, 4, schedule=schedule)
+    assert ("saved-ops-split" in fired(plan, Policy(units=(unit,)))) == raises
+
+
+def test_an_idle_rank_is_said() -> None:
+    plan = PipelinePlan(stages=(GRAPH.chain,), n_microbatches=1, actions=(("0F0", "0B0"), ()))
+    assert "idle-rank" in fired(plan)
