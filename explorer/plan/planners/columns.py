@@ -16,7 +16,7 @@ of its own, between the rows of its bonds (pieces.py).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,6 +138,20 @@ class Columns:
             above.update(around[i])
             depth[i] = len(holders)
         return taken
+
+    def third_levels(self, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+        """Units that make three levels of a choice of two: each kind of them at once, then one by one."""
+        units, around = self._candidates.units, self._candidates.around
+        named = {fqn for i in chosen for fqn in units[i].unit.blocks}
+        pairs = [(j, o) for j in chosen for o in around[j] if o in chosen]
+        kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
+        for i, one in enumerate(units):
+            inside, outside = set(around[i]), any(i in around[o] for _, o in pairs)
+            deeper = outside or any(j in inside and o in inside for j, o in pairs)
+            if deeper and not self._kept_apart[i] and named.isdisjoint(one.unit.blocks):
+                kinds[one.kin].append(i)
+        yield from (tuple(kind) for kind in kinds.values() if len(kind) > 1)
+        yield from ((i,) for kind in kinds.values() for i in kind)
 
     def first_of_kinds(self) -> list[tuple[int, ...]]:
         """Of each kind of candidate the first ones, which backward reaches last, in at most N_FIRST numbers."""

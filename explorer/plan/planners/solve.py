@@ -15,6 +15,8 @@ answer is worse than that.
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -34,6 +36,8 @@ MOST_ROUNDS = 80
 MOST_NEW_ROWS = 6
 N_ROUNDED = 12
 N_DROPPED = 40
+N_DEEPENED = 4
+N_DEEPER = 12
 LEAST_SECONDS = 0.1
 
 
@@ -115,6 +119,7 @@ class Program:
                 search.refuse(answer)
         if not search.done:
             search.drop()
+        search.deepen()
         return search.solution
 
     def lowest_bytes(self) -> int:
@@ -240,13 +245,27 @@ class _Search:
         for i in dearest[:N_DROPPED]:
             self.judge(tuple(one for one in self.best or () if one != i))
 
+    def deepen(self) -> None:
+        """Tries a third level, which no column has, in the best choices and in those that barely miss the budget."""
+        program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.columns.cost
+        cheaper = ((peak, one) for one, peak in program._judged.items() if budget is None or cost_of(one) < self.value)
+        starts = [one for _, one in heapq.nsmallest(N_DEEPENED, cheaper)]
+        tries = (tuple(sorted((*one, *more))) for one in starts for more in program.columns.third_levels(one))
+        tries = (one for one in tries if budget is None or cost_of(one) < self.value)
+        for chosen in itertools.islice(tries, N_DEEPER):
+            program.judged(chosen)
+            self.judge(chosen)
+
     def judge(self, chosen: tuple[int, ...]) -> None:
         """The exact forecast's word on a choice that may be better than what there was."""
         limits, budget = self.limits, self.limits.budget_bytes
         cost = self.program.columns.cost(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
-        if budget is not None and not self.bound * (1 - 1e-6) <= cost < self.value:
+        if budget is not None and cost >= self.value:
+            return
+        # The bound rules out two levels alone; a choice of three was judged already.
+        if budget is not None and cost < self.bound * (1 - 1e-6) and chosen not in self.program._judged:
             return
         peak = self.program.judged(chosen)
         value = cost if budget is not None else float(peak)

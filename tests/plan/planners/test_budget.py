@@ -23,7 +23,7 @@ from explorer.record.plan import Plan
 from explorer.record.policy import Unit
 from tests.graphs import block
 from tests.plan.why.test_peak import graph as chain_graph
-from tests.view.builders import Chain, measured
+from tests.view.builders import MIB, Book, Chain, measured
 
 SMALL = {
     "mlp": {"n_layers": 5, "batch": 512},
@@ -290,6 +290,49 @@ def test_no_policy_of_any_chain_beats_its_plan(chain: Chain, share: float) -> No
     else:
         with pytest.raises(BadInput):
             chosen.within(budget)
+
+
+def encoder() -> tuple[ModelGraph, Measurement]:
+    """Six layers of two parts in a block of their own, and a head that takes as much as all their inputs."""
+    book, saved, names = Book(), [], ["encoder"]
+    given = value = book.hold("input", "", 2 * MIB)
+    book.phase("forward")
+    begin = book.tick
+    book.free(book.alloc("temporary", "encoder", 4))
+    for layer in range(6):
+        entered, first = value, book.tick
+        book.free(book.alloc("temporary", f"encoder.{layer}", 4))
+        names += [f"encoder.{layer}", f"encoder.{layer}.a", f"encoder.{layer}.b"]
+        for part in names[-2:]:
+            before, start = value, book.tick
+            kept = book.alloc("saved activation", part, 8 * MIB)
+            value = book.alloc("saved activation", part, 2 * MIB, "aten::tanh")
+            book.calls.append((part, start, book.tick, (before,), (value,)))
+            saved.append((part, kept, value))
+        book.calls.append((f"encoder.{layer}", first, book.tick, (entered,), (value,)))
+    book.calls.append(("encoder", begin, book.tick, (given,), (value,)))
+    book.phase("backward")
+    gradient = book.alloc("temporary", "", 2 * MIB)
+    book.free(book.alloc("temporary", "", 14 * MIB))
+    for part, kept, value in reversed(saved):
+        before = book.alloc("temporary", part, 2 * MIB)
+        for entry in (gradient, value, kept):
+            book.free(entry)
+        gradient = before
+    book.free(gradient)
+    figures = {"forward_flops": 100, "rerun_flops": 100}
+    blocks = [block("", "M"), *(block(name, "B", **figures) for name in names)]
+    graph = ModelGraph(model=chain_graph().model, blocks=tuple(blocks), edges=(), chain=())
+    run = msgspec.structs.replace(measured(), allocations=book.close(), phases=tuple(book.spans), blocks=())
+    return graph, run
+
+
+def test_a_third_level_is_taken_where_it_pays() -> None:
+    graph, run = encoder()
+    every = Forecaster(run, graph).peak_bytes(Policy.recompute(one.fqn for one in graph.blocks if one.fqn))
+    floor = Planner(run, graph, seconds=60).floor()
+    assert every is not None and floor.step_peak_bytes <= every
+    assert not is_at_most_nested_once(floor.policy), "two levels do not reach it"
 
 
 def test_budgets_as_people_write_them() -> None:
