@@ -29,8 +29,8 @@ from explorer.record import (
     RunSpec,
 )
 from explorer.record.base import column
-from explorer.view.drawing.thin import MAX_POINTS, minmax
-from explorer.view.memory.roles import roles
+from explorer.view.drawing.axis import MAX_POINTS, minmax
+from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 
 N_EVENTS = 1_000_000

@@ -93,7 +93,7 @@ def test_a_schedule_is_one_row(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CHART = '''"""How many of each."""
 
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.figure import figure
 
 

@@ -64,7 +64,7 @@ ROOMS: dict[str, list[str]] = {
         "catalogue names sizes lessons",
     ],
     "lab": ["run", "*", "kit"],
-    "view": ["report", "compare memory pipeline graph lab", "words", "drawing"],
+    "view": ["report", "compare memory pipeline graph lab", "text", "drawing"],
     "ui": ["navigation", "explore pipeline lab runs", "shared", "session block_graph live_slider"],
     "cli": ["main", "verbs", "report pipeline_options", "options", "worker", "command"],
 }

@@ -21,12 +21,11 @@ from explorer.record.policy import Policy
 from explorer.view.compare.cost import uncounted_in_words
 from explorer.view.compare.gradients import moved_sentence, scope_sentence
 from explorer.view.compare.headline import headlines
-from explorer.view.drawing.block_rows import chart_rows, row_sum
-from explorer.view.drawing.rows import Row
+from explorer.view.drawing.rows import Row, chart_rows, row_sum
 from explorer.view.drawing.units import NOT_MEASURED, count, flops, mib, percent
-from explorer.view.words.cut_short import what_failed
-from explorer.view.words.pipeline import cap_kept, cap_outcome
-from explorer.view.words.policy import in_words
+from explorer.view.text.pipeline import cap_kept, cap_outcome
+from explorer.view.text.plan import in_words
+from explorer.view.text.runs import what_failed
 
 _TONES = {"good": "green", "bad": "red", "neutral": "default"}
 _VERDICTS = {

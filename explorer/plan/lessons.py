@@ -5,7 +5,7 @@ A lesson is one file of `explorer/lab/`. Its docstring is the title and the stor
     THEME, PLACE   the shelf it stands on, and where on it; without a place it stands last
     QUESTION       the one thing that it answers
     SWITCHES       {name: (question, {value: what it means})}, the default value first
-    WORDS          terms of the glossary (explorer/view/words/lab.py)
+    WORDS          terms of the glossary (explorer/view/text/lab.py)
     TAKES_MODEL    True: a person may name a model for it; without it the lesson brings its own nets
 """
 

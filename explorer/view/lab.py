@@ -7,9 +7,8 @@ from collections.abc import Callable
 import plotly.graph_objects as go
 
 from explorer.record.lab import LabChart, LabFigure, LabOutcome, LabSeries, RowOutcome
-from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import DASHES, PHASE_COLOURS, RECOMPUTE, RUN_COLOURS, stage_colour, stage_pattern
-from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.figure import Chart, bars, bold, empty, figure, hatch
 from explorer.view.drawing.units import NOT_MEASURED, byte_axis, count, flop_axis, flops, mib, percent
 
 SIGNS: dict[RowOutcome, str] = {

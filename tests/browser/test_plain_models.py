@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from explorer.ui.explore.results import TABS
-from explorer.view.words.tour import STEPS
+from explorer.view.text.lab import STEPS
 from tests.browser.measured import APP
 from tests.browser.served import HERE, Served
 from tests.browser.settled import settled

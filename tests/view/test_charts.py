@@ -18,10 +18,10 @@ from explorer.record.base import from_json, to_json
 from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
 from explorer.view.compare.front import front_chart
 from explorer.view.compare.gradients import gradient_chart
-from explorer.view.drawing.chart import Chart, literal, written
+from explorer.view.drawing.figure import Chart, literal, written
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.ledger import ledger_chart
-from explorer.view.memory.roles import roles
+from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 from explorer.view.pipeline.gantt import gantt
 from explorer.view.pipeline.ranks import against_chart, bands_chart, memory_chart, rank_chart

@@ -20,7 +20,7 @@ from explorer.view.compare.gradients import gradient_chart
 from explorer.view.compare.headline import headlines
 from explorer.view.memory.blocks import saved_bytes_chart
 from explorer.view.memory.ledger import ledger_chart
-from explorer.view.memory.roles import roles
+from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 
 GOLDEN = sorted((Path(__file__).resolve().parent.parent / "golden").glob("*.msgpack"))
@@ -117,6 +117,6 @@ def test_a_price_comes_true(pair: Comparison) -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    modules = "explorer.view.memory.timeline, explorer.view.memory.roles, explorer.plan.why.peak"
+    modules = "explorer.view.memory.timeline, explorer.view.memory.stacked, explorer.plan.why.peak"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).resolve().parent.parent.parent)

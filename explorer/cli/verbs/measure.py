@@ -29,7 +29,7 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.record.graph import ModelGraph
 from explorer.record.measurement import Measurement, SavedFile
 from explorer.record.policy import KEEP_ALL
-from explorer.view.words.cut_short import did_not_fit
+from explorer.view.text.runs import did_not_fit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

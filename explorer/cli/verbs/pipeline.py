@@ -40,7 +40,7 @@ from explorer.record.plan import CapWish, JointPlan
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelineEngine, PipelinePlan, RunSpec
 from explorer.view.drawing.units import mib
-from explorer.view.words.pipeline import cap_kept, planned
+from explorer.view.text.pipeline import cap_kept, planned
 
 
 @dataclass(frozen=True, kw_only=True)

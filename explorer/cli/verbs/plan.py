@@ -31,9 +31,8 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.policy_file import Evidence
 from explorer.record.run import RunSpec
 from explorer.view.drawing.units import mib, percent
-from explorer.view.words.cut_short import did_not_fit
-from explorer.view.words.plan import certificate
-from explorer.view.words.policy import in_words
+from explorer.view.text.plan import certificate, in_words
+from explorer.view.text.runs import did_not_fit
 
 FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
 """What the foreseen cost of a plan was made of."""

@@ -15,8 +15,7 @@ import streamlit as st
 
 from explorer.record.base import Record, to_plain
 from explorer.view.drawing.units import mib
-from explorer.view.drawing.window import Window
-from explorer.view.graph.geometry import BlockRow, Layout, Link
+from explorer.view.graph.geometry import BlockRow, Layout, Link, Window
 from explorer.view.graph.labels import Label
 from explorer.view.graph.nesting import RUN
 

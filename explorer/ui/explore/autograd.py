@@ -8,7 +8,7 @@ import streamlit as st
 
 from explorer.record.graph import AutogradPicture, AutogradPictures, ModelGraph
 from explorer.ui.shared.download import Offer, download
-from explorer.view.graph.autograd import caption, difference, themed
+from explorer.view.graph.dot import caption, difference, themed
 
 WINDOW = 560
 """Pixels of height through which a picture of full size is seen."""

@@ -23,7 +23,7 @@ from explorer.view.drawing.colours import RECOMPUTE, STAGE_COLOURS
 from explorer.view.graph.geometry import layout
 from explorer.view.graph.labels import Facts, labels
 from explorer.view.graph.overlay import QUANTITIES
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 HEIGHT = 400
 ACTIONS = {"save_ops": "save ops", "offload": "offload"}

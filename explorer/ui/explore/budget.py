@@ -19,7 +19,7 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared.draft import with_units
 from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import mib
-from explorer.view.words import plan as words
+from explorer.view.text import plan as words
 
 FIELD_WIDTH = 190
 SLIDER_KEY = "front_slider"

@@ -16,7 +16,7 @@ from explorer.view.compare.cost import (
     uncounted_in_words,
 )
 from explorer.view.drawing.units import flops, milliseconds
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 PARTS = ("step", "forward", "backward", "optimizer")
 OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the step"

@@ -24,7 +24,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.readable import small
 from explorer.ui.shared.reports import report_button
-from explorer.view.compare.safety import doubt, in_file
+from explorer.view.compare.headline import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
 """Bytes of a policy file that is read at all."""

@@ -20,7 +20,7 @@ from explorer.ui.shared.charts import draw
 from explorer.ui.shared.draft import with_units
 from explorer.view.compare.front import CostWord, Mark, front_chart
 from explorer.view.drawing.units import count
-from explorer.view.words import plan as words
+from explorer.view.text import plan as words
 
 LOOK_EVERY_S = 0.7
 MOST_MEASURED = 4

@@ -9,17 +9,20 @@ import streamlit as st
 from explorer.record.comparison import Comparison, Verdict
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
-from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
 from explorer.view.compare.gradients import (
     buffer_table,
     carried_table,
     diff_table,
     gradient_chart,
+    mask_table,
     parameter_table,
+    recompute_count_table,
+    rng_table,
     scope_sentence,
+    state_change_table,
     verdict_sentence,
 )
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 COLOURS: dict[Verdict, Literal["green", "orange", "violet", "red", "gray"]] = {
     "bitwise equal": "green",

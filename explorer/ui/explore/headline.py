@@ -13,10 +13,9 @@ from explorer.record.policy import Policy
 from explorer.ui.explore.shown import Freshness, Shown
 from explorer.ui.session.plain import plain
 from explorer.ui.shared.strip import Cell
-from explorer.view.compare.headline import Headline, headlines
-from explorer.view.compare.safety import danger, errors
+from explorer.view.compare.headline import Headline, danger, errors, headlines
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 MEASURED: tuple[Origin, ...] = ("measured",)
 COUNTED: tuple[Origin, ...] = ("counted",)

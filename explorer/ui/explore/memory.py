@@ -23,15 +23,13 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.charts import draw
 from explorer.ui.shared.fold import fold
 from explorer.view.drawing.axis import Axis, has_times
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.figure import Chart
 from explorer.view.drawing.rows import ROOT_LABEL
 from explorer.view.drawing.units import mib
-from explorer.view.memory.by_block import by_block
-from explorer.view.memory.foretold import add_foretold
 from explorer.view.memory.ledger import ledger_chart, place
-from explorer.view.memory.roles import roles
-from explorer.view.memory.timeline import timeline
-from explorer.view.words import explore as glossary
+from explorer.view.memory.stacked import by_block, roles
+from explorer.view.memory.timeline import add_predicted, timeline
+from explorer.view.text import explore as glossary
 
 TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by role"
 
@@ -104,7 +102,7 @@ def _foretell(state: ExploreState, view: Shown, chart: Chart, *, over: Measureme
         return
     line = foretold_line(view.kept, drafts.graph_of(state.draft), policy, key=view.kept_key)
     if line is not None:
-        add_foretold(chart, line, baseline, over=over, axis=axis)
+        add_predicted(chart, line, baseline, over=over, axis=axis)
 
 
 def _by_block() -> bool:

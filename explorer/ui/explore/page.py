@@ -35,10 +35,10 @@ from explorer.ui.shared.readable import small
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
 from explorer.ui.shared.tour import OnPage, outdated, page_begins, tour_panel
-from explorer.view.compare.safety import danger
-from explorer.view.words import explore as glossary
-from explorer.view.words.cut_short import what_failed
-from explorer.view.words.policy import expected, in_words
+from explorer.view.compare.headline import danger
+from explorer.view.text import explore as glossary
+from explorer.view.text.plan import expected, in_words
+from explorer.view.text.runs import what_failed
 
 RIGHT_HEIGHT = 520
 FILES_WIDTH = 310

@@ -23,11 +23,11 @@ from explorer.ui.shared.failure import failure_panel
 from explorer.ui.shared.fold import fold
 from explorer.ui.shared.hazards import hazards_panel
 from explorer.ui.shared.readable import small
-from explorer.view.compare.safety import errors
+from explorer.view.compare.headline import errors
 from explorer.view.drawing.units import count
 from explorer.view.graph.nesting import RUN
-from explorer.view.words import explore as glossary
-from explorer.view.words.cut_short import what_failed
+from explorer.view.text import explore as glossary
+from explorer.view.text.runs import what_failed
 
 TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
 

@@ -31,7 +31,7 @@ from explorer.view.compare.front import CostWord
 from explorer.view.graph import overlay
 from explorer.view.graph.labels import Facts
 from explorer.view.graph.overlay import Overlay
-from explorer.view.words.cut_short import did_not_fit
+from explorer.view.text.runs import did_not_fit
 
 Picked = tuple[str, int] | None
 """Run and tick of a point in the timeline."""

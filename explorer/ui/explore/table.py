@@ -7,8 +7,7 @@ import streamlit as st
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement
 from explorer.ui.shared.charts import draw, in_groups
-from explorer.view.memory.blocks import saved_bytes_chart
-from explorer.view.memory.operators import operators_chart
+from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
 
 
 def table_panel(run: Comparison | Measurement, *, block: str) -> None:

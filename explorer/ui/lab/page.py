@@ -27,10 +27,9 @@ from explorer.ui.shared import tour
 from explorer.ui.shared.charts import picture
 from explorer.ui.shared.failure import last_failure
 from explorer.ui.shared.run_bar import RunBar, run_bar
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.figure import Chart
 from explorer.view.lab import lab_chart, lab_origins
-from explorer.view.words.lab import GLOSSARY
-from explorer.view.words.tour import OFFER
+from explorer.view.text.lab import GLOSSARY, OFFER
 
 ORIGINS = {
     "counted": "Counted exactly: operations, calls, tensors.",

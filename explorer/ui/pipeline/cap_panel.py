@@ -18,7 +18,7 @@ from explorer.ui.session import backend, page_job
 from explorer.ui.session.bound import bound
 from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
-from explorer.view.words import pipeline as words
+from explorer.view.text import pipeline as words
 
 CAP_WIDTH = 170
 

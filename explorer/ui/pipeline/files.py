@@ -18,7 +18,7 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.fold import fold
 from explorer.ui.shared.reports import report_button
-from explorer.view.compare.safety import danger
+from explorer.view.compare.headline import danger
 
 FOLDER = "pipeline-run"
 

@@ -34,10 +34,10 @@ from explorer.ui.shared.model import model_row
 from explorer.ui.shared.run_bar import RunBar, run_bar
 from explorer.ui.shared.strip import strip
 from explorer.ui.shared.tour import OnPage, tour_panel
-from explorer.view.compare.safety import danger
+from explorer.view.compare.headline import danger
 from explorer.view.drawing.units import count
 from explorer.view.pipeline.headline import Figure, figures
-from explorer.view.words import pipeline as words
+from explorer.view.text import pipeline as words
 
 RIGHT_HEIGHT = 520
 

@@ -21,8 +21,8 @@ from explorer.ui.session.bound import Bound, bound
 from explorer.ui.shared.strip import Cell
 from explorer.view.graph.nesting import ancestors
 from explorer.view.pipeline.headline import Figure
-from explorer.view.words import explore as glossary
-from explorer.view.words import pipeline as words
+from explorer.view.text import explore as glossary
+from explorer.view.text import pipeline as words
 
 STAGES_WIDTH, MICROBATCHES_WIDTH = 120, 130
 """The names of schedules need the rest of the row."""

@@ -21,7 +21,7 @@ from explorer.view.drawing.units import count
 from explorer.view.pipeline import gantt, ranks
 from explorer.view.pipeline import shares as splitting
 from explorer.view.pipeline.headline import prices_held
-from explorer.view.words import pipeline as words
+from explorer.view.text import pipeline as words
 
 ALL_MICROBATCHES = "all microbatches"
 ALL_RANKS = "all ranks"

@@ -16,7 +16,7 @@ from explorer.ui.pipeline.address import MOST_MICROBATCHES, PlanChoices
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.session import page_job
 from explorer.ui.session.bound import bound
-from explorer.view.words import pipeline as words
+from explorer.view.text import pipeline as words
 
 RANKS_WIDTH = 85
 UPLOAD = "upload_schedule"

@@ -23,7 +23,7 @@ from explorer.ui.shared.readable import on_primary
 from explorer.ui.shared.reports import report_button
 from explorer.view.drawing.units import count
 from explorer.view.memory.timeline import timeline
-from explorer.view.words.runs import figures_of
+from explorer.view.text.runs import figures_of
 
 LONGEST_NOTE = 2000
 

@@ -11,9 +11,8 @@ import streamlit as st
 from explorer.jobs.store import StoredRun
 from explorer.ui.runs.state import current, reorder
 from explorer.view.drawing.units import MIB, count, mib
-from explorer.view.words.cut_short import stored_peak
-from explorer.view.words.policy import in_words
-from explorer.view.words.runs import stored_flops, stored_time
+from explorer.view.text.plan import in_words
+from explorer.view.text.runs import stored_flops, stored_peak, stored_time
 
 MOST_ROWS, HEIGHT = 12, 380
 """More rows than these scroll, within so many pixels."""

@@ -9,8 +9,8 @@ from explorer.jobs.store import StoredRun
 from explorer.record.policy import KEEP_ALL, Policy
 from explorer.ui.runs.listed import own
 from explorer.view.compare.run_plane import RunPoint
-from explorer.view.words.conditions import conditions
-from explorer.view.words.policy import in_words
+from explorer.view.text.plan import in_words
+from explorer.view.text.runs import conditions
 
 Placed = list[tuple[StoredRun, RunPoint]]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import streamlit as st
 
-from explorer.view.drawing.window import Window
+from explorer.view.graph.geometry import Window
 
 USUAL_HEIGHT = 800
 """Pixels of a laptop's window: the page fits it without scrolling."""

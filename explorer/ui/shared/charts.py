@@ -11,8 +11,7 @@ import streamlit as st
 
 from explorer.ui.shared.download import Offer, download
 from explorer.ui.shared.fold import fold
-from explorer.view.drawing.chart import Chart, Rows, written
-from explorer.view.drawing.figure import CONFIG, readable
+from explorer.view.drawing.figure import CONFIG, Chart, Rows, readable, written
 
 
 def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:

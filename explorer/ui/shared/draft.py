@@ -24,7 +24,7 @@ from explorer.ui.block_graph import GraphMarks
 from explorer.ui.session import address, backend, window
 from explorer.ui.session.kept import kept
 from explorer.view.graph.nesting import ancestors, default_open
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 T = TypeVar("T")
 KEPT_STEPS = 100

@@ -22,7 +22,7 @@ from explorer.ui.session.plain import plain
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.readable import small
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 
 Argument = int | float | str | bool
 Choose = Callable[[ModelRef], None]

@@ -21,7 +21,7 @@ from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.draft import Draft
 from explorer.ui.shared.readable import small
 from explorer.view.drawing.units import mib
-from explorer.view.words.tour import OFFER, STEPS
+from explorer.view.text.lab import OFFER, STEPS
 
 GPT = ModelRef(target="sample_models/gpt.py", size="small")
 _ON_GPT = ("see", "guess", "toggle", "run")

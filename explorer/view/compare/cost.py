@@ -8,12 +8,9 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
-from explorer.view.drawing.block_rows import NO_COSTS, WHOLE_MODEL, chart_rows, row_sum, runs_of
-from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import GRID, KEEP, RECOMPUTE, RUN_COLOURS, translucent
-from explorer.view.drawing.figure import bars, empty, figure
-from explorer.view.drawing.lying_bars import BarSeries, add_bars
-from explorer.view.drawing.rows import Row
+from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
+from explorer.view.drawing.rows import NO_COSTS, WHOLE_MODEL, Row, chart_rows, row_sum, runs_of
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flop_axis, flops, milliseconds, percent
 
 QUESTION = "Which blocks compute twice?"

@@ -7,12 +7,12 @@ from typing import Literal
 
 from explorer.record.base import Origin
 from explorer.record.comparison import Comparison
+from explorer.record.graph import Hazard
 from explorer.record.measurement import Measurement, Samples, ratio_with_spread
 from explorer.view.compare.cost import ratio_inside_noise, uncounted_in_words
 from explorer.view.drawing.units import NOT_MEASURED, change, count, flops, mib, milliseconds, percent
-from explorer.view.words.allocator import peaks_in_words
-from explorer.view.words.cut_short import peak_and_end, peak_in_words, who_failed
-from explorer.view.words.explore import HEADLINES
+from explorer.view.text.explore import HEADLINES
+from explorer.view.text.runs import peak_and_end, peak_in_words, peaks_in_words, who_failed
 
 Tone = Literal["good", "bad", "neutral"]
 
@@ -212,3 +212,34 @@ def _effect(run: Measurement, n_again: int, n_named: int) -> str:
     if run.failure is not None:
         return "until it failed"
     return "in part" if n_again else "policy without effect"
+
+
+TRUSTED = ("bitwise equal", "rounding")
+"""Verdicts of a file's evidence that need no word of warning."""
+
+
+def errors(fired: tuple[Hazard, ...]) -> tuple[Hazard, ...]:
+    """Those that are wrong or refused for certain."""
+    return tuple(hazard for hazard in fired if hazard.severity == "error")
+
+
+def danger(fired: tuple[Hazard, ...], tab: str = "Gradients") -> str:
+    """The first error with its remedy, and how many more there are in that tab; the empty string: none is known."""
+    wrong = errors(fired)
+    if not wrong:
+        return ""
+    more = f" {count(len(wrong) - 1, 'more error')} in the tab {tab}." if len(wrong) > 1 else ""
+    return f"Known before any run: {wrong[0].sentence} {wrong[0].remedy}{more}"
+
+
+def in_file(fired: tuple[Hazard, ...]) -> str:
+    """Comment lines for a file that carries the policy away; a name cannot end the comment, nor name an encoding."""
+    lines = [f"#   {' '.join(f'{hazard.sentence} {hazard.remedy}'.split())}\n" for hazard in errors(fired)]
+    return "".join(["# WARNING\n", "# Known to go wrong before any run:\n", *lines]) if lines else ""
+
+
+def doubt(verdict: str | None) -> str:
+    """What a policy file's own evidence says against it; the empty string: nothing."""
+    if verdict is None or verdict in TRUSTED:
+        return ""
+    return f"The evidence in this policy file says: {verdict}. Run it here before you use it."

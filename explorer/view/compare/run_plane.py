@@ -12,9 +12,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from explorer.view.drawing.chart import Chart, bold
 from explorer.view.drawing.colours import DASHES, RECOMPUTE, RUN_COLOURS
-from explorer.view.drawing.figure import empty, figure
+from explorer.view.drawing.figure import Chart, bold, empty, figure
 from explorer.view.drawing.units import byte_axis, count, mib
 
 HEIGHT = 400

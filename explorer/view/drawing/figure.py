@@ -1,12 +1,18 @@
-"""What every figure shares: a title that states its question, transparent grounds, a legend under the plot, one margin.
+"""A chart and what every figure shares: title, margins, legend, bars, and texts that are shown as they are written.
 
-No font or text colour is set anywhere: the page's theme gives them, so a figure follows light and dark by itself.
+Plotly reads tags in every text of a figure, and a block may be named `<b>`. Charts therefore write no tags: a line ends
+with `\\n`, and bold text comes from `bold`. `Chart.plotted` escapes all texts and writes the tags.
+The theme of the page gives fonts and text colours, so that a figure follows light and dark.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import unescape
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from explorer.view.drawing.colours import CURSOR, GRID, QUIET_TEXT
@@ -95,3 +101,110 @@ def bars(fig: go.Figure, x_title: str, *, mode: str = "stack") -> go.Figure:
     fig.update_yaxes(autorange="reversed", showgrid=False, type="category")
     fig.update_xaxes(title={"text": x_title}, rangemode="tozero")
     return fig
+
+
+Rows = Sequence[dict[str, Any]]
+_LITERAL = "literal"
+"""Mark of a figure whose texts are escaped already."""
+_TAGS = {"\n": "<br>", "\x02": "<b>", "\x03": "</b>"}
+"""By the character that stands for a tag in the texts of a chart."""
+_ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | _TAGS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chart:
+    """What every chart function of this ring returns."""
+
+    name: str
+    """What its table and its files are called: `memory timeline`."""
+    figure: go.Figure
+    alt: str
+    """The picture in a sentence. No two charts share one: a screen reader tells them apart by it."""
+    rows: Callable[[], Rows]
+    """The numbers of the figure, computed when a reader opens the table."""
+
+    def plotted(self) -> go.Figure:
+        """The figure with every text as Plotly has to be given it. Pages and reports draw nothing else."""
+        figure = self.figure
+        if figure.layout.meta == _LITERAL:
+            return figure
+        layout = figure.layout
+        axes = [*figure.select_xaxes(), *figure.select_yaxes()]
+        titles = [layout.title, layout.title.subtitle, *(axis.title for axis in axes), *layout.annotations]
+        for part, names in (
+            *((title, ("text",)) for title in titles),
+            *((axis, ("ticktext", "categoryarray")) for axis in axes),
+            *((trace, ("name", "x", "y", "text", "customdata", "hovertemplate")) for trace in figure.data),
+        ):
+            for name in names:
+                if (value := part[name]) is not None and (text := _each_text(value)) is not value:
+                    part[name] = text
+        for trace in figure.data:
+            if trace.hovertemplate:
+                trace.hovertemplate += "<extra></extra>"  # no box with the name of the trace
+        figure.layout.meta = _LITERAL
+        return figure
+
+
+def bold(text: str) -> str:
+    """`text` in bold letters, for any text of a figure."""
+    return f"\x02{text}\x03"
+
+
+def literal(text: str) -> str:
+    """`text` as Plotly has to be given it: no name in it is read as a tag."""
+    return text.translate(_ESCAPED)
+
+
+def written(text: str) -> str:
+    """The text that `literal` was given: what a click returns."""
+    for sign, tag in _TAGS.items():
+        text = text.replace(tag, sign)
+    return unescape(text)
+
+
+def _each_text(value: Any) -> Any:
+    """`value` with each text in it as Plotly has to be given it; numbers alone are returned as they are."""
+    if isinstance(value, str):
+        return literal(value)
+    if isinstance(value, np.ndarray):
+        return np.array(_each_text(value.tolist()), dtype=object) if value.dtype.kind in "OU" else value
+    if isinstance(value, (list, tuple)) and any(isinstance(entry, (str, list, tuple)) for entry in value):
+        return [_each_text(entry) for entry in value]
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BarSeries:
+    """One bar in every row."""
+
+    name: str
+    lengths: Sequence[float | None]
+    """In units of the axis; None: no bar."""
+    figures: Sequence[str]
+    """What each bar says of itself under the pointer, with its unit."""
+    colour: str
+    pattern: str = ""
+    """Plotly's: `/`, `x`."""
+    edge: str = ""
+    """Colour of a line around it."""
+    picks: Sequence[str] = ()
+    """What a click on each bar stands for; empty: a click does nothing."""
+
+
+def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: Any) -> None:
+    """Draws `series` as one trace; customdata of each bar: [its pick, its figure]. `more` is Plotly's, of the trace."""
+    picks = series.picks or [""] * len(rows)
+    marker: dict[str, Any] = {"color": series.colour, "pattern": hatch(series.pattern)}
+    fig.add_trace(
+        go.Bar(
+            orientation="h",
+            name=series.name,
+            y=list(rows),
+            x=list(series.lengths),
+            customdata=[list(both) for both in zip(picks, series.figures, strict=True)],
+            marker=marker | ({"line": {"color": series.edge, "width": 1}} if series.edge else {}),
+            hovertemplate=bold("%{y}") + f"\n{series.name}: %{{customdata[1]}}",
+            **more,
+        )
+    )

@@ -29,8 +29,7 @@ import msgspec
 from explorer.plan.names import above
 from explorer.record.base import Record
 from explorer.record.graph import Join, ModelGraph
-from explorer.view.graph.flow import Arrow, Flow, folded, ordered
-from explorer.view.graph.lanes import Ways, ways_of
+from explorer.view.graph.flow import Arrow, Flow, Ways, folded, ordered, ways_of
 from explorer.view.graph.nesting import Node, nest
 
 ROW = 42
@@ -278,3 +277,14 @@ def _beside(arrow: Arrow, a: BlockRow | JoinMark, b: BlockRow | JoinMark, lane: 
         source_right=a.right,
         target_right=b.right,
     )
+
+
+class Window(Record):
+    """What a page is laid out for."""
+
+    height: int
+    """Pixels."""
+    narrow: bool
+    """Whether there is no room for two columns."""
+    known: bool
+    """False: this is a guess."""

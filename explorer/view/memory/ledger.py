@@ -9,10 +9,8 @@ import plotly.graph_objects as go
 
 from explorer.plan.names import is_within
 from explorer.record.allocations import ROLES, Ledger, Role
-from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS
-from explorer.view.drawing.figure import bars, figure
-from explorer.view.drawing.lying_bars import BarSeries, add_bars
+from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, figure
 from explorer.view.drawing.rows import ROOT_LABEL, rows_of
 from explorer.view.drawing.units import byte_axis, mib, percent, percent_whole
 

@@ -11,14 +11,12 @@ from explorer.plan.memory.ledger import held, ledger
 from explorer.plan.names import listed
 from explorer.record.allocations import ROLES
 from explorer.record.measurement import Measurement, RecordedRanks
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import DASHES, ROLE_COLOURS, ROLE_PATTERNS, stage_colour
-from explorer.view.drawing.figure import bars, empty, figure
-from explorer.view.drawing.lying_bars import BarSeries, add_bars
-from explorer.view.drawing.thin import minmax
+from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure
 from explorer.view.drawing.units import byte_axis, change, count, mib, percent
 from explorer.view.memory.ledger import place
-from explorer.view.words.cut_short import peak_and_end
+from explorer.view.text.runs import peak_and_end
 
 OVER_TIME = "Which rank holds most, and when?"
 AT_PEAK = "What is each rank's peak made of?"

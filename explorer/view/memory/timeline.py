@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -10,16 +12,22 @@ import plotly.graph_objects as go
 from explorer.plan.memory.ledger import Bytes, events, held, span_at
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.measurement import Measurement
-from explorer.view.drawing.axis import Axis, Positions, axis_layout, has_times, positions
-from explorer.view.drawing.chart import Chart, bold
-from explorer.view.drawing.colours import RUN_COLOURS, RUN_DASHES
-from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Cursor, empty, figure, mark_cursor
-from explorer.view.drawing.thin import MAX_POINTS, Indices, minmax, with_points
+from explorer.view.drawing.axis import (
+    MAX_POINTS,
+    Axis,
+    Indices,
+    Positions,
+    axis_layout,
+    has_times,
+    minmax,
+    positions,
+    with_points,
+)
+from explorer.view.drawing.colours import PHASE_COLOURS, RUN_COLOURS, RUN_DASHES
+from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Chart, Cursor, bold, empty, figure, mark_cursor
 from explorer.view.drawing.units import byte_axis, change, mib, percent
-from explorer.view.memory.bands import add_bands
-from explorer.view.memory.counters import add_counters, counters
-from explorer.view.words.allocator import peaks_in_words
-from explorer.view.words.cut_short import peak_and_end
+from explorer.view.memory.bands import add_bands, add_counters, counters
+from explorer.view.text.runs import peak_and_end, peaks_in_words
 
 QUESTION = "Where is the peak?"
 QUESTION_OF_TWO = "Where is the peak, how much lower?"
@@ -209,3 +217,66 @@ def peak_place(run: Measurement) -> str:
     if span is None:
         return "before the step"
     return f"in {span.phase} of {span.block}" if span.block else f"in {span.phase}"
+
+
+NAME, GROUND = "drawn policy, predicted", "ground of the drawn policy"
+COLOUR = RUN_COLOURS["candidate"]
+HALO = "rgba(255, 255, 255, 0.85)"
+"""Under the dashes, which cross every colour of the chart."""
+
+
+def add_predicted(chart: Chart, line: Bytes, baseline: Measurement, *, over: Measurement | None, axis: Axis) -> None:
+    """Draws `line`, bytes at every event of `baseline`, into a chart of that run, or of it and `over`."""
+    log, drawn = baseline.allocations, over or baseline
+    if log is None or drawn.allocations is None or len(line) != log.n_ticks + 1:
+        return
+    if axis == "time" and not has_times(baseline, over):
+        axis = "tick"
+    x = positions(baseline, log, drawn, axis=axis)
+    unit, _ = byte_axis(max(run.held_peak_bytes or 0 for run in (baseline, drawn)))
+    ticks = minmax(line, MAX_POINTS)
+    for name, pen in ((GROUND, {"width": 5, "color": HALO}), (NAME, {"width": 2, "dash": "dash", "color": COLOUR})):
+        chart.figure.add_trace(
+            go.Scatter(
+                x=x[ticks], y=line[ticks] / unit, name=name, mode="lines", hoverinfo="skip", showlegend=name == NAME,
+                line={"shape": "hv", **pen},
+            )
+        )  # fmt: skip
+    top = int(np.argmax(line))
+    chart.figure.add_annotation(
+        x=float(x[top]), y=float(line[top]) / unit, text=f"≈ {mib(int(line[top]))}", showarrow=False, yshift=14,
+        font={"size": 12, "color": COLOUR}, bgcolor="#FFFFFF",
+    )  # fmt: skip
+
+
+WIDTH, HEIGHT, BAND = 640, 120, 10
+N_POINTS = 400
+
+
+def sketch(run: Measurement, lines: Sequence[str]) -> str:
+    """HTML: `lines`, and the held bytes over the events of the step with its phases below."""
+    words = "".join(f"<div>{'<b>' * (not i)}{escape(line)}{'</b>' * (not i)}</div>" for i, line in enumerate(lines))
+    return f'<div style="font-family:sans-serif;font-size:13px">{words}{_curve(run)}{_legend(run)}</div>'
+
+
+def _curve(run: Measurement) -> str:
+    log = run.allocations
+    if log is None:
+        return ""
+    held = np.asarray(log.held_bytes)
+    most, end = max(int(held.max()), 1), max(log.n_ticks, 1)
+    shown = minmax(held, N_POINTS)
+    points = " ".join(f"{tick / end * WIDTH:.1f},{HEIGHT * (1 - held[tick] / most):.1f}" for tick in shown.tolist())
+    bands = "".join(
+        f'<rect x="{span.first_tick / end * WIDTH:.1f}" y="{HEIGHT}" height="{BAND}" '
+        f'width="{(min(span.end_tick, end) - span.first_tick) / end * WIDTH:.1f}" fill="{PHASE_COLOURS[span.phase]}"/>'
+        for span in run.phases
+    )
+    line = f'<polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.2"/>'
+    size = f'viewBox="0 0 {WIDTH} {HEIGHT + BAND}" width="{WIDTH}" height="{HEIGHT + BAND}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="Held bytes">{line}{bands}</svg>'
+
+
+def _legend(run: Measurement) -> str:
+    seen = dict.fromkeys(span.phase for span in run.phases)
+    return " ".join(f'<span style="color:{PHASE_COLOURS[phase]}">■</span> {phase}' for phase in seen)

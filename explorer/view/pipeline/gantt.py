@@ -15,9 +15,8 @@ import plotly.graph_objects as go
 
 from explorer.plan.pipeline.transfers import links, transfers
 from explorer.record.pipeline_run import ActionTime, PlayedSchedule, Stage
-from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import ON_COLOUR, PHASE_COLOURS, RUN_COLOURS, STAGE_COLOURS
-from explorer.view.drawing.figure import empty, figure, hatch
+from explorer.view.drawing.figure import Chart, empty, figure, hatch
 from explorer.view.drawing.units import mib, percent, percent_whole
 
 QUESTION = "Who works when, and who waits?"

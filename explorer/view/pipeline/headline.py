@@ -9,7 +9,7 @@ from statistics import median
 from explorer.record.pipeline_run import PipelineRun, PlayedSchedule, RankMemory
 from explorer.record.run import PipelinePlan
 from explorer.view.drawing.units import NOT_MEASURED, change, count, mib, percent
-from explorer.view.words import pipeline as words
+from explorer.view.text import pipeline as words
 
 MOVED = 1.15
 """Ratio from which all actions together count as moved: single readings of a quiet machine differ by less."""

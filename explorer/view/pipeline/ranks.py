@@ -9,11 +9,9 @@ import numpy as np
 import plotly.graph_objects as go
 
 from explorer.record.pipeline_run import PipelineRun, RankMemory
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.axis import minmax
 from explorer.view.drawing.colours import GRID, KEEP, ROLE_COLOURS, RUN_COLOURS, translucent
-from explorer.view.drawing.figure import bars, empty, figure, hatch
-from explorer.view.drawing.lying_bars import BarSeries, add_bars
-from explorer.view.drawing.thin import minmax
+from explorer.view.drawing.figure import BarSeries, Chart, add_bars, bars, empty, figure, hatch
 from explorer.view.drawing.units import byte_axis, mib, percent
 
 OVER_TIME = "How much does each rank hold, and when most?"

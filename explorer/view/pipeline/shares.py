@@ -8,9 +8,8 @@ import plotly.graph_objects as go
 
 from explorer.record.comparison import TensorDiff, Verdict
 from explorer.record.pipeline_run import BufferShares, GradientShares, PipelineRun, Share
-from explorer.view.drawing.chart import Chart
 from explorer.view.drawing.colours import VERDICT_COLOURS, stage_colour
-from explorer.view.drawing.figure import bars, empty, figure, hatch
+from explorer.view.drawing.figure import Chart, bars, empty, figure, hatch
 from explorer.view.drawing.units import count
 
 TRUTH = "What moved the gradients: microbatching, recompute or splitting?"

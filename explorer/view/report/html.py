@@ -14,7 +14,7 @@ from typing import Any
 from plotly.io.json import to_json_plotly
 from plotly.offline import get_plotlyjs
 
-from explorer.view.drawing.chart import Chart
+from explorer.view.drawing.figure import Chart
 
 MOST_ROWS = 60
 """Rows of a table in a report; the run file has all."""

@@ -52,7 +52,7 @@ def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
     return document(of.name, body, share_plotly=of.share_plotly)
 
 
-def whereabouts(of: ReportOf, place: str, host: Environment | None) -> str:
+def circumstances(of: ReportOf, place: str, host: Environment | None) -> str:
     """One quiet line: what ran, on what, and when."""
     when = f", {datetime.fromtimestamp(of.created, UTC):%Y-%m-%d %H:%M} UTC" if of.created is not None else ""
     machine = f"; {host.device_name}, torch {host.torch_version}" if host is not None else ""
@@ -64,7 +64,7 @@ def model_in_words(spec: RunSpec) -> str:
     return " ".join(filter(None, (spec.model.target, spec.model.size)))
 
 
-def failures_said(failures: Iterable[Failure | None]) -> Iterator[str]:
+def failure_boxes(failures: Iterable[Failure | None]) -> Iterator[str]:
     """Each failure once, in a frame."""
     for failure in {one.sentence: one for one in failures if one is not None}.values():
         yield box([failure.sentence, failure.hint], "error")

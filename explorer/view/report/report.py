@@ -1,13 +1,44 @@
-"""The report of every kind of run: one HTML page that needs no server."""
+"""The report of every kind of run: one HTML page that needs no server. Figures are those of the page."""
 
 from __future__ import annotations
 
-from explorer.record.measurement import RecordedRanks
+from collections.abc import Iterator
+from dataclasses import replace
+from html import escape
+
+from explorer.plan.hazards.hazards import hazards
+from explorer.plan.memory.ledger import ledger
+from explorer.plan.why.caveats import beside_peak
+from explorer.plan.why.peak import explain, explain_one
+from explorer.record.comparison import Comparison
+from explorer.record.graph import ModelGraph
+from explorer.record.measurement import Measurement, RecordedRanks
 from explorer.record.pipeline_run import PipelineRun
-from explorer.view.report.one_or_two import run_report
-from explorer.view.report.parts import ReportOf
-from explorer.view.report.pipeline import pipeline_report
-from explorer.view.report.ranks import ranks_report
+from explorer.view.compare.cost import recompute_cost, recompute_time, step_time
+from explorer.view.compare.gradients import (
+    buffer_table,
+    carried_table,
+    gradient_chart,
+    parameter_table,
+    scope_sentence,
+    verdict_sentence,
+)
+from explorer.view.compare.headline import Headline, headlines
+from explorer.view.drawing.figure import Chart
+from explorer.view.drawing.units import count, mib
+from explorer.view.memory.blocks import operators_chart, saved_bytes_chart
+from explorer.view.memory.ledger import ledger_chart
+from explorer.view.memory.ranks import rank_rows, ranks_at_peak, ranks_over_time, spread_of_ranks
+from explorer.view.memory.stacked import by_block, roles
+from explorer.view.memory.timeline import timeline
+from explorer.view.pipeline.gantt import gantt, link_table, rank_table
+from explorer.view.pipeline.headline import Figure, figures
+from explorer.view.pipeline.ranks import against_chart, bands_chart, rank_chart
+from explorer.view.pipeline.shares import calls_chart, truth_chart, truth_table
+from explorer.view.report.html import box, card, drawn, folded, paragraph, picture, section, table
+from explorer.view.report.parts import ReportOf, circumstances, environment, failure_boxes, model_in_words, page
+from explorer.view.text.plan import in_words
+from explorer.view.text.runs import did_not_fit, what_failed
 
 
 def report_text(of: ReportOf) -> str:
@@ -19,3 +50,236 @@ def report_text(of: ReportOf) -> str:
             return ranks_report(of, of.run)
         case _:
             return run_report(of, of.run)
+
+
+Run = Comparison | Measurement
+
+
+def run_report(of: ReportOf, run: Run) -> str:
+    """The file's text."""
+    shown = _shown(run)
+    parts = {
+        "Memory": section("Memory", _memory(of, run)),
+        "Blocks": section("Blocks", _blocks(run) if shown.blocks else []),
+        "Cost": section("Cost", _cost(run)),
+        "Verdict": section("Verdict", _verdict(run)),
+        "Hazards": section("Hazards", hazard_section(of)),
+        "Environment": section("Environment", _environment(shown)),
+    }
+    return page(of, _head(of, run), parts)
+
+
+def _shown(run: Run) -> Measurement:
+    """The candidate, or the one run."""
+    return run.candidate if isinstance(run, Comparison) else run
+
+
+def _head(of: ReportOf, run: Run) -> Iterator[str]:
+    shown = _shown(run)
+    where = shown.recorded_in and f"recorded in {shown.recorded_in}"
+    yield circumstances(of, where or model_in_words(shown.spec), shown.environment)
+    alone = "Forward alone, without gradients."
+    yield paragraph(alone if shown.spec.forward_only else f"Policy: {in_words(shown.spec.policy)}.")
+    yield f'<div class="cards">{"".join(map(_card, headlines(run)))}</div>'
+    if isinstance(run, Comparison) and not run.comparable:
+        yield box([f"The {what_failed(run)}: nothing is bought, and nothing is proven."], "error")
+    holders: tuple[Run, ...] = (run.baseline, run.candidate, run) if isinstance(run, Comparison) else (run,)
+    yield from failure_boxes(one.failure for one in holders)
+    yield paragraph(did_not_fit(shown, None), "warn")
+
+
+def _card(figure: Headline) -> str:
+    tone = "" if figure.tone == "neutral" else figure.tone
+    return card(figure.label, figure.value, figure.tooltip, [(figure.delta, tone), (", ".join(figure.origin), "quiet")])
+
+
+def _memory(of: ReportOf, run: Run) -> Iterator[str]:
+    shown = _shown(run)
+    if isinstance(run, Comparison):
+        yield from map(paragraph, explain(run, of.known_graph))
+        yield drawn(timeline(run.baseline, run.candidate))
+        yield from by_role_and_block(shown)
+    else:
+        yield from memory_of_one(run, of.known_graph)
+
+
+def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
+    """Why the peak is what it is, and every picture of one run's memory."""
+    yield from map(paragraph, explain_one(run, graph))
+    if run.allocations is not None and run.phases:
+        yield drawn(_alone(timeline(run)))
+    yield from by_role_and_block(run)
+
+
+def _alone(chart: Chart) -> Chart:
+    """Where there is one run, it is nobody's baseline."""
+    for trace in chart.figure.data:
+        if trace.name == "baseline":
+            hover = trace.hovertemplate or ""
+            for name in (", %{customdata[0]}", ", baseline", "baseline: "):
+                hover = hover.replace(name, "")
+            trace.update(name="this run", hovertemplate=hover)
+        elif trace.name:
+            trace.name = trace.name.removesuffix(" of the baseline")
+    for note in chart.figure.layout.annotations:
+        note.text = note.text.removesuffix("\nbaseline")
+    return replace(chart, rows=lambda: [{k: cell for k, cell in row.items() if k != "run"} for row in chart.rows()])
+
+
+def by_role_and_block(run: Measurement) -> Iterator[str]:
+    """What the bytes are, over the step and at its peak; of a run without a timeline only the latter, or nothing."""
+    if run.allocations is None:
+        return
+    if run.phases:
+        yield drawn(roles(run))
+        yield drawn(by_block(run))
+    alive = ledger(run)
+    when = "Alive at the peak" if run.phases else "Known to be held when it was refused"
+    yield paragraph(f"{when}: {mib(alive.total_bytes)}.")
+    yield from (paragraph(caveat, "quiet") for caveat in beside_peak(run))
+    yield drawn(ledger_chart(alive, [cost.fqn for cost in run.blocks]))
+
+
+def _blocks(run: Run) -> Iterator[str]:
+    for chart in (saved_bytes_chart(run), operators_chart(run, "")):
+        yield drawn(chart if isinstance(run, Comparison) else _alone(chart))
+
+
+def _cost(run: Run) -> Iterator[str]:
+    if isinstance(run, Comparison) and run.comparable:
+        yield drawn(recompute_cost(run))
+        yield drawn(recompute_time(run))
+        yield drawn(step_time(run))
+
+
+def _verdict(run: Run) -> Iterator[str]:
+    if not isinstance(run, Comparison):
+        return
+    tone = {"bitwise equal": "good", "rounding": ""}.get(run.verdict, "bad")
+    yield f'<p><b class="{tone}">{escape(verdict_sentence(run))}</b></p>'
+    yield from map(paragraph, run.causes)
+    yield paragraph(run.not_reproducible_because)
+    yield paragraph(scope_sentence(run), "quiet")
+    yield drawn(gradient_chart(run)) if run.gradients else ""
+    if wrong := [row for row in buffer_table(run) if row["verdict"] != "bitwise equal"]:
+        yield folded("buffers that are not equal", wrong)
+    if wrong := [row for row in parameter_table(run) if row["verdict"] != "bitwise equal"]:
+        yield folded(f"parameters that are not equal after {count(run.n_steps, 'step')}", wrong)
+    yield folded("state that is not equal", carried_table(run))
+
+
+def hazard_section(of: ReportOf) -> Iterator[str]:
+    """What is known to go wrong with the policy on this model."""
+    spec = of.spec
+    if of.known_graph is None:
+        yield paragraph("The hazards are unknown: the run file holds no graph of its model.")
+        return
+    fired = hazards(of.known_graph, spec.policy, spec.plan, spec)
+    if not fired:
+        yield paragraph("No known hazard in this policy on this model.")
+    for hazard in fired:
+        blocks = f"Blocks: {', '.join(hazard.blocks)}" if hazard.blocks else ""
+        yield box([f"{hazard.severity}: {hazard.sentence}", f"Remedy: {hazard.remedy}", blocks], hazard.severity)
+
+
+def _environment(run: Measurement) -> Iterator[str]:
+    yield from environment(run.environment, run.spec, run)
+    yield from (paragraph(f"Warning: {warning}", "warn") for warning in run.warnings)
+    if run.origin == "predicted":
+        yield paragraph("Every figure is predicted: nothing of this step was run.")
+        return
+    instruments = "measured by a clock or an allocator"
+    if run.origin == "recorded":
+        instruments = "recorded by the same instruments in one step of a script"
+    yield paragraph(f"Every figure says where it comes from: {instruments}, counted, or predicted.")
+
+
+def ranks_report(of: ReportOf, ranks: RecordedRanks) -> str:
+    """The file's text."""
+    full = ranks.fullest
+    fullest = f"Rank {full.rank}"
+    parts = {
+        "Ranks": section("Ranks", _side_by_side(ranks)),
+        fullest: section(fullest, memory_of_one(full, of.known_graph)),
+        "Hazards": section("Hazards", hazard_section(of)),
+        "Environment": section("Environment", environment(full.environment, full.spec, full)),
+    }
+    return page(of, _ranks_head(of, ranks), parts)
+
+
+def _ranks_head(of: ReportOf, ranks: RecordedRanks) -> Iterator[str]:
+    yield circumstances(of, f"recorded in {ranks.recorded_in}", ranks.fullest.environment)
+    yield paragraph(f"Policy: {in_words(ranks.fullest.spec.policy)}.")
+    yield paragraph(spread_of_ranks(ranks))
+    yield from failure_boxes(run.failure for run in ranks.ranks)
+
+
+def _side_by_side(ranks: RecordedRanks) -> Iterator[str]:
+    yield picture(ranks_over_time(ranks))
+    yield drawn(ranks_at_peak(ranks))
+    yield table(rank_rows(ranks))
+
+
+MOST_RANKS = 8
+"""Ranks whose memory over the step is drawn: those that hold most. The bars show all."""
+
+
+def pipeline_report(of: ReportOf, run: PipelineRun) -> str:
+    """The file's text."""
+    parts = {
+        "Schedule": section("Schedule", _schedule(run)),
+        "Memory": section("Memory", _pipeline_memory(run)),
+        "Gradients": section("Gradients", _gradients(run)),
+        "Calls": section("Calls", [drawn(calls_chart(run))] if run.blocks else []),
+        "Hazards": section("Hazards", hazard_section(of)),
+        "Environment": section("Environment", environment(run.environment, run.spec)),
+    }
+    return page(of, _pipeline_head(of, run), parts)
+
+
+def _pipeline_head(of: ReportOf, run: PipelineRun) -> Iterator[str]:
+    yield circumstances(of, model_in_words(run.spec), run.environment)
+    plan = run.spec.plan
+    if plan is not None:
+        yield paragraph(f"Schedule: {plan.schedule_name}.")
+    yield paragraph(f"Policy: {in_words(run.spec.policy)}.")
+    yield f'<div class="cards">{"".join(map(_pipeline_card, figures(run, None, plan, before=None)))}</div>'
+    yield from failure_boxes([run.failure])
+    yield from map(paragraph, run.notes)
+
+
+def _pipeline_card(figure: Figure) -> str:
+    tooltip = figure.help.replace("**", "")
+    return card(figure.label, figure.value, tooltip, [(figure.delta, ""), (figure.origin, "quiet")])
+
+
+def _schedule(run: PipelineRun) -> Iterator[str]:
+    if run.timing is None:
+        return
+    yield drawn(gantt(run.timing, run.predicted))
+    yield table(rank_table(run.timing, run.predicted))
+    if run.wall is not None:
+        yield folded("waits for transfers", link_table(run.wall, run.stages))
+
+
+def _pipeline_memory(run: PipelineRun) -> Iterator[str]:
+    if not run.memory:
+        return
+    yield drawn(bands_chart(run.memory))
+    if run.predicted is not None and run.predicted.memory:
+        yield drawn(against_chart(run))
+    yield from map(drawn, _of_ranks(run))
+
+
+def _of_ranks(run: PipelineRun) -> list[Chart]:
+    fullest = sorted(run.memory, key=lambda one: -(one.device_bytes or 0))[:MOST_RANKS]
+    predicted = run.predicted.memory if run.predicted is not None else ()
+    return [rank_chart(one, predicted) for one in sorted(fullest, key=lambda one: one.rank)]
+
+
+def _gradients(run: PipelineRun) -> Iterator[str]:
+    if not run.gradients:
+        return
+    yield drawn(truth_chart(run))
+    moved = [row for row in truth_table(run) if row["splitting"] != "0 (bitwise)"]
+    yield folded(f"moved by splitting: {count(len(moved), 'tensor')}", moved)

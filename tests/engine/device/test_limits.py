@@ -15,7 +15,7 @@ from explorer.engine.step import prepare, run_step
 from explorer.errors import OutOfMemory
 from explorer.record import RunSpec
 from explorer.record.plan import Report, silent
-from explorer.view.words.cut_short import peak_and_end
+from explorer.view.text.runs import peak_and_end
 from tests.engine.tiny_nets import ref
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from explorer.plan.predict.baseline import keep_all_from
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import ModelRef, RunSpec
 from explorer.record.plan import Progress
-from explorer.view.words.cut_short import did_not_fit
+from explorer.view.text.runs import did_not_fit
 from tests.engine.tiny_nets import ref
 
 MIB = 1024**2

@@ -14,7 +14,7 @@ from explorer.record.plan import Wish
 from explorer.ui.explore import blocks, budget, plans
 from explorer.ui.explore.shown import predicted, shown
 from explorer.view.drawing.units import mib
-from explorer.view.words import plan as words
+from explorer.view.text import plan as words
 from tests import graphs
 from tests.ui.explore.sliding import slide, slider
 from tests.ui.explore.visits import ALL, App

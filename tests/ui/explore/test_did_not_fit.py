@@ -14,7 +14,7 @@ from explorer.record import KEEP_ALL, Policy
 from explorer.record.measurement import Refused
 from explorer.ui.explore.headline import Drawn, figures
 from explorer.ui.explore.shown import Shown
-from explorer.view.words.cut_short import did_not_fit
+from explorer.view.text.runs import did_not_fit
 from tests import graphs
 from tests.ui.fake_worker import FakeJob, FakeWorker
 from tests.ui.page_driver import say, settle, texts

@@ -11,7 +11,7 @@ from explorer.record.plan import Forecast
 from explorer.ui.explore.headline import Drawn, cells, figures
 from explorer.ui.explore.shown import Shown
 from explorer.view.compare.headline import headlines
-from explorer.view.words import explore as glossary
+from explorer.view.text import explore as glossary
 from tests import graphs
 from tests.six_layers import ALL, GRAPH, SPEC
 

@@ -9,8 +9,8 @@ from explorer.plan.catalogue import FactoryArguments, Sample
 from explorer.record import ModelRef, Policy
 from explorer.ui.explore.results import TABS
 from explorer.ui.session import backend
-from explorer.view.words import explore as glossary
-from explorer.view.words.tour import STEPS
+from explorer.view.text import explore as glossary
+from explorer.view.text.lab import STEPS
 from tests import graphs
 from tests.ui.explore.visits import ALL, App, press, spec
 from tests.ui.fake_worker import FakeWorker

@@ -11,7 +11,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.record import Comparison, Failure, ModelGraph, RunSpec
 from explorer.ui.explore.files import policy_text
 from explorer.ui.explore.shown import Freshness
-from explorer.view.words.explore import FRESHNESS
+from explorer.view.text.explore import FRESHNESS
 from tests import graphs
 from tests.ui.explore.visits import ALL, App, in_session, press
 from tests.ui.fake_worker import FakeWorker

@@ -16,7 +16,7 @@ from explorer.ui.pipeline import state as pipeline_state
 from explorer.ui.pipeline.plan_panel import fitting
 from explorer.ui.pipeline.state import PipelineState
 from explorer.ui.shared.draft import Draft
-from explorer.view.words.pipeline import BALANCE
+from explorer.view.text.pipeline import BALANCE
 from tests import graphs, pipelines
 from tests.ui.pipeline.pipeline_driver import Open
 

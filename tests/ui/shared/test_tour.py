@@ -10,7 +10,7 @@ from streamlit.testing.v1 import AppTest
 from explorer.plan.challenges import CHALLENGES
 from explorer.record.policy import Policy
 from explorer.ui.shared.tour import GPT, Tour
-from explorer.view.words.tour import STEPS
+from explorer.view.text.lab import STEPS
 from tests.ui.page_driver import say, settle, texts, widget
 
 App = Callable[..., AppTest]

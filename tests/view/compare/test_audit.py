@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.record import MaskDiff, RngDiff, StateChange
-from explorer.view.compare.audit import mask_table, recompute_count_table, rng_table, state_change_table
+from explorer.view.compare.gradients import mask_table, recompute_count_table, rng_table, state_change_table
 from tests.view.builders import compared
 
 

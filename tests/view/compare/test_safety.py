@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.record import Hazard
-from explorer.view.compare.safety import danger, doubt, errors, in_file
+from explorer.view.compare.headline import danger, doubt, errors, in_file
 
 
 def test_what_goes_wrong_is_said_where_a_policy_is_run_or_taken_away() -> None:

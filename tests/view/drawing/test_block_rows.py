@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.record import Policy, RunSpec
-from explorer.view.drawing.block_rows import block_names, chart_rows, row_sum, runs_of
+from explorer.view.drawing.rows import block_names, chart_rows, row_sum, runs_of
 from tests import graphs
 from tests.six_layers import GRAPH, SPEC
 

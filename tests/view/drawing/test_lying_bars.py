@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from explorer.view.drawing.chart import bold
-from explorer.view.drawing.figure import figure
-from explorer.view.drawing.lying_bars import BarSeries, add_bars
+from explorer.view.drawing.figure import BarSeries, add_bars, bold, figure
 
 
 def series(**changed: object) -> BarSeries:

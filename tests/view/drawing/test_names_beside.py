@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from explorer.view.drawing.names_beside import LETTER, LINE, MARK, PLACES, Plane, Rectangle, names_beside
+from explorer.view.compare.front import LETTER, LINE, MARK, PLACES, Plane, Rectangle, names_beside
 
 WIDTH, HEIGHT = 460, 190
 SHARES = st.tuples(st.floats(0, 1), st.floats(0, 1))

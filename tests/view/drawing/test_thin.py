@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from explorer.view.drawing.thin import MAX_POINTS, minmax, with_points
+from explorer.view.drawing.axis import MAX_POINTS, minmax, with_points
 
 lines = arrays(np.int64, st.integers(1, 3000), elements=st.integers(-(10**12), 10**12))
 

@@ -6,7 +6,7 @@ import graphviz
 import pytest
 
 from explorer.record.graph import AutogradPicture
-from explorer.view.graph.autograd import caption, themed
+from explorer.view.graph.dot import caption, themed
 
 DOT = """digraph {
 \tgraph [size="12,12"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.record.graph import AutogradPicture, AutogradPictures
-from explorer.view.graph.autograd import difference
+from explorer.view.graph.dot import difference
 
 KEPT = AutogradPicture(dot="", n_nodes=62, n_saved_tensors=20, saved_bytes=15 * 2**20)
 

@@ -7,8 +7,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
+from explorer.view.graph.flow import GUTTER, lanes
 from explorer.view.graph.geometry import layout
-from explorer.view.graph.lanes import GUTTER, lanes
 from tests import graphs
 
 

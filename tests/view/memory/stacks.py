@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from explorer.view.drawing.chart import Chart
-from explorer.view.drawing.thin import MAX_POINTS
+from explorer.view.drawing.axis import MAX_POINTS
+from explorer.view.drawing.figure import Chart
 from tests.view.builders import MIB
 
 

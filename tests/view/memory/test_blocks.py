@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from explorer.view.drawing.block_rows import NO_COSTS
+from explorer.view.drawing.rows import NO_COSTS
 from explorer.view.memory.blocks import saved_bytes_chart
 from tests.view.builders import Chain, compared, measured
 

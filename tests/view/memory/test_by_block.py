@@ -7,7 +7,7 @@ import numpy as np
 from hypothesis import given, settings
 
 from explorer.record import ROLES, Allocations, Measurement
-from explorer.view.memory.by_block import AGAIN, MOST_BANDS, REST, by_block
+from explorer.view.memory.stacked import AGAIN, MOST_BANDS, REST, by_block
 from explorer.view.memory.timeline import NO_TIMELINE
 from tests.view.builders import Chain, logs, measured, runs
 from tests.view.memory.stacks import assert_adds_up, stack_of

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from explorer.view.compare.headline import headlines
-from explorer.view.memory.counters import ALLOCATED, RESERVED
-from explorer.view.memory.roles import roles
+from explorer.view.memory.bands import ALLOCATED, RESERVED
+from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import timeline
 from tests.view.builders import MIB, measured
 from tests.view.memory.made_up import cut, on_cuda

@@ -6,9 +6,8 @@ import pytest
 
 from explorer.plan.predict.forecaster import Forecaster
 from explorer.record import Policy
-from explorer.view.memory.foretold import NAME, add_foretold
-from explorer.view.memory.roles import roles
-from explorer.view.memory.timeline import timeline
+from explorer.view.memory.stacked import roles
+from explorer.view.memory.timeline import NAME, add_predicted, timeline
 from tests.view.builders import MIB, measured
 
 
@@ -25,9 +24,9 @@ def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
     line = Forecaster(base).line(Policy.recompute(["layers.1"]))
     assert line is not None
     for chart, over in ((roles(base), None), (timeline(base, older), older)):
-        add_foretold(chart, line, base, over=over, axis="tick")
+        add_predicted(chart, line, base, over=over, axis="tick")
         (drawn,) = [trace for trace in chart.figure.data if trace.name == NAME]
         assert drawn.line.dash == "dash" and max(drawn.y) == pytest.approx(int(line.max()) / MIB)
     n = len(chart.figure.data)
-    add_foretold(chart, line[:-1], base, over=None, axis="tick")
+    add_predicted(chart, line[:-1], base, over=None, axis="tick")
     assert len(chart.figure.data) == n, "a line of another run is not drawn"

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from explorer.record import Comparison
 from explorer.record.base import from_msgpack
-from explorer.view.memory.operators import MOST, NOTHING, REST, operators_chart
+from explorer.view.memory.blocks import MOST, NOTHING, REST, operators_chart
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "cpu.msgpack"
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.colours import ROLE_COLOURS
-from explorer.view.memory.roles import roles
+from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import NO_TIMELINE
 from tests.timelines import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from explorer.view.memory.sketch import HEIGHT, sketch
+from explorer.view.memory.timeline import HEIGHT, sketch
 from tests.view.builders import measured
 
 

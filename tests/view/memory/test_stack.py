@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from explorer.view.drawing.thin import MAX_POINTS
-from explorer.view.memory.roles import roles
+from explorer.view.drawing.axis import MAX_POINTS
+from explorer.view.memory.stacked import roles
 from tests.view.builders import Chain, measured
 from tests.view.memory.stacks import assert_adds_up
 

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 
 from explorer.record import Measurement, Samples, Times
 from explorer.record.base import column
-from explorer.view.drawing.axis import positions
-from explorer.view.drawing.chart import bold
+from explorer.view.drawing.axis import MAX_POINTS, positions
 from explorer.view.drawing.colours import CURSOR
-from explorer.view.drawing.thin import MAX_POINTS
+from explorer.view.drawing.figure import bold
 from explorer.view.memory.timeline import NO_TIMELINE, timeline
 from tests.view.builders import MIB, Chain, compared, measured, runs
 from tests.view.memory.made_up import cut

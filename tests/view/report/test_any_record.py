@@ -18,7 +18,7 @@ from explorer.record.base import Record, from_msgpack, from_plain
 from explorer.view.report.html import plotly_js
 from explorer.view.report.parts import ReportOf
 from explorer.view.report.report import report_text
-from explorer.view.words.runs import figures_of
+from explorer.view.text.runs import figures_of
 from tests import graphs, mutations
 from tests.view.builders import compared, measured
 from tests.view.report.kinds import KINDS

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.record import Comparison, Failure, RunSpec
-from explorer.view.report.parts import ReportOf, environment, failures_said, model_in_words, page, whereabouts
+from explorer.view.report.parts import ReportOf, circumstances, environment, failure_boxes, model_in_words, page
 from tests import graphs
 from tests.six_layers import GRAPH, SPEC
 from tests.view.report.kinds import KINDS
@@ -37,15 +37,15 @@ def test_links_go_to_the_parts_that_have_something_to_say() -> None:
 
 def test_where_and_when() -> None:
     of = ReportOf(run=RUN, name="n", created=0.0)
-    line = whereabouts(of, "gpt.py", RUN.environment)
+    line = circumstances(of, "gpt.py", RUN.environment)
     assert "gpt.py; " in line and f"torch {RUN.environment.torch_version}, 1970-01-01 00:00 UTC" in line
-    assert whereabouts(ReportOf(run=RUN, name="n"), "gpt.py", None) == '<p class="quiet">gpt.py</p>'
+    assert circumstances(ReportOf(run=RUN, name="n"), "gpt.py", None) == '<p class="quiet">gpt.py</p>'
     assert model_in_words(SPEC) == " ".join(filter(None, (SPEC.model.target, SPEC.model.size)))
 
 
 def test_a_failure_that_several_ranks_had_is_said_once() -> None:
     failure = Failure(kind="crash", sentence="It broke.", hint="Mend it.")
-    assert len(list(failures_said([failure, None, failure]))) == 1
+    assert len(list(failure_boxes([failure, None, failure]))) == 1
 
 
 @pytest.mark.parametrize("origin", ["measured", "recorded"])

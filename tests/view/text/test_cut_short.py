@@ -10,7 +10,7 @@ from explorer.plan.why.peak import explain
 from explorer.record import Comparison, Failure, Measurement
 from explorer.view.compare.headline import headlines
 from explorer.view.memory.timeline import timeline
-from explorer.view.words.cut_short import peak_and_end, what_failed, who_failed
+from explorer.view.text.runs import peak_and_end, what_failed, who_failed
 from tests.view.builders import Book, Chain, compared, measured
 
 RAISED = Failure(kind="model raised", sentence="The model raised CheckpointError.")

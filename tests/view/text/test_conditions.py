@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from explorer.record import ModelRef, RunSpec
-from explorer.view.words.conditions import conditions
+from explorer.view.text.runs import conditions
 
 
 def test_conditions_say_what_is_not_usual_and_nothing_else() -> None:

@@ -1,9 +1,14 @@
-"""What is proven about a plan, in words that need no knowledge of solvers."""
+"""A plan and its proof in words that need no knowledge of solvers, and a policy in a few words."""
 
 from __future__ import annotations
 
-from explorer.record.plan import Plan
-from explorer.view.drawing.units import count, mib, percent
+from collections import defaultdict
+from collections.abc import Sequence
+
+from explorer.plan.names import operator_word, some
+from explorer.record.plan import Forecast, Plan
+from explorer.record.policy import Action, Policy, Unit
+from explorer.view.drawing.units import change, count, mib, percent
 
 BUDGET = (
     "What the step may take: memory (60 MiB, 1.5 GiB), a share of what keeping everything needs (50 %), or time that "
@@ -78,3 +83,38 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
 def better(peak: str, cost: float, own: float, counts: str) -> str:
     """The sentence on a policy that a plan beats; `counts`: time, or FLOPs where nobody timed the step."""
     return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{own:.2f}."
+
+
+_DONE: dict[Action, str] = {"recompute": "recompute", "save_ops": "recompute", "offload": "offload"}
+
+
+def in_words(policy: Policy) -> str:
+    """`recompute 12 blocks: blocks.0 ... blocks.11`, by what is done with them."""
+    alike: dict[tuple[str, tuple[str, ...]], list[Unit]] = defaultdict(list)
+    for unit in policy.units:
+        alike[unit.action, unit.save_ops].append(unit)
+    return "; ".join(_units(units) for units in alike.values()) or "keep all"
+
+
+def _units(units: Sequence[Unit]) -> str:
+    """Of one action. A planner lists segments first, and a reader takes `a ... z` for a stretch: names are sorted."""
+    named = sorted((fqn for unit in units for fqn in unit.blocks), key=_counted)
+    listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
+    segments = sum(len(unit.blocks) > 1 for unit in units)
+    joined = f" in {count(len(units), 'unit')}" if segments else ""
+    first = units[0]
+    kept = f" but keep {some(tuple(dict.fromkeys(map(operator_word, first.save_ops))))}" if first.save_ops else ""
+    return f"{_DONE[first.action]} {count(len(named), 'block')}{joined}{kept}: {listed}"
+
+
+def _counted(fqn: str) -> list[tuple[bool, int, str]]:
+    """By which `blocks.9` stands in front of `blocks.10`."""
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
+
+
+def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:
+    """`≈ −40 % peak, ×1.16 time`: what a policy should do to the baseline; the empty string: nothing can be said."""
+    moved = change(baseline_peak_bytes, forecast.step_peak_bytes)
+    peak = "" if moved is None else f"{percent(moved, signed=True)} peak"
+    time = "" if forecast.time_ratio is None else f"×{forecast.time_ratio:.2f} time"
+    return f"≈ {', '.join(filter(None, (peak, time)))}" if peak or time else ""

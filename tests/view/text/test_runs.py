@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from explorer.record import Failure, RunSpec
-from explorer.view.words.runs import figures_of, stored_flops, stored_time
+from explorer.view.text.runs import figures_of, stored_flops, stored_time
 from tests import graphs
 from tests.six_layers import GRAPH
 

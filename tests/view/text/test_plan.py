@@ -7,7 +7,7 @@ import pytest
 from explorer.record import Policy
 from explorer.record.plan import Certificate, Plan
 from explorer.view.drawing.units import MIB
-from explorer.view.words.plan import against_budget, certificate
+from explorer.view.text.plan import against_budget, certificate
 
 
 def plan_of(proof: Certificate, *, budget: int | None = MIB) -> Plan:

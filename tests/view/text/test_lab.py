@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from explorer.plan.lessons import lessons
-from explorer.view.words.lab import GLOSSARY
+from explorer.view.text.lab import GLOSSARY
 
 
 def test_every_word_of_a_lesson_is_explained_and_none_is_left_over() -> None:

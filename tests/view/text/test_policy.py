@@ -5,7 +5,7 @@ from __future__ import annotations
 from explorer.record import KEEP_ALL, Policy
 from explorer.record.plan import Forecast
 from explorer.record.policy import Unit
-from explorer.view.words.policy import expected, in_words
+from explorer.view.text.plan import expected, in_words
 
 MM, SDPA = "aten.mm.default", "aten._scaled_dot_product_flash_attention.default"
 

@@ -10,8 +10,8 @@ from explorer.record import Policy, RunSpec
 from explorer.record.pipeline_run import fullest_bytes, rank_memory
 from explorer.record.plan import JointPlan
 from explorer.view.drawing.units import MIB
-from explorer.view.words import pipeline as words
-from explorer.view.words.pipeline import cap_kept, cap_outcome, planned
+from explorer.view.text import pipeline as words
+from explorer.view.text.pipeline import cap_kept, cap_outcome, planned
 from tests import graphs, pipelines
 
 GRAPH = graphs.gpt(4)

@@ -1,0 +1,289 @@
+"""Held bytes of one run as areas on top of each other: by role, and by block. The areas add up to the total everywhere.
+
+The chart by block is the picture that teachers draw:
+
+░░ recomputed ░░        runs again for backward
+▒▒ blocks.1 ▒▒          saved activations and temporaries of a block
+▓▓ blocks.0 ▓▓
+── everything else ──   parameters, gradients, optimizer state, inputs: no policy frees them
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from explorer.plan.memory.ledger import Bytes, Mask, array_of, belongs, held, held_by_role
+from explorer.record.allocations import FIXED_ROLES, ROLES, Allocations, Role
+from explorer.record.measurement import Measurement
+from explorer.view.drawing.axis import MAX_POINTS, Axis, Indices, axis_layout, has_times, minmax, positions, with_points
+from explorer.view.drawing.colours import ROLE_COLOURS, ROLE_PATTERNS, stage_colour, stage_pattern, translucent
+from explorer.view.drawing.figure import HOVER_ALONG_X, PICKABLE, Chart, bold, empty, figure, mark_cursor
+from explorer.view.drawing.rows import ROOT_LABEL, block_names, rows_of
+from explorer.view.drawing.units import byte_axis, mib, percent_whole
+from explorer.view.memory.bands import add_bands, add_counters
+from explorer.view.memory.timeline import NO_TIMELINE, hover_fields, peak_place
+from explorer.view.text.runs import peak_and_end
+
+PALE = 0.22
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One area of the stack."""
+
+    name: str
+    line: Bytes
+    """Bytes at each tick."""
+    colour: str
+    pattern: str
+    pale: bool = False
+    """Beside what was asked for: without a pattern and without a line in the legend."""
+
+
+def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
+    """One set of ticks for all layers, so that they add up: extremes of the total, and each layer's highest point."""
+    tops = [int(layer.line.argmax()) for layer in stack]
+    return with_points(minmax(held(log), MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
+
+
+def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
+    """One layer of the stack; `x` and `y` are drawn points, `y` in units of the axis. `named`: in the legend."""
+    fill = translucent(layer.colour, PALE if layer.pale else 0.85)
+    return go.Scatter(
+        x=x, y=y, name=layer.name, showlegend=named and not layer.pale, stackgroup="held", mode="lines",
+        hoverinfo="skip",
+        line={"shape": "hv", "width": 0.5, "color": translucent(layer.colour, PALE if layer.pale else 1)},
+        fillcolor=fill,
+        fillpattern={"shape": "" if layer.pale else layer.pattern, "fgcolor": "rgba(255,255,255,0.55)",
+                     "bgcolor": fill, "size": 7, "solidity": 0.2},
+    )  # fmt: skip
+
+
+def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Sequence[str]) -> go.Scatter:
+    """The trace "total" with customdata ["run", tick] for clicks; `parts` says of each tick what it is made of."""
+    log = run.allocations
+    assert log is not None, "its layers are drawn"
+    heights = held(log)[ticks]
+    custom = [
+        ["run", tick, mib(size), *fields, part]
+        for tick, size, fields, part in zip(ticks.tolist(), heights.tolist(), hover_fields(run, log, ticks), parts)
+    ]
+    return go.Scatter(
+        x=x, y=heights / unit, name="total", mode="lines+markers", showlegend=False,
+        customdata=np.array(custom, dtype=object),
+        line={"shape": "hv", "width": 1, "color": "rgba(128,128,128,0.9)"}, **PICKABLE,
+        hovertemplate=bold("%{customdata[2]}") + " held\n%{customdata[5]}\n%{customdata[3]}, event %{customdata[1]}"
+        "\n%{customdata[4]}",
+    )  # fmt: skip
+
+
+def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | None = None) -> list[str]:
+    """For each tick the names that hold something there, largest first, at most `most` of them."""
+    if not lines:
+        return [""] * len(ticks)
+    names = [name for name, _ in lines]
+    sizes_by_tick = np.stack([line[ticks] for _, line in lines]).T.tolist()
+    present = (sorted(((size, name) for size, name in zip(sizes, names) if size), reverse=True)
+               for sizes in sizes_by_tick)  # fmt: skip
+    return ["\n".join(f"{mib(size)} {name}" for size, name in here[:most]) for here in present]
+
+
+def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading: str) -> list[dict[str, Any]]:
+    """Bytes of each line at the peak, at most, and when each phase ends."""
+    log = run.allocations
+    assert log is not None, "it has lines"
+    peak = int(held(log).argmax())
+    ends = {span.phase: min(span.end_tick - 1, log.n_ticks) for span in run.phases}
+    return [
+        {heading: name, "at the peak (bytes)": int(line[peak]), "most (bytes)": int(line.max())}
+        | {f"at the end of {phase} (bytes)": int(line[tick]) for phase, tick in ends.items()}
+        for name, line in lines
+    ]
+
+
+def roles(
+    measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
+) -> Chart:
+    """What one run held its bytes for; with `block`, that block's share of them."""
+    return Chart(
+        name="bytes by role",
+        figure=_picture(measurement, block, axis=axis, cursor=cursor),
+        alt=_alt(measurement, block),
+        rows=lambda: _rows(measurement, block),
+    )
+
+
+def _picture(measurement: Measurement, block: str | None, *, axis: Axis, cursor: int | None) -> go.Figure:
+    """Bytes by role at every event. With `block`, its own bytes lie at the bottom in full colour, the rest pale above.
+
+    The trace "total" carries customdata ["run", tick] for clicks. Roles that hold nothing all step long are left out.
+    """
+    question = "What are the bytes held for?"
+    log = measurement.allocations
+    if log is None:
+        return empty(question, NO_TIMELINE)
+    if axis == "time" and not has_times(measurement):
+        axis = "tick"
+    total = held(log)
+    mine = None if block is None else belongs(log, block)
+    stack = _layers(log, mine)
+    ticks = drawn_ticks(log, stack)
+    x = positions(measurement, log, measurement, axis=axis)
+    unit, unit_name = byte_axis(int(total.max()))
+    fig = figure(question, _answer(measurement, block, held(log, mine) if mine is not None else None), height=480)
+    add_bands(fig, measurement, x, pale=False)
+    for layer in stack:
+        fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit))
+    parts = parts_at(ticks, list(zip(ROLES, held_by_role(log))))
+    fig.add_trace(total_line(measurement, ticks, x[ticks], unit, parts))
+    above = add_counters(fig, measurement, x, unit) if block is None else 0.0
+    fig.update_layout(
+        yaxis={
+            "title": {"text": f"bytes held ({unit_name})"},
+            "range": [0, 1.15 * max(above, float(total.max()) / unit)],
+        },
+        xaxis=axis_layout(axis, measurement, alone=True),
+        legend={"traceorder": "normal"},
+        **HOVER_ALONG_X,
+    )
+    if cursor is not None:
+        mark_cursor(fig, cursor, x)
+    return fig
+
+
+def _rows(measurement: Measurement, block: str | None) -> list[dict[str, Any]]:
+    """Bytes of each role when each phase ends and at the peak."""
+    log = measurement.allocations
+    if log is None:
+        return [{"role": NO_TIMELINE}]
+    lines = held_by_role(log, None if block is None else belongs(log, block))
+    return rows_of_stack(measurement, [*zip(ROLES, lines), ("total", lines.sum(axis=0))], "role")
+
+
+def _alt(measurement: Measurement, block: str | None) -> str:
+    if measurement.allocations is None:
+        return NO_TIMELINE
+    held_at_peak = {row["role"]: row["at the peak (bytes)"] for row in _rows(measurement, block)}
+    parts = [f"{role} {mib(size)}" for role, size in held_at_peak.items() if size and role != "total"]
+    of_block = f" of {block or 'the model itself'}" if block is not None else ""
+    where = f"At the peak, {peak_place(measurement)}"
+    return f"Stacked area chart of bytes{of_block} by role. {where}: {', '.join(parts) or 'nothing'}."
+
+
+def _layers(log: Allocations, mine: Mask | None) -> list[Layer]:
+    """Bottom first, in the order of ROLES; a chosen block's lie under all others."""
+    if mine is None:
+        layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, held_by_role(log))]
+    else:
+        inside, outside = held_by_role(log, mine), held_by_role(log, ~mine)
+        layers = [_layer(role, line, pale=False) for role, line in zip(ROLES, inside)]
+        layers += [_layer(role, line, pale=True) for role, line in zip(ROLES, outside)]
+    return [layer for layer in layers if layer.line.any()]
+
+
+def _layer(role: Role, line: Bytes, *, pale: bool) -> Layer:
+    return Layer(name=role, line=line, colour=ROLE_COLOURS[role], pattern=ROLE_PATTERNS[role], pale=pale)
+
+
+def _answer(run: Measurement, block: str | None, line: Bytes | None) -> str:
+    if block is None or line is None:
+        return f"peak {peak_and_end(run)}, {peak_place(run)}"
+    assert run.allocations is not None
+    at_peak = int(line[int(held(run.allocations).argmax())])
+    share = at_peak / (run.held_peak_bytes or 1)
+    return (
+        f"{block or 'the model'}: {mib(int(np.max(line)))} at most, {mib(at_peak)} ({percent_whole(share)}) of the peak"
+    )
+
+
+QUESTION = "Which blocks are the bytes held for?"
+REST, AGAIN = "parameters and state", "recomputed"
+"""The first: with gradients, optimizer state and inputs, all that no policy frees."""
+LEAST_NAMED = 0.01
+"""Share of the peak: thinner bands have no line in the legend, only in the hover and the table."""
+MOST_BANDS = 20
+"""Ten colours, each with two patterns, tell them apart."""
+
+
+def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None) -> Chart:
+    """What one run held, block by block; the bands add up to the total at every drawn point."""
+    return Chart(
+        name="bytes by block",
+        figure=_block_picture(measurement, axis=axis, cursor=cursor),
+        alt=_block_alt(measurement),
+        rows=lambda: _block_rows(measurement),
+    )
+
+
+def _block_picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Figure:
+    """The trace "total" carries customdata ["run", tick] for clicks."""
+    log = run.allocations
+    if log is None:
+        return empty(QUESTION, NO_TIMELINE)
+    if axis == "time" and not has_times(run):
+        axis = "tick"
+    total, stack = held(log), _block_layers(run, log)
+    ticks = drawn_ticks(log, stack)
+    x = positions(run, log, run, axis=axis)
+    unit, unit_name = byte_axis(int(total.max()))
+    fig = figure(QUESTION, f"peak {peak_and_end(run)}, {peak_place(run)}", height=480)
+    add_bands(fig, run, x, pale=False)
+    for layer in stack:
+        named = bool(layer.line.max() >= LEAST_NAMED * total.max())
+        fig.add_trace(area(layer, x[ticks], layer.line[ticks] / unit, named=named))
+    parts = parts_at(ticks, [(layer.name, layer.line) for layer in stack], most=5)
+    fig.add_trace(total_line(run, ticks, x[ticks], unit, parts))
+    fig.update_layout(
+        yaxis={"title": {"text": f"bytes held ({unit_name})"}, "range": [0, 1.15 * float(total.max()) / unit]},
+        xaxis=axis_layout(axis, run, alone=True),
+        legend={"traceorder": "normal"},
+        **HOVER_ALONG_X,
+    )
+    if cursor is not None:
+        mark_cursor(fig, cursor, x)
+    return fig
+
+
+def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
+    """Bottom first: what stays, each block, what runs again. Each allocation is in one of them."""
+    role, block = array_of(log.role), array_of(log.block)
+    fixed = np.isin(role, [ROLES.index(name) for name in FIXED_ROLES])
+    again = role == ROLES.index("recomputed")
+    names = block_names(run) or [fqn for fqn in log.blocks if fqn]
+    rows = rows_of(names, MOST_BANDS)
+    row_of = np.array([rows.index(fqn) for fqn in log.blocks] or [-1], dtype=np.int64)[block]
+    own = ~fixed & ~again
+    layers = [Layer(name=REST, line=held(log, fixed), colour=ROLE_COLOURS["parameter"], pattern="")]
+    layers += [Layer(name=ROOT_LABEL, line=held(log, own & (row_of < 0)), colour=ROLE_COLOURS["unattributed"],
+                      pattern=".")]  # fmt: skip
+    layers += [
+        Layer(name=row.label, line=held(log, own & (row_of == i)), colour=stage_colour(i), pattern=stage_pattern(i))
+        for i, row in enumerate(rows.rows)
+    ]
+    layers.append(Layer(
+        name=AGAIN, line=held(log, again), colour=ROLE_COLOURS["recomputed"], pattern=ROLE_PATTERNS["recomputed"]
+    ))  # fmt: skip
+    return [layer for layer in layers if layer.line.any()]
+
+
+def _block_rows(run: Measurement) -> list[dict[str, Any]]:
+    """Bytes of each band at the peak, at most, and when each phase ends."""
+    log = run.allocations
+    if log is None:
+        return [{"band": NO_TIMELINE}]
+    return rows_of_stack(run, [(layer.name, layer.line) for layer in _block_layers(run, log)], "band")
+
+
+def _block_alt(run: Measurement) -> str:
+    log = run.allocations
+    if log is None:
+        return NO_TIMELINE
+    peak = int(held(log).argmax())
+    largest = sorted(((int(layer.line[peak]), layer.name) for layer in _block_layers(run, log)), reverse=True)[:4]
+    parts = ", ".join(f"{name} {mib(size)}" for size, name in largest)
+    return f"Stacked area chart of bytes by block, recompute on top. At the peak, {peak_place(run)}: {parts}."
