@@ -42,7 +42,7 @@ WARM = (
     "explorer.engine.pipeline.play.rank_main",
     "explorer.engine.pipeline.profile",
 )
-"""What the server imports while nobody waits. None of it may start a thread of torch's or CUDA."""
+"""Modules that the server imports while it is idle. None of it may start a thread of torch's or CUDA."""
 
 _given: Forks | None = None
 _launched: Forks | None = None
@@ -58,7 +58,7 @@ class Forked:
         self._ended = False
         self._reading = threading.Lock()
         self.code: int | None = None
-        """Exit code once it has ended: negative is a signal; None: its server is gone, and nobody can say."""
+        """Exit code once it has ended: negative is a signal; None: unknown, its server is gone."""
 
     def fileno(self) -> int:
         """Readable when there is news, for `select`."""
@@ -124,7 +124,7 @@ class Forks:
 
     @classmethod
     def launch(cls, warm: Sequence[str] = ()) -> Forks:
-        """A new server, which imports `warm` one by one while nobody waits for it. It ends with this process."""
+        """A new server, which imports `warm` one by one while it is idle. It ends with this process."""
         own, its = socket.socketpair()
         paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
         with its:
@@ -171,7 +171,7 @@ class Forks:
         if self.gone or (self._process is not None and self._process.poll() is not None):
             return False
         line = select.poll()
-        line.register(self._server, 0)  # hanging up is told unasked
+        line.register(self._server, 0)  # a hang-up is reported without being registered
         return not line.poll(0)
 
     def close(self) -> None:
@@ -229,7 +229,7 @@ _FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, 
 
 
 class Answering:
-    """`function(*arguments, answers, *files)` in a process of its own, which begins at once; `answers` is a pipe here.
+    """`function(*arguments, answers, *files)` in a forked process, which begins at once; `answers` is a pipe here.
 
     Each line that it writes there is an answer. What it writes elsewhere is kept for `ending`.
     """
@@ -263,7 +263,7 @@ class Answering:
 
     @property
     def code(self) -> int | None:
-        """Exit code once it has ended: negative is a signal; None: nobody can say."""
+        """Exit code once it has ended: negative is a signal; None: unknown."""
         return self._process.code
 
     @property

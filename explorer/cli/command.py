@@ -98,7 +98,7 @@ def answer_failure(failure: Failure, output: Output) -> None:
 
 @contextmanager
 def answered(output: Output) -> Iterator[None]:
-    """The answer is on stdout already: what fails from here on is told on stderr alone."""
+    """The answer is on stdout already: a later failure goes to stderr alone."""
     try:
         yield
     except RunFailed as error:  # the document holds what was recorded until the run was cut short

@@ -73,7 +73,7 @@ def make_folder(path: Path) -> None:
 
 
 def print_or_write(text: str, path: Path | None) -> None:
-    """To stdout, or whole into a file, which is told. Raises NotSaved."""
+    """Writes to stdout, or whole into a file and names it on stderr. Raises NotSaved."""
     if path is None:
         typer.echo(text, nl=False)
     else:

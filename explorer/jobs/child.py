@@ -32,7 +32,7 @@ class Child:
         self._on_event, self._on_end = on_event, on_end
         self._commands: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._last_words = bytearray()
-        # A session of its own: Ctrl-C in the app's terminal does not reach it, and a kill reaches all its children.
+        # A separate session: Ctrl-C in the app's terminal does not reach it, and a kill reaches all its children.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -89,7 +89,7 @@ class Child:
         self._on_end(self, return_code, self._last_words.decode(errors="replace").strip())
 
     def _write(self) -> None:
-        """A thread of its own: a full pipe to a worker that is stuck must not stop the app."""
+        """Runs in a separate thread: a full pipe to a worker that is stuck must not stop the app."""
         with contextlib.suppress(OSError), _stream(self._process.stdin) as commands:
             while (command := self._commands.get()) is not None:
                 commands.write(command)

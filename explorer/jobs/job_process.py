@@ -23,7 +23,7 @@ class Process(Protocol):
     """A process that a fork server has started."""
 
     code: int | None
-    """Once it has ended: negative is a signal; None: nobody can say."""
+    """Once it has ended: negative is a signal; None: unknown."""
 
     def fileno(self) -> int: ...
 

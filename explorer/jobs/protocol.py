@@ -43,7 +43,7 @@ class Measure(Record, tag=True):
     beside_keep_all: bool = False
     """The steps are timed in turns with those of everything kept, see `Times.beside`."""
     without_data: bool = False
-    """Foreseen instead of measured: nothing of the model is allocated, no kernel runs."""
+    """Predicted instead of measured: nothing of the model is allocated, no kernel runs."""
 
 
 class SaveSnapshot(Record, tag=True):

@@ -92,7 +92,7 @@ def model_of(record: Record) -> str:
 
 
 def name_of(record: Record) -> str:
-    """A name for a run that nobody named: `gpt small cpu, recompute 6`."""
+    """The name of a run without a given name: `gpt small cpu, recompute 6`."""
     spec = spec_of(record)
     if spec is None:
         return model_of(record) or kind_of(record)

@@ -124,7 +124,7 @@ class Service:
 
     def _end(self) -> NoReturn:
         """The app is gone: leave no orphan, not even those a model started."""
-        self._sending.acquire()  # nobody waits for an answer any more
+        self._sending.acquire()  # no answer is awaited any more
         self._end_all()
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Every finished run, in one SQLite file: written before anybody is told that the run has finished.
+"""Every finished run, in one SQLite file: written before the run is reported as finished.
 
 A run in the store, a run in a file and a run on the pipe are the same msgpack document. Opening one never executes
 anything: a model reference inside it is a string.
@@ -116,7 +116,7 @@ class Store:
         self._update(run_id, "delete from runs where id = ?")
 
     def export_file(self, run_id: str) -> bytes:
-        """One run as a file of its own, for another machine."""
+        """One run as a separate file, for another machine."""
         return run_file.write(self._stored(run_id))
 
     def import_file(self, data: bytes) -> str:

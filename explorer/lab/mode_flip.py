@@ -30,7 +30,7 @@ def run(setting: Setting, bench: LabBench) -> Answer:
     rows = [baseline_row("kept")]
     for label in CHECKPOINTS:
         arguments = (label, setting["layer"], setting["flip"])
-        # Nobody compares shapes there, and a kernel that is handed empty tensors may end the process.
+        # Shapes are not compared there, and a kernel that is handed empty tensors may end the process.
         rows += rows_apart([(flip_row, arguments)], bench) if label == CHECK_OFF else [flip_row(bench, *arguments)]
     return Answer(
         tuple(rows), distance_bars(rows[1:], "How wrong is the gradient?"), tuple(map(_flip_finding, rows[1:]))

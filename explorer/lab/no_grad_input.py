@@ -78,7 +78,7 @@ def _fed_step(model: nn.Module, source: str, bench: LabBench) -> Gradients:
 
 
 def _n_missing(tried: Gradients | Raised) -> int:
-    """A backward that raised gave nobody a gradient: 6 parameters in 3 blocks."""
+    """A backward that raised gave no parameter a gradient: 6 parameters in 3 blocks."""
     return 6 if isinstance(tried, Raised) else sum(gradient is None for gradient in tried.values())
 
 

@@ -1,4 +1,4 @@
-"""Runs one lesson of the lab: a real run of seconds, computed anew each time, the world left as it was.
+"""Runs one lesson of the lab: a real run of seconds, computed each time, with global state restored.
 
 A lesson is a file beside this one, named with underscores for its hyphens; its function `run` runs it.
 """

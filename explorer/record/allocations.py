@@ -31,7 +31,7 @@ FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "grad
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""`between`: what a loop of somebody's own does outside the other four, such as clipping gradients."""
+"""`between`: what a user's loop does outside the other four, such as clipping gradients."""
 
 
 class PhaseSpan(Record):

@@ -1,7 +1,7 @@
 """What every record is: frozen, keyword-only, strict about unknown fields, and the same document everywhere.
 
 A record that crosses the pipe to the worker is byte for byte the one that is stored on disk. Long series are
-`array('q')` columns: raw bytes in msgpack, plain lists in JSON, and numpy arrays without a copy for whoever draws them.
+`array('q')` columns: raw bytes in msgpack, plain lists in JSON, and numpy arrays without a copy for charts.
 """
 
 from __future__ import annotations

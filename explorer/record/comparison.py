@@ -179,7 +179,7 @@ class ForwardDiff(Record):
 
 
 class StateChange(Record):
-    """A buffer or plain attribute of a module that the recompute changed once more."""
+    """A buffer or plain attribute of a module that the recompute changed a second time."""
 
     block: str
     name: str
@@ -254,7 +254,7 @@ class Comparison(Record):
     def verdict(self) -> Verdict:
         """What is trained decides first (gradients, parameters), then what is remembered; the worst one counts.
 
-        Equal gradients beside state that moved twice are a verdict of their own. A mask that was drawn anew, or state
+        Equal gradients beside state that moved twice are a verdict of their own. A mask that was drawn again, or state
         that moved, is never rounding.
         """
         if self.failure or self.reproducible is False or not self.gradients:

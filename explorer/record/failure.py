@@ -89,7 +89,7 @@ def refusal_behind(error: BaseException) -> BaseException | None:
 
 
 def failure_of(error: BaseException, *, in_step: bool) -> Failure:
-    """`in_step`: only the model, its loss and torch were at work, so what nobody foresaw is the model's."""
+    """`in_step`: only the model, its loss and torch were at work, so an unexpected error is the model's."""
     text = "".join(traceback.format_exception(error))
     error = _as_out_of_memory(error)
     if isinstance(error, ExplorerError):

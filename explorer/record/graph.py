@@ -44,7 +44,7 @@ Real = Annotated[float, msgspec.Meta(ge=-1e300, le=1e300)]
 
 
 class ModelRef(Record):
-    """A model somebody can load: `sample_models/gpt.py`, `path/file.py:factory`, `pkg.mod:factory` or `hf:CONFIG`."""
+    """A reference to a model: `sample_models/gpt.py`, `path/file.py:factory`, `pkg.mod:factory` or `hf:CONFIG`."""
 
     target: str
     size: str | None = None
@@ -56,7 +56,7 @@ class ModelRef(Record):
 
     @property
     def is_recorded(self) -> bool:
-        """`recorded:train.py:42`: the model of a step in somebody's own script. It cannot be loaded."""
+        """`recorded:train.py:42`: the model of a step in a user's script. It cannot be loaded."""
         return self.target.startswith(RECORDED)
 
 
@@ -81,7 +81,7 @@ class Block(Record):
     rerun_flops: Count
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
     op_flops: dict[str, int] = {}
-    """`forward_flops` by operator; empty where there are FLOPs: nobody saw the operators."""
+    """`forward_flops` by operator; empty where there are FLOPs: operators were not observed."""
     late_op_flops: dict[str, int] = {}
     """The part of `op_flops` that lies behind the last tensor that is saved."""
     rewritten_ops: tuple[str, ...] = ()

@@ -1,6 +1,6 @@
 """The lab: what an experiment asks, which switches it has, and what one real run of it answered.
 
-A lesson is text that somebody wrote; an outcome is computed. Nothing in a lesson states a result.
+A lesson is written text; an outcome is computed. Nothing in a lesson states a result.
 """
 
 from __future__ import annotations

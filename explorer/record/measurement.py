@@ -49,7 +49,7 @@ class Times(Record):
     step: Samples = Samples()
     forward: Samples = Samples()
     backward: Samples = Samples()
-    """Recompute included: nobody can time it apart without disturbing it."""
+    """Recompute included: timing it apart would disturb it."""
     optimizer: Samples = Samples()
     beside: Samples = Samples()
     """The same step with everything kept, in turns with `step`; empty: not timed in turns."""
@@ -200,7 +200,7 @@ class Measurement(Record):
     """Of origin `recorded`: compiled code (torch.compile) was called, and ran as its source is written."""
     failure: Failure | None = None
     free_memory_bytes: Count | None = None
-    """What the device could still have given behind the steps; None: nobody said."""
+    """What the device could still have given behind the steps; None: not reported."""
     refused: tuple[Refused, ...] = ()
     """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""
 

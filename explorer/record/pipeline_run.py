@@ -99,7 +99,7 @@ class RankUse(Record):
 
 
 class PlayedSchedule(Record):
-    """A schedule played on a clock of its own, without contention; `origin` says where the durations come from."""
+    """A simulated schedule without contention between ranks; `origin` says where the durations come from."""
 
     origin: Origin
     """measured: each action's own reading. predicted: sums of the profile's blocks. simulated: unit costs."""
@@ -207,7 +207,7 @@ class PipelineRun(Record):
     losses: tuple[float, ...] = ()
     """One a microbatch."""
     composed: PlayedSchedule | None = None
-    """The measured durations played as if every rank had a machine of its own, with links that cost nothing."""
+    """A simulation from the measured durations: each rank has its own machine, and links take no time."""
     wall: PlayedSchedule | None = None
     """Ranks that ran at once: the actions where their own clocks put them, links and contention in the gaps."""
     predicted: PlayedSchedule | None = None

@@ -206,7 +206,7 @@ class Missed(Record):
 
 
 class AutoPlan(Record):
-    """What `explorer.auto_policy` found for a step of somebody's own, and what real steps of it say."""
+    """The plan of `explorer.auto_policy` for a user's own step, and the figures of its real steps."""
 
     plan: Plan
     measured_peak_bytes: int | None
@@ -290,4 +290,4 @@ Report = Callable[[Progress], None]
 
 
 def silent(progress: Progress) -> None:
-    """A Report for nobody."""
+    """A Report that drops every message."""

@@ -67,7 +67,7 @@ class Export(Record):
     reasons: tuple[str, ...] = ()
     """Why it is not exact."""
     notes: tuple[str, ...] = ()
-    """What whoever takes it has to know."""
+    """Notes for the user of the export."""
     checked: Checked = "grammar"
     as_run: Policy | None = None
     """What the target will really do, as a policy that can be measured; None: no blocks can be named."""

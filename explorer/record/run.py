@@ -42,7 +42,7 @@ class PipelinePlan(Record):
 
     @property
     def schedule_name(self) -> str:
-        """What a reader is told."""
+        """The name that readers see."""
         return OWN_SCHEDULE if self.actions else self.schedule
 
 
@@ -56,7 +56,7 @@ Mode = Literal["train", "eval"]
 Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
 """`own`: what the factory builds is what runs, nothing is cast."""
 N_REPEATS = 5
-"""Timed steps, where nobody says."""
+"""Timed steps by default."""
 
 MOST_PROBES = 10_000
 

@@ -36,7 +36,7 @@ def batch(
     policy: PolicyName = "keep-all",
     argument: Argument = "batch",
 ) -> None:
-    """The largest batch that fits under a policy: foreseen from two small runs, confirmed by one. None is timed."""
+    """The largest batch that fits under a policy: predicted from two small runs, confirmed by one. None is timed."""
     limit, ref = parse_bytes(budget), options.ref(model)
     with worker() as engine:
         small = msgspec.structs.replace(ref, arguments={**ref.arguments, argument: SMALL[0]})
@@ -51,29 +51,31 @@ def batch(
                 f"Not even a {argument} of 1 fits in {mib(limit)}: it needs {mib(least)} (predicted).",
                 hint="Recompute more (`--policy all`), or raise the budget.",
             )
-        foreseen = at_size(runs, size, spec)
+        predicted = at_size(runs, size, spec)
         confirmed = _run(engine, spec, argument, size)
     if output.json:
-        print_json(_document(argument, limit, foreseen, confirmed))
+        print_json(_document(argument, limit, predicted, confirmed))
     else:
         answer_console().print(
             f"The largest {argument} that fits in {mib(limit)} is [bold]{size}[/]: "
-            f"{mib(foreseen.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} measured."
+            f"{mib(predicted.step_peak_bytes)} predicted, {mib(confirmed.step_peak_bytes)} measured."
         )
-    if not foreseen.event_by_event:
+    if not predicted.event_by_event:
         say("[yellow]The small runs differ in their allocations: this is a line through their peaks, and rougher.[/]")
     if (confirmed.step_peak_bytes or 0) > limit:
         say(f"[yellow]The run that should confirm it needs more than {mib(limit)}: take a smaller {argument}.[/]")
 
 
-def _document(argument: str, limit: int, foreseen: Sized, confirmed: Measurement) -> dict[str, str | int | bool | None]:
+def _document(
+    argument: str, limit: int, predicted: Sized, confirmed: Measurement
+) -> dict[str, str | int | bool | None]:
     return {
         "argument": argument,
-        "largest": foreseen.size,
+        "largest": predicted.size,
         "budget_bytes": limit,
-        "predicted_peak_bytes": foreseen.step_peak_bytes,
+        "predicted_peak_bytes": predicted.step_peak_bytes,
         "step_peak_bytes": confirmed.step_peak_bytes,
-        "event_by_event": foreseen.event_by_event,
+        "event_by_event": predicted.event_by_event,
     }
 
 

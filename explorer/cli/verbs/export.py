@@ -1,4 +1,4 @@
-"""`python -m explorer export POLICY --to TARGET`: a policy file in the form that somebody else needs."""
+"""`python -m explorer export POLICY --to TARGET`: a policy file in the form of another program."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ from explorer.view.text.plan import certificate, in_words
 from explorer.view.text.runs import did_not_fit
 
 FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
-"""What the foreseen cost of a plan was made of."""
+"""The source of a plan's predicted cost."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -162,8 +162,8 @@ def _print(tries: Sequence[tuple[Plan, Measurement]], first: Measurement, *, met
     console.print(f"  Kept all     {mib(baseline_bytes)} {'predicted' if first.spec.policy.units else _origin(first)}")
     if chosen.cost_ratio is not None:
         spread = "" if chosen.cost_ratio_spread is None else f" ± {percent(chosen.cost_ratio_spread)}"
-        foreseen = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
-        console.print(f"  Time         {foreseen} from {FROM[chosen.cost_unit]}{_ran(run)}")
+        predicted = f"{percent(chosen.cost_ratio - 1, signed=True)}{spread} predicted"
+        console.print(f"  Time         {predicted} from {FROM[chosen.cost_unit]}{_ran(run)}")
     console.print(f"  Certificate  {certificate(chosen)[0]} The proof is about the forecast; the run is what holds.")
     for warning in first.warnings if first.origin == "predicted" else ():
         console.print(f"  [yellow]{escape(warning)}[/]")

@@ -120,7 +120,7 @@ def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint
 
 
 def series_of(rows: Sequence[LabRow], figure: str, part: LabPart = "candidate", name: str = "") -> LabSeries:
-    """One figure of every row as a series, which is called like the figure unless it has a name of its own."""
+    """One figure of every row as a series, named after the figure unless `name` is given."""
     return LabSeries(name=name or figure, y=tuple(number(row, figure) for row in rows), part=part)
 
 

@@ -167,7 +167,7 @@ def _leaf(state: Tensor, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class _Known:
-    """What a segment's backward starts from. Backward takes both out, so that nobody else keeps them alive."""
+    """What a segment's backward starts from. Backward takes both out, so that no other reference keeps them alive."""
 
     output_gradient: list[Tensor]
     store: Store

@@ -1,4 +1,4 @@
-"""The largest batch that fits is foreseen from two small runs, and a run confirms it to the byte."""
+"""The largest batch that fits is predicted from two small runs, and a run confirms it to the byte."""
 
 from __future__ import annotations
 
