@@ -54,7 +54,7 @@ BUFFER, SAVED, TEMPORARY = (ROLES.index(role) for role in ("buffer", "saved acti
 def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurement | None:
     """What the step of `run` would measure with every block kept; its origin is `predicted`, and it has no times.
 
-    `graph` knows which inputs of blocks nobody saves: without it an input that only a checkpoint kept stays.
+    `graph` knows which inputs of blocks no operation saves. Without it an input that only a checkpoint kept stays.
     None where nothing can be put together: no timeline, a run that was cut short, unknown calls, reentrant
     checkpointing, a unit that saves operators or offloads, or recomputes that do not repeat what forward did.
     """
@@ -171,7 +171,7 @@ def _pairs(size: Bytes, made: NDArray[np.intp], again: NDArray[np.intp]) -> Iter
 
 
 def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
-    """The timeline that is left, its ticks counted anew: one for each event."""
+    """The timeline that is left, with one tick for each event."""
     left = ~lives.gone
     born, died = array_of(log.born)[left], lives.died[left]
     happens = np.zeros(log.n_ticks + 2, dtype=np.bool_)
@@ -255,7 +255,7 @@ def _column(values: Bytes) -> Column:
 def with_bytes(run: Measurement, costs: Sequence[MeasuredBlock]) -> tuple[MeasuredBlock, ...]:
     """`costs` with the bytes that the timeline of `run` holds for each block, at the end of forward and at the peak."""
     log, border = run.allocations, run.forward_end_tick
-    assert log is not None and border is not None, "whoever puts a timeline together has seen forward end"
+    assert log is not None and border is not None, "a timeline that is put together has the end of forward"
     saved = array_of(log.role) == SAVED
     nothing = np.zeros(len(saved), dtype=np.bool_)
     at_border, at_peak = nothing.copy(), nothing.copy()

@@ -51,9 +51,9 @@ class SavedByCall:
     """Tick of forward at which running it again ends."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """Those that nobody else saves."""
+    """Those that no other block saves."""
     saved_outputs: tuple[int, ...]
-    """Those that the call saves itself, whoever else does."""
+    """Those that the call saves itself, also where others save them."""
     late_bytes: int
     """Bytes of what is gone and back at the same moment: of `entries`, and of outputs that others save as well, who are
     through by then."""
@@ -126,7 +126,8 @@ def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
 def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
     """For each call the ticks at which backward allocates inside the unit.
 
-    None where it allocates nothing, and where several calls go by before it: nobody knows then which are whose.
+    None where backward allocates nothing, or where several calls go by before it: the births then belong to no known
+    call.
     """
     if not calls:
         return []
@@ -143,7 +144,7 @@ def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Seq
 
 
 def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
-    """Outputs that nobody else saves, and of which it is known how long they are in use."""
+    """Outputs that no other block saves and whose last use is known."""
     flags = replay.saved_outside.get(fqn, ())
     if len(flags) != len(call.outputs):
         return []

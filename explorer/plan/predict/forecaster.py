@@ -37,9 +37,9 @@ from explorer.record.policy import Policy, Unit
 
 
 class Forecaster:
-    """Holds one baseline sorted for replay, and what each unit of it would free; built once, asked at every toggle.
+    """Forecasts of policies on one baseline, sorted for simulation once and read at every toggle.
 
-    `run` is any complete run of the step: of one with recompute the keep-all baseline is put together first.
+    `run` is any complete run of the step. From a run with recompute the keep-all baseline is put together first.
     """
 
     def __init__(self, run: Measurement, graph: ModelGraph | None = None) -> None:
@@ -51,7 +51,7 @@ class Forecaster:
         self._saved: dict[tuple[Unit, Policy, tuple[str, ...]], list[SavedByCall]] = {}
 
     def forecast(self, policy: Policy) -> Forecast:
-        """What `policy` should do to the baseline; what cannot be said is None, see not_predicted.py for the reason."""
+        """The figures of `policy`; a figure that is not predicted is None, and not_predicted.py has the reason."""
         baseline = self.baseline
         if baseline is None or not_covered(policy):
             return Forecast()
@@ -92,7 +92,7 @@ class Forecaster:
         return ledger_at_peak(self.baseline, play.replay, play.simulated, play.line, play.reruns)
 
     def _simulation(self, policy: Policy) -> _Simulation | None:
-        """None: no peak is foretold."""
+        """None: no peak is predicted."""
         replay = self._replay_of(policy)
         return None if replay is None or not_predicted(policy, self._graph) else self._simulate(replay, policy)
 

@@ -92,10 +92,10 @@ def _reasons(run: Measurement, graph: ModelGraph, baseline: Measurement | None) 
     again = [block for block in graph.blocks if any(is_within(block.fqn, fqn) for fqn in policy.blocks)]
     caches = [block.fqn for block in again if "keeps_cache" in block.traits]
     if caches:
-        yield f"{listed(caches)} is handed a cache, which its recompute fills once more"
+        yield f"{listed(caches)} is handed a cache, which its recompute fills a second time"
     recurrent = [block.fqn for block in again if block.kind in _RECURRENT]
     if recurrent:
-        yield f"{listed(recurrent)} is recurrent, and its kernel keeps memory of its own that no timeline shows"
+        yield f"{listed(recurrent)} is recurrent, and its kernel keeps memory that no timeline shows"
     if baseline is not None:
         n_before, n_now = _births(baseline), _births(run)
         if n_before != n_now:

@@ -32,7 +32,7 @@ def prices(
     Blocks above, below or inside a recomputed unit have no price of their own: toggling one changes the unit. Empty
     where nothing can be replayed.
 
-    Predicted: see calls.py for what is not foreseen; without `graph` FLOPs do not know where recompute stops
+    Origin: predicted; calls.py lists the limits. Without `graph` FLOPs do not know where recompute stops
     early.
     """
     replay = Replay.of(measurement, graph)

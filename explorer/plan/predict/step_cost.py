@@ -99,7 +99,7 @@ def unit_ms(
 ) -> float | None:
     """On the clock of the hooks that time blocks. Units `inside` run again on their own account as well.
 
-    None: it keeps results of operators, and nobody timed those, or torch's look at them.
+    None: the unit keeps results of operators, and those, or torch's look at them, were not timed.
     """
     if unit.save_ops and (measurement.times is None or measurement.times.kept_operator_ms is None):
         return None
@@ -139,15 +139,16 @@ def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection
 
 
 CHECKPOINT_MS, SAVED_TENSOR_MS = 0.65, 0.015
-"""What a checkpointed call takes beside its second forward, and for each tensor that it saves, where nobody measured
-it: as AMONG_KERNELS; torch 2.13, a CPU core."""
+"""What a checkpointed call takes beside its second forward, and what it takes for each tensor that it saves.
+
+Used where these were not measured; origin as AMONG_KERNELS; torch 2.13, a CPU core."""
 COLD_AFTER_MS = 2.0
 """Milliseconds of a forward after which a checkpoint finds nothing of the last one in the caches: chosen on the
 recurrent net, whose cells follow each other within one."""
 N_SAVED = 16
-"""Tensors that a call saves where nobody counted: as many as an attention layer or two convolutions with norms."""
+"""Tensors that a call saves where they were not counted: those of an attention layer or two convolutions with norms."""
 RERUN_ERROR = 0.25
-"""Standard deviation between models of what running again takes over what was foreseen.
+"""Standard deviation between models of what running again takes over the prediction.
 
 `python -m benchmarks.step_time` says how many runs lie within the interval that comes of it."""
 AGAIN, AMONG_KERNELS = 1.06, 1.35
@@ -243,7 +244,7 @@ LEFT_ERROR = 0.1
 
 
 class TimedStep(NamedTuple):
-    """A policy's step: as it was foreseen from the baseline alone, and as it was measured in turns with that."""
+    """Step time of a policy over the baseline's: predicted from the baseline alone, and measured in turns with it."""
 
     predicted: float
     measured: float
