@@ -9,14 +9,11 @@ from explorer.plan.hazards.hazards import hazards
 from explorer.record.comparison import Comparison
 from explorer.record.graph import ModelGraph
 from explorer.ui.explore import work
-from explorer.ui.explore.autograd import autograd_panel
-from explorer.ui.explore.cost import cost_panel
 from explorer.ui.explore.front import front_panel
-from explorer.ui.explore.gradients import gradients_panel
 from explorer.ui.explore.memory import memory_panel
+from explorer.ui.explore.panels import autograd_panel, cost_panel, gradients_panel, table_panel
 from explorer.ui.explore.shown import Freshness, Shown
 from explorer.ui.explore.state import ExploreState
-from explorer.ui.explore.table import table_panel
 from explorer.ui.session import page_job
 from explorer.ui.shared import draft as drafts
 from explorer.ui.shared.failure import failure_panel
