@@ -123,7 +123,8 @@ class Watch:
             if self.on_oom is not None:
                 self.on_oom = of_rank(self.on_oom)
                 for module in NEEDED_AT_REFUSAL:
-                    import_module(module)
+                    with suppress(ImportError):  # the file says why it holds no plan
+                        import_module(module)
                 self._reserve = mmap.mmap(-1, RESERVE_BYTES)
                 self._before, sys.excepthook = sys.excepthook, self._uncaught
                 # Most loops die in one of these; an error that leaves them is met while the frames hold the memory.
