@@ -44,8 +44,8 @@ HEADLINES = {
 """The figures of the strip, one sentence each, the same before and after a run."""
 
 TIME_PREDICTED = (
-    "Foretold from the measured forward of each block and what a checkpoint takes a call; nine of ten runs should lie "
-    "in the interval. Runs of other policies of this model draw it in."
+    "Predicted from the measured forward of each block and the time of one checkpoint call. Nine of ten runs should "
+    "lie in the interval. Each run of another policy of this model narrows the interval."
 )
 
 ORIGIN = {
@@ -146,7 +146,7 @@ FRESHNESS = {
     ),
     "pinned": "Choose blocks, then press **Run**.",
     "fresh": ":green-badge[:material/check: measured] Baseline and the policy that is drawn.",
-    "failed": (":red-badge[:material/error: failed] A run was cut short, so nothing is bought and nothing is proven."),
+    "failed": (":red-badge[:material/error: failed] A run was cut short: savings and equality are unknown."),
     "stale": (
         ":orange-badge[:material/history: for the previous policy] These charts are older than the graph. "
         "Press **Run** to measure it."

@@ -27,7 +27,7 @@ OWN_SCHEDULE = (
     "for the gradients of inputs and of weights apart. The stages, ranks and microbatches that it names are taken "
     "over. torch's own schedule files are read too."
 )
-OWN_NOT_IN_LINK = "An own schedule is not in the page's address: who opens a link to this plan gives the file again."
+OWN_NOT_IN_LINK = "An own schedule is not in the page's address: open the schedule file again after opening the link."
 STEP = "Time from the first to the last action, every rank on a machine of its own, without the optimizer."
 WALL = (
     "Wall time from the first to the last action as the ranks' own clocks read it, with links, waiting and contention. "
@@ -97,8 +97,8 @@ LEGEND = (
     "and have the edge of the stage's colour in the graph."
 )
 CAP = (
-    "What every rank may hold, the optimizer's state included. It chooses cuts, microbatches and policy together: "
-    "the quickest step whose ranks all stay below. Such as 200MiB."
+    "What every rank may hold, the optimizer's state included. The planner chooses cuts, microbatches and policy "
+    "together for the quickest step whose ranks all stay below this limit. Example: 200MiB."
 )
 READ_TRUTH = (
     "Read downwards: full batch, then microbatches, then with recompute, then split; each row counts what this one "
