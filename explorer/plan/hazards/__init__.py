@@ -1,1 +1,4 @@
-"""What can go wrong with a policy or a plan, known before any run."""
+"""What can go wrong with a policy or a plan, before any run.
+
+In come a model graph, a policy and perhaps a plan, out come Hazards. Begin with `hazards`; each rule is one function.
+"""
