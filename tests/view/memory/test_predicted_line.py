@@ -1,4 +1,4 @@
-"""The line of a policy that nobody ran: its top is the peak that is foretold, and it lies on the measured events."""
+"""The line of a policy before a run: its top is the predicted peak, and it lies on the measured events."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from tests.view.builders import MIB, measured
 
 
 @pytest.mark.parametrize("blocks", [["layers.0"], ["layers.1", "layers.4"], [f"layers.{i}" for i in range(6)]])
-def test_the_top_of_the_line_is_the_peak_that_is_foretold(blocks: list[str]) -> None:
+def test_the_top_of_the_line_is_the_predicted_peak(blocks: list[str]) -> None:
     forecaster = Forecaster(measured())
-    for policy in (Policy.recompute(blocks), Policy.recompute(blocks, use_reentrant=True)):
-        line = forecaster.line(policy)
-        assert line is not None and int(line.max()) == forecaster.forecast(policy).step_peak_bytes
+    policy = Policy.recompute(blocks)
+    line = forecaster.line(policy)
+    assert line is not None and int(line.max()) == forecaster.forecast(policy).step_peak_bytes
+    reentrant = Policy.recompute(blocks, use_reentrant=True)
+    assert forecaster.line(reentrant) is None and forecaster.forecast(reentrant).step_peak_bytes is None
 
 
 def test_it_is_drawn_dashed_over_one_run_and_over_two() -> None:
