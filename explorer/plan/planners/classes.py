@@ -1,11 +1,11 @@
-"""Units that a question cannot tell apart are counted instead of chosen: of hundreds of equal blocks, how many.
+"""Symmetry of the program: equal units are counted instead of chosen, such as how many of a hundred equal blocks.
 
-Two columns are of one class if they cost the same, hold the same bytes at every moment asked about, and the same is to
-be said of what lies inside them. The rows of the places of a class are added up, as are those of units of a class. So
-the classes say nothing that is wrong of any policy: their bound is a bound. What they leave out is only which segments
-overlap; a solution in numbers is given to units first come, first served, and that can fail.
+Two columns are in one class if they cost the same and hold the same bytes at every moment of the program. The columns
+inside them are in equal classes too. The rows of equal places are added up. Every policy satisfies the summed rows, so
+their lower bound is valid for the policies. The summed rows lose which segments overlap. A solution in counts is
+therefore assigned to units greedily, and the assignment can fail.
 
-The first of equal blocks are served first: backward reaches them last, when most of the others' memory is gone.
+The first of equal blocks are assigned first: backward reaches them last, when the other blocks have freed most memory.
 """
 
 from __future__ import annotations
@@ -24,23 +24,26 @@ Labels = NDArray[np.intp]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classes:
-    """Which columns a question counts together, and the rows that hold for their numbers."""
+    """Classes of columns that are counted together, and rows over their counts."""
 
     columns: Columns
     labels: Labels
     """The class of each column."""
     sizes: Values
-    """How many columns there are of each class."""
+    """Number of columns in each class."""
     rows: list[Row]
-    """What every policy keeps, over classes."""
+    """Rows over classes that every policy satisfies."""
 
     def of(self, row: Row) -> Row:
-        """A row over columns as one over classes; equal ones have equal coefficients."""
+        """`row` over classes instead of columns. Columns of one class have equal coefficients."""
         coefficients, most = row
         return {int(self.labels[column]): n for column, n in coefficients.items()}, most
 
     def given(self, numbers: Values, weight: Values) -> Values:
-        """The numbers given to columns, as far as that goes; `weight`: what frees most, by column, is least."""
+        """Values of the columns from the counts of the classes, assigned greedily; a count may be left over.
+
+        `weight` orders the classes: the lowest frees the most bytes.
+        """
         columns, left = self.columns, numbers.copy()
         x, free = np.zeros(columns.n_columns), np.ones(len(columns.paths))
         members: dict[int, list[int]] = defaultdict(list)
@@ -63,7 +66,7 @@ class Classes:
 
 
 def classes_of(columns: Columns, asked: Values, *, apart: bool = False) -> Classes:
-    """`asked`: what the question says of each column, one row a column; `apart`: every column is a class of its own."""
+    """Classes from the coefficients `asked` (one column of `asked` for each column); `apart`: no two share a class."""
     if apart:
         labels = np.arange(columns.n_columns)
         rows = [_row(columns, path) for path in columns.paths]

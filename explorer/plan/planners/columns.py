@@ -1,16 +1,16 @@
-"""The columns of the program: every way in which a candidate may be recomputed, alone or inside another that is.
+"""The columns of the integer program: a candidate is recomputed alone, or inside another recomputed candidate.
 
-    x[u]      u is recomputed, and nothing around it is
-    x[u | o]  u is recomputed inside o, which is as well; no third level inside a second
+    x[u]      u is recomputed, and no unit around u is
+    x[u | o]  u is recomputed inside o, and o is recomputed too; there is no third level
 
-A place is a block that no other candidate lies in. On the way down to it at most one unit stands alone, and at most one
-inside that:
+A place is a block that contains no other candidate. On the path from the root to a place at most one unit is
+recomputed alone, and at most one unit inside that unit:
 
     sum of x[u] over all u around the place  <=  1          sum of x[u | o]  <=  x[o]
 
-That is all there is to being a policy, and without a budget these rows have whole corners. What two units on one way
-down do to the same bytes is a number of column x[u | o]; only what units on several ways share (a skip) stays a column
-of its own, between the rows of its bonds (pieces.py).
+These rows describe every policy. Without a budget the corners of their polytope are integers. Two units on one path
+may change the same bytes: column x[u | o] carries the difference. Bytes that units on several paths share (a skip)
+keep a separate column, held by the rows of its bonds (pieces.py).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from explorer.plan.planners.keeping import is_kept_apart
 from explorer.plan.planners.pieces import Bond, Pieces
 
 Row = tuple[dict[int, float], float]
-"""Coefficients by column, and what their sum may be at most."""
+"""Coefficients by column, and the upper bound of their sum."""
 Values = NDArray[np.float64]
 DEPTH = 2
 LEAST_KIN = 4
@@ -37,7 +37,7 @@ N_FIRST = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceRow:
-    """One row of a place: of all columns, at most one, or as much as `holder` is."""
+    """One row of a place: the sum of `columns` is at most 1, or at most the value of column `holder`."""
 
     place: int
     holder: int | None
@@ -47,7 +47,7 @@ class PlaceRow:
 
 
 class Columns:
-    """Columns and rows that do not depend on what is asked. Units by number, as in the candidates."""
+    """Columns and rows that do not depend on the budget. Units are numbered as in `candidates.units`."""
 
     def __init__(self, candidates: Candidates, pieces: Pieces) -> None:
         self._candidates = candidates
@@ -55,14 +55,14 @@ class Columns:
         self.n_units = len(candidates.units)
         self.ways: list[tuple[int, int | None]] = [(i, None) for i in range(self.n_units)]
         self.ways += [(i, o) for i, above in enumerate(candidates.around) for o in above]
-        """Unit, and the one that it is recomputed in, of every column but the last ones."""
+        """(Unit, unit around it or None) of each column before the shared ones."""
         self.number = {way: column for column, way in enumerate(self.ways)}
         self.of_unit: list[list[int]] = [[] for _ in range(self.n_units)]
         for column, (i, _) in enumerate(self.ways):
             self.of_unit[i].append(column)
         self._bonds = _by_column(pieces.bonds)
         self.shared = [column for column, bonds in self._bonds.items() if not self._on_one_way(bonds)]
-        """Columns of pieces.py that units on several ways down decide about; here they follow the units'."""
+        """Columns of pieces.py that depend on units on several paths. Here they come after the columns of the units."""
         self.peak_column = len(self.ways) + len(self.shared)
         self.n_columns = self.peak_column + 1
         self.unit_cost = candidates.step_cost or 1.0
@@ -74,9 +74,9 @@ class Columns:
         self._new, self._old, self._effect = self._effects()
         self.paths = self._paths()
         self.along: list[list[int]] = [[] for _ in self.ways]
-        """The paths that a column lies on."""
+        """The paths that contain the column."""
         self.below: list[list[int]] = [[] for _ in self.ways]
-        """The paths inside a unit that stands alone."""
+        """The paths whose holder is the column, a unit that is recomputed alone."""
         for number, path in enumerate(self.paths):
             for column in path.columns:
                 self.along[column].append(number)
@@ -85,25 +85,25 @@ class Columns:
         self.inside_out = sorted(range(self.n_units), key=lambda i: -len(candidates.around[i]))
 
     def chosen(self, x: Values) -> tuple[int, ...]:
-        """The candidates that `x` recomputes."""
+        """Numbers of the candidates that `x` recomputes."""
         return tuple(np.flatnonzero(self.taken(x) > 0.5).tolist())
 
     def taken(self, x: Values) -> Values:
-        """How much of each unit `x` recomputes, alone or inside another."""
+        """The fraction of each unit that `x` recomputes, alone or inside another unit."""
         units = [i for i, _ in self.ways]
         return np.bincount(units, x[: len(units)], self.n_units).astype(np.float64)
 
     def cost(self, chosen: tuple[int, ...]) -> float:
-        """The cost of recomputing these, in the candidates' unit."""
+        """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
         return self._candidates.cost(chosen)
 
     def bytes_of(self, old: Values) -> dict[int, float]:
-        """A row over columns, made from one over those of pieces.py."""
+        """Bytes by column, from bytes by column of pieces.py (`old`)."""
         row = np.bincount(self._new, self._effect * old[self._old], self.n_columns)
         return {int(column): float(row[column]) for column in np.flatnonzero(row)}
 
     def old(self, x: Values) -> Values:
-        """`x` in the columns of pieces.py, those that units share as low in bytes as their bonds let them."""
+        """`x` over columns of pieces.py. Shared columns take the value with the fewest bytes that their bonds allow."""
         x = x.copy()
         taken = dict(enumerate(self.taken(x).tolist()))
         for column, old in enumerate(self.shared, start=len(self.ways)):
@@ -111,7 +111,7 @@ class Columns:
         return np.bincount(self._old, self._effect * x[self._new], self._n_old).astype(np.float64)
 
     def legal(self, order: Sequence[int]) -> list[int]:
-        """As many of `order`, first ones first, as make a policy."""
+        """Candidates of `order`, taken greedily from the front, that together are a valid policy."""
         units, around = self._candidates.units, self._candidates.around
         taken: list[int] = []
         named: set[str] = set()
@@ -140,7 +140,7 @@ class Columns:
         return taken
 
     def third_levels(self, chosen: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-        """Units that make three levels of a choice of two: each kind of them at once, then one by one."""
+        """Additions that nest `chosen` three levels deep: first all units of a kind at once, then each unit alone."""
         units, around = self._candidates.units, self._candidates.around
         named = {fqn for i in chosen for fqn in units[i].unit.blocks}
         pairs = [(j, o) for j in chosen for o in around[j] if o in chosen]
@@ -154,7 +154,10 @@ class Columns:
         yield from ((i,) for kind in kinds.values() for i in kind)
 
     def first_of_kinds(self) -> list[tuple[int, ...]]:
-        """Of each kind of candidate the first ones, which backward reaches last, in at most N_FIRST numbers."""
+        """For each kind of candidate, its first n members, for at most N_FIRST values of n.
+
+        The first members are recomputed because backward reaches them last.
+        """
         kinds: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for i, one in enumerate(self._candidates.units):
             kinds[one.kin].append(i)
@@ -167,13 +170,13 @@ class Columns:
         return choices
 
     def all_but(self, chosen: Iterable[int]) -> Row:
-        """A row that forbids this choice and no other."""
+        """A row that forbids `chosen` and no other choice."""
         named = set(chosen)
         row = {column: 1.0 if i in named else -1.0 for column, (i, _) in enumerate(self.ways)}
         return row, len(named) - 1.0
 
     def bond_rows(self) -> list[Row]:
-        """What holds the shared columns."""
+        """The bonds of the shared columns as rows over all columns."""
         number = {old: column for column, old in enumerate(self.shared, start=len(self.ways))}
         rows = []
         for old in self.shared:
@@ -184,11 +187,11 @@ class Columns:
         return rows
 
     def sharing(self) -> set[int]:
-        """Units that a shared column hangs on."""
+        """Units whose recompute changes the value of a shared column."""
         return {i for old in self.shared for bond, _ in self._bonds[old] for i in bond if i != old}
 
     def _on_one_way(self, bonds: list[Bond]) -> bool:
-        """Whether at most a unit and one inside it can ever be recomputed together of all that are named."""
+        """Whether each two units of `bonds` lie inside each other or exclude each other."""
         around = self._candidates.around
         named = sorted({i for bond, _ in bonds for i in bond if i < self.n_units})
         return all(
@@ -197,14 +200,17 @@ class Columns:
         )  # fmt: skip
 
     def _overlap(self, i: int, j: int) -> bool:
-        """Whether no policy has both: they share a block, or one that is kept apart lies in the other."""
+        """Whether no policy has both units: they share a block, or are nested and one of them allows no nesting."""
         ours, theirs = (self._candidates.units[one].unit.blocks for one in (i, j))
         if self._kept_apart[i] or self._kept_apart[j]:
             return any(is_within(a, b) or is_within(b, a) for a in ours for b in theirs)
         return not set(ours).isdisjoint(theirs)
 
     def _effects(self) -> tuple[NDArray[np.intp], NDArray[np.intp], Values]:
-        """How much of each column of pieces.py a column is, one that is inside another beside what that one is."""
+        """Weight of each column of pieces.py (old) in each column (new), as sparse arrays: new, old, weight.
+
+        Column x[u | o] carries only the difference to column x[o].
+        """
         shared = set(self.shared)
         of_unit: list[list[int]] = [[] for _ in range(self.n_units)]
         for old, bonds in self._bonds.items():
@@ -243,7 +249,7 @@ class Columns:
 
 
 def _by_column(bonds: Iterable[Bond]) -> dict[int, list[Bond]]:
-    """What hangs on others stands behind them."""
+    """Bonds grouped by the column that they bound. A bond bounds its highest column: dependent columns come last."""
     by_column: dict[int, list[Bond]] = defaultdict(list)
     for bond in bonds:
         by_column[max(bond[0])].append(bond)
@@ -251,7 +257,7 @@ def _by_column(bonds: Iterable[Bond]) -> dict[int, list[Bond]]:
 
 
 def _tight(bonds: list[Bond], column: int, taken: dict[int, float]) -> float:
-    """A column of pieces.py as low in bytes as its bonds let it: what is gone at most, what is kept at least."""
+    """The value of `column` of pieces.py with the fewest bytes: the largest for freed bytes, the smallest for kept."""
     frees = bonds[0][0][column] > 0
     slacks = [most - sum(n * row[i] for i, n in taken.items() if i in row) for row, most in bonds]
     return min(1.0, max(0.0, min(slacks) if frees else -min(slacks)))

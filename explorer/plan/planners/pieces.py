@@ -1,15 +1,15 @@
-"""A measured line as a linear function of a policy: which bytes go and come, between which ticks, with which column.
+"""The timeline as a linear function of a policy. A piece adds bytes between two ticks, multiplied by a column.
 
     bytes held at t  =  measured at t  +  sum over pieces with first <= t < end of bytes * x[column]
 
-A column is a candidate (1: recomputed), or one of these, which stand between 0 and 1 as the rows of `bonds` let them:
+A column is a candidate (1: recomputed) or one of two auxiliary columns, between 0 and 1 and bounded by `bonds`:
 
-    gone(entry)     at most the sum of those that let it go before t, at most the sum of those that bring it back
-                    after t, at most 1 less each that is given it and keeps it meanwhile
-    kept(entry)     at least each that is given it, or keeps what its operator returned, beyond its measured end
+    gone(entry)     at most the sum of the candidates that free the entry before t, at most the sum of the candidates
+                    that restore it after t, at most 1 minus each candidate that keeps it as an input meanwhile
+    kept(entry)     at least each candidate that keeps the entry beyond its measured end, as an input or as a result
 
-A candidate inside a recomputed one keeps what it is given from when the outer one runs again until it does itself.
-These are the rules of forecast/changes.py, written down for all policies at once.
+A candidate inside a recomputed unit keeps its inputs from the rerun of the outer unit until its own rerun.
+The rules are those of predict/changes.py, written for all policies at once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from explorer.plan.predict.calls import SavedByCall
 from explorer.plan.predict.replay import Replay
 
 Bond = tuple[dict[int, float], float]
-"""Coefficients by column, and what their sum may be at most."""
+"""Coefficients by column, and the upper bound of their sum."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pieces:
-    """What a policy changes."""
+    """Changes of the timeline by a policy, one element per piece, and the bonds of the auxiliary columns."""
 
     first: Bytes
     end: Bytes
@@ -56,7 +56,7 @@ class Pieces:
 
 
 def pieces_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> Pieces:
-    """What recomputing the candidates changes."""
+    """The pieces and bonds of recomputing the candidates; `stash_bytes`: generator state that each call keeps."""
     collected = _Collected(replay, candidates)
     collected.plain(stash_bytes)
     for entry in collected.shared:
@@ -76,7 +76,7 @@ def pieces_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> Pi
 
 @dataclass(slots=True)
 class _Own:
-    """One candidate's call lets an entry go at `leave` and brings it back at `back`."""
+    """A call of candidate `unit` frees an entry at tick `leave` and restores it at tick `back`."""
 
     unit: int
     leave: int
@@ -85,7 +85,10 @@ class _Own:
 
 @dataclass(slots=True)
 class _Given:
-    """One candidate's call is given an entry: kept until `ends`; inside `around` since that begins, until `begins`."""
+    """A call of candidate `unit` has an entry as input and keeps it until tick `ends`.
+
+    Inside a recomputed unit of `around` the call keeps the entry from the tick given there until tick `begins`.
+    """
 
     unit: int
     ends: int
@@ -107,7 +110,7 @@ class _Collected:
     known: dict[tuple[object, ...], int] = field(default_factory=dict)
 
     def plain(self, stash_bytes: int) -> None:
-        """What one candidate alone decides about, in one go; everything else is noted as shared."""
+        """Collects the entries that one candidate alone changes. All other entries go to `shared`."""
         units = self.candidates.units
         self.n_columns = len(units)
         size, born = self.replay.size, self.replay.born
@@ -139,7 +142,7 @@ class _Collected:
         return next((call for call in calls if call.first <= inner.first and inner.end <= call.end), None)
 
     def entry(self, entry: int) -> None:
-        """The stretches of one entry between which anything changes."""
+        """Adds the pieces of a shared entry, one for each stretch between two changes."""
         own, given = self.own.get(entry, []), self.given.get(entry, [])
         born, died, size = (int(of[entry]) for of in (self.replay.born, self.replay.died, self.replay.size))
         borders = {born, died}
@@ -188,7 +191,7 @@ class _Collected:
         return column
 
     def _column(self, meaning: tuple[object, ...]) -> tuple[int, bool]:
-        """The column of that meaning, and whether it is new."""
+        """The number of the auxiliary column with this meaning, and whether the column is new."""
         new = meaning not in self.known
         if new:
             self.known[meaning] = self.n_columns
@@ -203,7 +206,11 @@ Keepers = tuple[frozenset[tuple[int, frozenset[int]]], frozenset[tuple[int, int]
 
 
 def _keepers(tick: int, given: list[_Given]) -> Keepers:
-    """Who keeps an entry at `tick`: unless one of those around it is recomputed, and only if one is."""
+    """Candidates that keep an entry as input at `tick`: outer and inner.
+
+    An outer (unit, units around it) keeps the entry if no unit around it is recomputed.
+    An inner (unit, holder) keeps the entry only if its holder is recomputed.
+    """
     outer = frozenset((one.unit, frozenset(j for j, _ in one.around)) for one in given if tick < one.ends)
     inner = frozenset((one.unit, j) for one in given for j, begins in one.around if begins <= tick < one.begins)
     return outer, inner

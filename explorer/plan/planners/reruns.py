@@ -1,11 +1,11 @@
-"""What running a candidate forward again holds, as a linear function of the policy: one row a moment of the rerun.
+"""Memory during a rerun of a candidate, as a linear function of the policy: one row for each moment of the rerun.
 
-    held before its backward begins  +  what is alive at that moment of the rerun  +  its generators' state
-        -  what units inside let go by then  +  what they are given and keep, and their own state    <= budget
+    held before its backward begins  +  alive at this moment of the rerun  +  generator state of the candidate
+        -  bytes freed by units inside  +  inputs that units inside keep, and their generator state    <= budget
 
-A row of a candidate that is not recomputed says no more than that the budget holds before its backward. Where the
-recompute would stop early because it ends in a unit inside, nothing behind that is asked of it. What is inside counts
-where it is recomputed inside this very candidate: by its column of that name, see columns.py.
+For a candidate that is not recomputed the row states only the budget before its backward. A rerun that ends in a unit
+inside stops early: moments after the stop have no row. A unit counts as inside if it is recomputed inside this
+candidate: column x[unit | candidate] of columns.py.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ class Rerun:
 
     unit: int
     tick: int
-    """The last before its backward begins."""
+    """The last tick before backward of the call begins."""
     alive: Bytes
-    """Bytes of the rerun alone at each of its moments, nothing inside recomputed, less what is there already."""
+    """Bytes that the rerun adds at each of its moments, if no unit inside is recomputed."""
     inside: tuple[tuple[int, Bytes], ...]
-    """Each candidate inside: bytes that it keeps less those that it lets go, at each moment."""
+    """Each candidate inside: bytes that it keeps minus bytes that it frees, at each moment."""
     back: tuple[tuple[int, int, dict[int, int]], ...]
-    """Each candidate around that begins at the same tick: what it brings back, less what others inside it do."""
+    """Candidates around whose backward begins at the same tick: number, bytes they restore, bytes by inner unit.
+
+    The bytes of an inner unit are not restored if that unit is recomputed too.
+    """
 
     def worst(self, x: Values, columns: Columns) -> list[tuple[float, dict[int, float]]]:
-        """The moment that holds most under `x`, once a candidate around: excess bytes, and coefficients by column."""
+        """Excess bytes and row of the moment that holds most under `x`, alone and with each candidate of `back`."""
         taken = x[columns.of_unit[self.unit]].sum()
         held = self.alive * taken
         for unit, more in self.inside:
@@ -55,7 +58,7 @@ class Rerun:
 
 
 def reruns_of(replay: Replay, candidates: Candidates, *, stash_bytes: int) -> tuple[Rerun, ...]:
-    """Every call of every candidate."""
+    """The reruns of every call of every candidate."""
     inside: list[list[int]] = [[] for _ in candidates.units]
     for i, above in enumerate(candidates.around):
         for j in above:
@@ -99,7 +102,10 @@ def _inside(candidates: Candidates, units: list[int], outer: SavedByCall) -> Ite
 def _moments(
     replay: Replay, call: SavedByCall, within: list[tuple[int, SavedByCall]], *, stash_bytes: int
 ) -> tuple[Bytes, tuple[tuple[int, Bytes], ...]]:
-    """Moments are the births of the rerun, of all of forward up to the last saved tensor."""
+    """Bytes alive at each allocation of the rerun, and the change of these bytes by each unit inside.
+
+    The rerun repeats forward up to the last saved tensor.
+    """
     inner = np.append(call.entries[~np.isin(call.entries, call.outputs)], np.array(call.saved_outputs, dtype=np.int64))
     last = int(replay.born[inner].max(initial=call.first))
     entries = replay.between(call.first, last)
@@ -124,7 +130,7 @@ def _moments(
 
 
 def _sum_at(moments: Bytes, born: Bytes, died: Bytes, size: Bytes) -> Bytes:
-    """Bytes alive at each of `moments`."""
+    """Bytes alive at each of `moments`, from entries with `born`, `died` and `size`."""
     some = born < died
     steps = np.zeros(len(moments) + 1, dtype=np.int64)
     np.add.at(steps, np.searchsorted(moments, born[some]), size[some])
@@ -139,7 +145,7 @@ def _back(
     around: tuple[int, SavedByCall],
     siblings: list[int],
 ) -> tuple[int, int, dict[int, int]]:
-    """What the candidate around brings back by running again just before: all but what units inside it own."""
+    """Bytes that the candidate around restores just before `which` runs again, as in `Rerun.back`."""
     (unit, call), (holder, outer) = which, around
     gone = outer.entries[(outer.leaves < outer.begins) & ~np.isin(outer.entries, call.entries)]
     others: dict[int, int] = {}

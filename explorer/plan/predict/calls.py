@@ -1,14 +1,14 @@
-"""What each call of a unit leaves behind for its backward, and would not if the unit were recomputed.
+"""Tensors that each call of a unit saves for its backward, and that a recompute of the unit would free.
 
-1. What a call saves for its own backward leaves when its forward ends and is back when its backward begins. The last
-   tensor that it saves stays until something is made of it. In a segment that happens block by block on the way out,
-   and for all of its blocks at once on the way back. An output leaves where the graph says that no other block saves
-   it, once the last block that was given it returns. Autocast's copy of a weight leaves when forward ends.
-2. The inputs of a call are kept by its checkpoint until its backward has ended.
-3. Running forward again holds its scratch a second time.
+1. A tensor that a call saves is freed when forward of the call ends, and restored when its backward begins. The last
+   saved tensor stays until an operator has used it. A segment frees block by block, and restores all blocks at once.
+   An output that no other block saves (see the graph) is freed when the last block that uses it returns. Autocast's
+   copy of a weight is freed when forward ends.
+2. The checkpoint of a call keeps its inputs until backward of the call has ended.
+3. A rerun holds the temporary tensors of forward a second time.
 4. Kept operators (save_ops): the results of the named operators stay from forward on, whether backward needs them or
-   not. The rerun gets them back and allocates nothing for these operators. A result that the rerun asks for then lives
-   as it did in forward. A result behind the point where the rerun stops stays until backward of the call has ended.
+   not. The rerun reads the results and allocates nothing for these operators. A result that the rerun reads then lives
+   as in forward. A result after the point where the rerun stops stays until backward of the call has ended.
 
 Not predicted: what a kernel keeps for itself (oneDNN's recurrent layers: peaks up to 7 % off), and, without a graph,
 outputs that no other block saves. Source: torch.utils.checkpoint (_CachedTorchDispatchMode)."""
@@ -34,41 +34,41 @@ NOTHING: Bytes = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedByCall:
-    """What one call of a unit leaves behind for its backward, and would not if it were recomputed."""
+    """Tensors that one call of a unit saves for its backward, and that a recompute would free."""
 
     first: int
     """Last tick before the call."""
     entries: Bytes
     leaves: Bytes
-    """First tick at which each of them would be gone."""
+    """First tick at which each of `entries` is freed."""
     begins: int
-    """Tick at which backward of the call begins, and at which they are all there again."""
+    """Tick at which backward of the call begins and all `entries` are restored."""
     ends: int
-    """Tick at which the last of them is through."""
+    """Tick at which the last of `entries` dies."""
     end: int
     """Last tick of the call."""
     until: int
-    """Tick of forward at which running it again ends."""
+    """Tick of forward that the rerun stops at."""
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    """Those that no other block saves."""
+    """Outputs that no other block saves."""
     saved_outputs: tuple[int, ...]
-    """Those that the call saves itself, also where others save them."""
+    """Outputs that the call itself saves, including outputs that other blocks save too."""
     late_bytes: int
-    """Bytes of what is gone and back at the same moment: of `entries`, and of outputs that others save as well, who are
-    through by then."""
+    """Bytes freed only when backward of the call begins: late `entries`, and outputs that other blocks save too.
+    Backward of the other blocks has ended by then."""
     again_bytes: int
-    """Most that running forward again holds at once."""
+    """Peak bytes of the rerun alone."""
     held: tuple[tuple[int, int, int], ...] = ()
-    """Entries that stay whatever was measured: each with its first and its end tick."""
+    """Entries that stay alive whatever was measured: entry, first tick, end tick."""
     copies: tuple[tuple[int, int, int], ...] = ()
-    """First tick, end tick and bytes of what is there twice."""
+    """First tick, end tick and bytes of each tensor that exists twice."""
     statistics_bytes: int = 0
-    """Part of `again_bytes`: copies of running statistics, which running again moves in their stead."""
+    """Part of `again_bytes`: copies of running statistics, which a rerun updates instead of the originals."""
 
 
 def saved_by_calls(replay: Replay, unit: Sequence[str], *, stops_early: bool) -> list[SavedByCall]:
-    """One for each call of the kept `unit` (a block, or the blocks of a segment) that keeps something."""
+    """Saved tensors of each call of the kept `unit` (a block, or the blocks of a segment) that saves any."""
     calls = list(zip(*(replay.calls.get(fqn, []) for fqn in unit)))
     births = _births_of_backward(replay, unit, calls)
     each = (_saved_by_call(replay, unit, members, own, stops_early=stops_early) for members, own in zip(calls, births))
@@ -92,9 +92,9 @@ def _saved_by_call(
         if not len(known):
             return None
         begins = int(died[known].min())
-    # What dies earlier is held by the blocks behind it: recompute would not free it.
+    # An entry that dies earlier is held by later blocks: recompute would not free it.
     saved = saved[died[saved] >= begins]
-    # An output that others hold and that the unit saves as well is freed in the unit's own backward.
+    # An output that other blocks hold and the unit saves too is freed in backward of the unit.
     saved_outputs = [entry for entry in members[-1].outputs if first < born[entry] and died[entry] >= begins]
     inner = np.concatenate((saved[~np.isin(saved, own_outputs)], np.array(saved_outputs, dtype=np.int64)))
     last = int(born[inner].max(initial=first))
@@ -124,10 +124,9 @@ def _freed_in_backward(replay: Replay, entries: Sequence[int]) -> Bytes:
 
 
 def _births_of_backward(replay: Replay, unit: Sequence[str], calls: Sequence[Sequence[Call]]) -> list[Bytes]:
-    """For each call the ticks at which backward allocates inside the unit.
+    """Ticks at which backward of each call allocates inside the unit.
 
-    None where backward allocates nothing, or where several calls go by before it: the births then belong to no known
-    call.
+    The array of a call is empty if several calls precede the allocations: the timeline cannot assign them to a call.
     """
     if not calls:
         return []
@@ -153,7 +152,10 @@ def _own_outputs(replay: Replay, fqn: str, call: Call) -> list[int]:
 
 
 def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], own_outputs: Sequence[int]) -> Bytes:
-    """Each entry leaves behind the last that its block saves, an output of a block behind the block after it."""
+    """The tick at which each entry is freed: after the last saved tensor of its block.
+
+    An output inside a segment is freed after the next block.
+    """
     born = replay.born[saved]
     leaves = np.zeros(len(born), dtype=np.int64)
     for call, following in zip(members, [*members[1:], members[-1]]):
@@ -175,13 +177,13 @@ def _leaves(replay: Replay, saved: NDArray[np.intp], members: Sequence[Call], ow
 
 
 def late_bytes(replay: Replay, entries: Bytes, late: Mask, saved_outputs: Sequence[int]) -> int:
-    """See `SavedByCall.late_bytes`; `late` tells which of `entries` leave that late."""
+    """`SavedByCall.late_bytes`; mask `late` marks the `entries` that are freed when backward begins."""
     others = np.setdiff1d(np.array(saved_outputs, dtype=np.int64), entries)
     return int(replay.size[entries[late]].sum() + replay.size[others].sum())
 
 
 def most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:
-    """Peak of these entries alone, over the ticks at which one of them is born."""
+    """Peak bytes of the entries alone, over the ticks at which one of them is born."""
     if not len(size):
         return 0
     births = np.sort(born)
@@ -194,7 +196,7 @@ def most_at_once(size: Bytes, born: Bytes, died: Bytes) -> int:
 BUFFER = ROLES.index("buffer")
 FOREVER = 2**62
 COUNTER_BYTES = 8
-"""num_batches_tracked, with which no norm computes."""
+"""Size of num_batches_tracked, which no norm computes with."""
 
 
 def calls_of(
@@ -202,7 +204,7 @@ def calls_of(
 ) -> list[SavedByCall]:
     """Calls of `unit` under its action and the options of `policy`; `inside` are the blocks of the units in it."""
     if not run_again(graph, unit.blocks, policy):
-        return []  # a checkpoint around what saves nothing is gone when forward returns
+        return []  # a checkpoint around blocks that save nothing is freed when forward returns
     calls = saved_by_calls(replay, unit.blocks, stops_early=policy.stops_early)
     if unit.action == "save_ops":
         calls = [_with_results(replay, call, unit.save_ops) for call in calls]
@@ -213,7 +215,7 @@ def calls_of(
 
 
 def _with_statistics(replay: Replay, norms: Sequence[str], call: SavedByCall, inside: Collection[str]) -> SavedByCall:
-    """A rerun moves copies of running statistics. The copies that a norm computes with live until its backward."""
+    """`call` with copies of running statistics, which a rerun updates. A norm's copies live until its backward."""
     copies, n_bytes = list(call.copies), 0
     for fqn in norms:
         own = replay.below(fqn)
@@ -236,13 +238,13 @@ def _norms_below(graph: ModelGraph, blocks: Sequence[str]) -> list[str]:
 
 
 def results_unknown(replay: Replay, save_ops: Iterable[str]) -> tuple[str, ...]:
-    """Those of `save_ops` whose results are no memory of their own: views, and what writes into its argument."""
+    """Operators of `save_ops` that allocate no result: views, and operators that write into an argument."""
     made = {replay.ops[i] for i in np.unique(replay.op[replay.role != UNATTRIBUTED]).tolist()}
     return tuple(op for op in save_ops if results_of_views((op,)) or (op in replay.ops and op not in made))
 
 
 def results_of_views(save_ops: Iterable[str]) -> tuple[str, ...]:
-    """Those of `save_ops` that are views by their names."""
+    """Operators of `save_ops` that are views by their names."""
     return tuple(op for op in save_ops if operator_word(op) in _VIEWS)
 
 
@@ -267,7 +269,7 @@ def _with_results(replay: Replay, call: SavedByCall, save_ops: Sequence[str]) ->
 
 
 def _again_without(replay: Replay, call: SavedByCall, of_these: Mask) -> int:
-    """Most that the rerun adds where these are there already: those that forward let go, it lets go as well."""
+    """Peak bytes that a rerun adds if the kept results exist already. It frees the results that forward freed."""
     again = replay.between(call.first, call.until)
     own, given = again[~of_these[again]], again[of_these[again] & (replay.role[again] != UNATTRIBUTED)]
     given = given[replay.died[given] <= call.end]

@@ -1,14 +1,13 @@
-"""A measured timeline with some units recomputed: what leaves it, what stays longer, what comes twice.
+"""Changes of a measured timeline if some units are recomputed: freed bytes, bytes held longer, bytes made twice.
 
     held  ________                      ________
           forward |____________________|        kept -> recomputed: the shaded bytes are gone,
           of b    fe ////////////////// rb      the peak may now be at rb (the recompute itself)
 
-Beside what calls.py says of each call alone: an input that a checkpoint keeps stays although another unit
-would free it (a skip that one block makes and another is given), and each call keeps the state of torch's generator on
-the CPU.
-Source: https://docs.pytorch.org/docs/stable/checkpoint.html; runs hold it true in
-tests/engine/measure/test_forecast_comes_true.py.
+calls.py has the rules for one call; this file combines calls. An input that a checkpoint keeps stays alive although
+another unit would free it (a skip from one block to another). Each call keeps the state of torch's generator on the
+CPU. Source: https://docs.pytorch.org/docs/stable/checkpoint.html.
+Test against real runs: tests/engine/measure/test_forecast_comes_true.py.
 """
 
 from __future__ import annotations
@@ -38,28 +37,28 @@ def stash_bytes(measurement: Measurement, policy: Policy) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """What recomputing changes: the line, and what is saved at the end of forward."""
+    """Changes by recomputing: the timeline, and the bytes saved at the end of forward."""
 
     changes: Changes
     saved_bytes: int
-    """Saved at the end of forward, more than measured: negative where something leaves."""
+    """Bytes saved at the end of forward minus the measured ones: negative if entries are freed."""
     away: Mask
-    """Whether each entry has left by then."""
+    """Whether each entry is freed by the end of forward."""
     gone: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of the one stretch for which an entry of these calls is not held."""
+    """Entry, first tick and end tick of its absence, for entries that are absent once."""
     lives: tuple[Bytes, Bytes, Bytes]
-    """Entry, first tick and end tick of each stretch for which any other entry of these calls is held."""
+    """Entry, first tick and end tick of each stretch in which any other entry of the calls is held."""
     owner: Bytes
     """The innermost call that makes each entry again, or -1."""
 
 
 def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: int) -> Simulated:
-    """All calls of `nest` recomputed. Tick `border` is the end of forward; None: not reached, nothing is away."""
+    """Changes if all calls of `nest` are recomputed. Tick `border` is the end of forward, None if not reached."""
     own, given = _of_calls(replay, nest), _given(replay, nest)
     born, died, size = replay.born, replay.died, replay.size
     is_given = np.zeros(len(size), dtype=bool)
     is_given[given.entry] = True
-    # Most leave and come back, and that is all: what is given as well may be kept meanwhile, or longer than measured.
+    # Most entries are freed and restored once. An entry that is an input too may be kept meanwhile, or for longer.
     gone, mixed = _single_gaps(replay, own, is_given)
     touched = np.flatnonzero(mixed | is_given)
     again = mixed[own.entry]
@@ -79,7 +78,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
     if border is not None:
         kept = np.zeros(len(replay.size), dtype=bool)
         kept[given.entry[(given.back <= border) & (border < given.leave)]] = True
-        # What leaves right behind the last event of forward has left when forward ends.
+        # An entry freed right after the last event of forward counts as freed at the end of forward.
         away[own.entry[(own.leave <= border + 1) & (border < own.back)]] = True
         away &= ~kept
         longer = int(replay.size[kept & (replay.died <= border)].sum())
@@ -93,7 +92,7 @@ def changes_of(replay: Replay, nest: Nest, border: int | None, *, stash_bytes: i
 
 
 def _single_gaps(replay: Replay, own: _Absent, is_given: Mask) -> tuple[tuple[Bytes, Bytes, Bytes], Mask]:
-    """Entries with their one gap, and which of the others leave as well."""
+    """Entries with a single absence (entry, first tick, end tick), and a mask of the other absent entries."""
     born, died = replay.born[own.entry], replay.died[own.entry]
     plain = ~is_given[own.entry] & (born <= own.leave) & (own.leave <= died) & (own.back <= died)
     mixed = np.zeros(len(is_given), dtype=bool)
@@ -104,7 +103,7 @@ def _single_gaps(replay: Replay, own: _Absent, is_given: Mask) -> tuple[tuple[By
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Absent:
-    """Entries that are gone from `leave` to `back`."""
+    """Entries that are absent from tick `leave` to tick `back`."""
 
     entry: Bytes
     leave: Bytes
@@ -112,12 +111,12 @@ class _Absent:
     owner: Bytes
     """The innermost call that makes an entry again, or -1."""
     first_leave: Bytes
-    """When the first call lets an entry go."""
+    """The tick at which the first call frees each entry of the timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Retained:
-    """Entries that are kept from `back` to `leave`."""
+    """Entries that are kept from tick `back` to tick `leave`."""
 
     entry: Bytes
     leave: Bytes
@@ -125,7 +124,7 @@ class _Retained:
 
 
 def _of_calls(replay: Replay, nest: Nest) -> _Absent:
-    """What calls make again: it leaves with the first call that lets it go, the innermost brings it back."""
+    """Entries that calls make again. The first call to free an entry decides `leave`, the innermost call `back`."""
     calls = nest.calls
     entries, leaves = joined([call.entries for call in calls]), joined([call.leaves for call in calls])
     owner = np.full(len(replay.size), -1, dtype=np.int64)
@@ -140,9 +139,9 @@ def _of_calls(replay: Replay, nest: Nest) -> _Absent:
 
 
 def _given(replay: Replay, nest: Nest) -> _Retained:
-    """A checkpoint keeps what it is given until its backward has ended.
+    """Inputs that checkpoints keep: each until backward of its call has ended.
 
-    Inside another checkpoint it does so from when the outer one runs again until it runs again itself.
+    A call inside another call keeps its inputs from the rerun of the outer call until its own rerun.
     """
     inputs: list[int] = []
     since: list[int] = []
@@ -160,7 +159,7 @@ def _given(replay: Replay, nest: Nest) -> _Retained:
 
 
 def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes, Bytes, Bytes]:
-    """Stretches of one entry that touch or overlap become one."""
+    """The stretches, with touching or overlapping stretches of an entry merged."""
     some = first < end
     entry, first, end = entry[some], first[some], np.minimum(end[some], length - 1)
     order = np.argsort(entry * length + first, kind="stable")
@@ -171,7 +170,7 @@ def _merged(entry: Bytes, first: Bytes, end: Bytes, length: int) -> tuple[Bytes,
 
 
 def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
-    """Borders of the stretches of a line of `length` with one offset, and those offsets."""
+    """First ticks of the stretches of constant offset in a line of `length` ticks, and the offsets in bytes."""
     first, end, size = changes if (changes[0] < changes[1]).all() else changes[:, changes[0] < changes[1]]
     ticks = np.concatenate((first, end))
     order = np.argsort(ticks, kind="stable")  # quick where calls come one after the other: long stretches are in order
@@ -184,19 +183,19 @@ def offsets_of(changes: Changes, length: int) -> tuple[NDArray[np.intp], Bytes]:
 
 
 def joined(parts: Sequence[Bytes]) -> Bytes:
-    """One after another; of no parts an empty column."""
+    """`parts` concatenated; an empty array if there are none."""
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype=np.int64), *parts])
 
 
 def peak_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> int:
-    """The peak once `simulated` has changed the line, and each call comes back by running forward again."""
+    """The peak of the changed line, reruns included."""
     stretches = offsets_of(simulated.changes, len(replay.line))
     peak = int((np.maximum.reduceat(replay.line, stretches[0]) + stretches[1]).max())
     return max([peak, *(most for _, most in reruns(replay, simulated, nest, stretches, stash_bytes=stash_bytes))])
 
 
 def line_with(replay: Replay, simulated: Simulated, nest: Nest, *, stash_bytes: int) -> Bytes:
-    """The whole line; what running forward again holds stands at the event before the backward that it serves."""
+    """The changed line. The peak of each rerun stands at the event before the backward of its call."""
     bounds, offsets = offsets_of(simulated.changes, len(replay.line))
     line = replay.line + np.repeat(offsets, np.diff(np.append(bounds, len(replay.line))))
     for tick, most in reruns(replay, simulated, nest, (bounds, offsets), stash_bytes=stash_bytes):
@@ -208,7 +207,7 @@ def reruns(
     replay: Replay, simulated: Simulated, nest: Nest, stretches: tuple[NDArray[np.intp], Bytes] | None = None, *,
     stash_bytes: int,
 ) -> Iterator[tuple[int, int]]:  # fmt: skip
-    """For each call that comes back the event before, and the most that is held meanwhile; `stretches`: offsets_of."""
+    """The event before each rerun, and the most bytes held during the rerun; `stretches` come from offsets_of."""
     bounds, offsets = stretches or offsets_of(simulated.changes, len(replay.line))
     before = [max(call.begins - 1, 0) for call in nest.calls]
     places = np.searchsorted(bounds, before, side="right") - 1
@@ -216,12 +215,12 @@ def reruns(
         base = int(replay.line[tick] + offsets[place]) - call.late_bytes
         if nest.parent[i] >= 0:
             base += _back_at(replay, simulated, entries_restored_with(nest, i, simulated.owner), tick)
-        # Meanwhile the checkpoint keeps the generator's present state as well.
+        # During the rerun the checkpoint also keeps the present state of the generator.
         yield tick, base + again_bytes(replay, nest, i, stash_bytes=stash_bytes) + stash_bytes
 
 
 def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
-    """Which entries are held at `tick`, what a rerun holds meanwhile apart."""
+    """Mask of the entries held at `tick`, without the entries of a rerun."""
     held = (replay.born <= tick) & (tick < replay.died)
     entry, first, end = simulated.gone
     held[entry[(first <= tick) & (tick < end)]] = False
@@ -232,7 +231,7 @@ def held_at(replay: Replay, simulated: Simulated, tick: int) -> Mask:
 
 
 def _back_at(replay: Replay, simulated: Simulated, entries: Bytes, tick: int) -> int:
-    """Bytes of those among `entries` that are not held at `tick`."""
+    """Bytes of `entries` that are not held at `tick`."""
     entry, first, end = simulated.gone
     missing = np.zeros(len(replay.size), dtype=bool)
     missing[entry] = (first <= tick) & (tick < end) | (tick < replay.born[entry]) | (replay.died[entry] <= tick)

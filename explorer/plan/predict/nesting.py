@@ -1,11 +1,11 @@
-"""Units inside other units: which call holds which, and what running the outer one again costs then.
+"""Units inside other units: the call around each call, and the memory of rerunning an outer call.
 
-    outer   |____ i1 ____ i2 ____ i3 ____|     forward keeps nothing inside, each unit's generator state apart
-    again   |____ i1 ____ i2 ____ ^            keeps what i1, i2, i3 are given, and stops where the last goes in
+    outer   |____ i1 ____ i2 ____ i3 ____|     forward keeps nothing inside but the generator state of each unit
+    again   |____ i1 ____ i2 ____ ^            keeps the inputs of i1, i2, i3, and stops where i3 is entered
     then    i3 again, its backward, i2 again, its backward, ...
 
-What an inner unit is given is kept from the moment the outer one runs again until the inner one does: the outer
-checkpoint hands it over once. Source: torch.utils.checkpoint, rules 4 and 5 of its note on nesting and early stop.
+The inputs of an inner unit are kept from the rerun of the outer unit until the rerun of the inner unit.
+Source: torch.utils.checkpoint, rules 4 and 5 of its note on nesting and early stop.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ NO_PARENT = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nest:
-    """Calls of units, outer ones first, and for each the call it lies in."""
+    """Calls of units, outer calls first, and the call around each call."""
 
     calls: tuple[SavedByCall, ...]
     parent: tuple[int, ...]
-    """Place in `calls`, or NO_PARENT."""
+    """Index in `calls` of the innermost call around each call, or NO_PARENT."""
     stops_inside: tuple[bool, ...]
-    """Whether running again ends where the last unit inside is entered."""
+    """Whether the rerun of each call ends where its last inner unit is entered."""
 
     inside: Mapping[int, Sequence[int]]
-    """The calls directly inside a call, of those that have some."""
+    """Indices of the calls directly inside a call, by index of a call that contains some."""
 
     def below(self, i: int) -> list[int]:
-        """All calls inside call number `i`."""
+        """Indices of all calls inside call `i`."""
         return [k for j in self.inside.get(i, ()) for k in (j, *self.below(j))]
 
     def above(self, i: int) -> list[int]:
-        """The calls that call number `i` lies in, innermost first."""
+        """Indices of the calls around call `i`, innermost first."""
         outer = []
         while (i := self.parent[i]) != NO_PARENT:
             outer.append(i)
@@ -54,13 +54,13 @@ class Nest:
 
 
 def flat(calls: Sequence[SavedByCall]) -> Nest:
-    """No call lies in another."""
+    """The nest of `calls` if none lies inside another."""
     n = len(calls)
     return Nest(calls=tuple(calls), parent=(NO_PARENT,) * n, stops_inside=(False,) * n, inside={})
 
 
 def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: ModelGraph | None) -> Nest:
-    """All calls of the units of `policy`."""
+    """The nest of all calls of the units of `policy`."""
     outer = enclosing(policy)
     if not outer:
         return flat([call for own in calls.values() for call in own])
@@ -87,7 +87,7 @@ def nest_of(policy: Policy, calls: Mapping[Unit, Sequence[SavedByCall]], graph: 
 
 @lru_cache(maxsize=32)
 def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
-    """By unit that lies in others, the innermost of those."""
+    """The innermost unit around each unit that lies inside others."""
     named = {fqn: unit for unit in policy.units for fqn in unit.blocks}
     holders = {}
     for unit in policy.units:
@@ -98,7 +98,7 @@ def enclosing(policy: Policy) -> Mapping[Unit, Unit]:
 
 
 def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
-    """Most that running call number `i` again holds at once, with the units inside it keeping nothing."""
+    """Peak bytes of rerunning call `i`, if the units inside it keep nothing."""
     call, inside = nest.calls[i], nest.inside.get(i, ())
     if not inside:
         return call.again_bytes
@@ -113,10 +113,10 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
             if entry in place:
                 died[place[entry]] = min(int(died[place[entry]]), leaves)
     for entry in {entry for child in children for entry in child.inputs if entry in place}:
-        died[place[entry]] = FOREVER  # kept for the unit that is given it
+        died[place[entry]] = FOREVER  # an input that the inner unit keeps
     if len(replay.casts):
         died[np.isin(entries, replay.casts)] = FOREVER
-    # The unit that running again ends at has stashed its generators' state before.
+    # The unit that the rerun stops at has already stashed its generator state.
     begun = [one.first for one in below if one.first < last]
     begun += [one.first for one in children if nest.stops_inside[i] and one.first == last]
     return call.statistics_bytes + most_at_once(
@@ -127,14 +127,14 @@ def again_bytes(replay: Replay, nest: Nest, i: int, *, stash_bytes: int) -> int:
 
 
 def _leaves_again(replay: Replay, call: SavedByCall) -> Bytes:
-    """When each of `call.entries` leaves: not before the last that is saved, which is often an output, is there."""
+    """The tick at which a rerun frees each of `call.entries`: not before the last saved tensor, often an output."""
     last = max((int(replay.born[entry]) for entry in call.saved_outputs), default=0)
     later = np.minimum(np.maximum(call.leaves, last + 1), replay.let_go[call.entries])
     return np.where(np.isin(call.entries, call.outputs), call.leaves, np.maximum(call.leaves, later))
 
 
 def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
-    """Entries that calls around number `i` bring back, or keep for those inside, at the tick at which `i` begins."""
+    """Entries that calls around call `i` restore, or keep for inner calls, at the tick at which `i` begins."""
     parts = [np.array(nest.calls[i].inputs, dtype=np.int64)]
     for j in nest.above(i):
         if nest.calls[j].begins == nest.calls[i].begins:
@@ -145,7 +145,7 @@ def entries_restored_with(nest: Nest, i: int, owner: Bytes) -> Bytes:
 
 
 def _last_tick(replay: Replay, call: SavedByCall, below: Sequence[SavedByCall], entered: int) -> int:
-    """Running again ends at the last tensor that is saved outside the units inside, or where the last goes in."""
+    """The tick at which a rerun ends: the last tensor saved outside of inner units, or tick `entered` if later."""
     theirs = [part for one in below for part in (one.entries, np.array(one.saved_outputs))]
     within = np.concatenate([NOTHING, *theirs])
     own = call.entries[~np.isin(call.entries, call.outputs)]

@@ -1,12 +1,12 @@
 """A measured timeline sorted for simulation: entries by birth and by block, and the calls of blocks.
 
-The timeline does not say how long forward's own code holds a tensor. `let_go` infers it from the calls alone:
+The timeline does not record how long the code of forward holds a tensor. `let_go` infers the moment from the calls:
 
-    call of a block     a tensor that it makes and does not return is gone when it returns
-    what it returns     is gone when the call around it returns, unless that call returns it too
-    in a chain          is gone when the next block, which alone is given it, returns
+    tensor inside a call   released when the call returns
+    output of a call       released when the call around it returns, unless it is an output of that call too
+    output in a chain      released when the next block, the only user, returns
 
-The code may let go earlier."""
+The code may release a tensor earlier."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NEVER = 2**62
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One forward call of a block. What it allocated is born after `first` and not after `end`."""
+    """One forward call of a block. Its allocations are born after tick `first` and not after tick `end`."""
 
     first: int
     end: int
@@ -46,7 +46,7 @@ def handing_on(graph: ModelGraph | None) -> frozenset[str]:
 def let_go(
     calls: Mapping[str, Sequence[Call]], used_until: Mapping[int, int], born: Bytes, chained: Collection[str]
 ) -> Bytes:
-    """For every entry the first tick at which forward's code holds it no more; NEVER: it was made outside of blocks."""
+    """The first tick at which the code of forward no longer holds each entry; NEVER if made outside of blocks."""
     named = [(call, fqn) for fqn, own in calls.items() for call in own]
     named.sort(key=lambda one: (one[0].first, -one[0].end, one[1].count("."), one[1]))  # outer ones first
     order = np.argsort(born, kind="stable")
@@ -77,7 +77,7 @@ SAVED, UNATTRIBUTED = ROLES.index("saved activation"), ROLES.index("unattributed
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """A timeline and its entries, sorted by birth and by block as well; built once, asked at every toggle."""
+    """A timeline and its entries, sorted by birth and by block; built once, read at every toggle."""
 
     line: Bytes
     phase: NDArray[np.int8]
@@ -91,9 +91,9 @@ class Replay:
     ops: tuple[str, ...]
     by_birth: NDArray[np.intp]
     births: Bytes
-    """Ticks at which anything is born, ascending, and the tick behind the last."""
+    """Ticks at which an entry is born, ascending, and the tick after the last."""
     results: Bytes
-    """Those at which an operator returned what is born, and the same tick behind the last."""
+    """Ticks of `births` at which an operator returned the entry, and the tick after the last."""
     by_block: NDArray[np.intp]
     """Entries such that everything below one fqn lies side by side."""
     keys: list[tuple[str, ...]]
@@ -103,19 +103,19 @@ class Replay:
     called_alone: tuple[str, ...]
     """Blocks with a call outside of every call of the block around them."""
     used_until: dict[int, int]
-    """By entry that went into a block, the tick at which the last such call ended."""
+    """Last tick of the last call that has the entry as input, by entry."""
     let_go: Bytes
-    """For every entry the tick by which the code that made it has let go of it; see replay.py."""
+    """The result of `let_go`, by entry."""
     casts: Bytes
     """Entries that autocast keeps until forward ends; empty without autocast."""
     saved_in: dict[int, tuple[str, ...]]
-    """By entry that a block was given or returned, the innermost blocks that save it; see `Block.outputs_saved_in`."""
+    """The innermost blocks that save an input or output of a block, by entry; see `Block.outputs_saved_in`."""
     saved_outside: dict[str, tuple[bool, ...]]
-    """By block, whether others save each of its outputs; see `Block.outputs_saved_outside`."""
+    """Whether other blocks save each output of a block, by block; see `Block.outputs_saved_outside`."""
 
     @classmethod
     def of(cls, measurement: Measurement, graph: ModelGraph | None) -> Replay | None:
-        """None where no timeline was recorded, or one that does not know the calls of blocks."""
+        """The replay of `measurement`; None if it has no timeline, or a timeline without calls of blocks."""
         log = measurement.allocations
         if log is None or not measurement.phases or not len(log.calls.block):
             return None
@@ -163,13 +163,13 @@ class Replay:
         return self.by_birth[places[0] : places[1]]
 
     def forward_ends(self, tick: int) -> int:
-        """Behind the last birth of the forward that `tick` lies in."""
+        """The tick after the last birth of the forward that contains `tick`."""
         later = np.flatnonzero(self.phase[tick:] != FORWARD)
         border = tick + int(later[0]) if len(later) else len(self.line)
         return int(self.births[np.searchsorted(self.births, border) - 1]) + 1
 
     def born_in(self, fqn: str, entries: Bytes) -> int:
-        """Bytes of those among `entries` that calls of `fqn` allocated."""
+        """Bytes of the `entries` that calls of `fqn` allocated."""
         calls, born = self.calls.get(fqn, []), self.born[entries]
         if not calls:
             return 0
