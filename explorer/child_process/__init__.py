@@ -1,1 +1,1 @@
-"""Starts clean processes and ends them with everything that they start. Read forks.py first."""
+"""A function and its arguments come in; a clean process that runs the function goes out. Read forks.py first."""

@@ -1,9 +1,9 @@
 """The clean process of forks.py: `python -m explorer.child_process.fork_server SOCKET [MODULE ...]`.
 
-1. It imports, forks and buries; it runs no model, starts no thread and never asks for CUDA.
-2. Every child leads a process group. With a child end its group, whatever it had started here, and once no child is
-   left, the daemons that it left behind: the kernel hands those to this process.
-3. It ends, with all its children, when the process that launched it does.
+1. The server imports modules, forks children and reaps them. The server runs no model, starts no thread, uses no CUDA.
+2. Every child leads a process group. When a child ends, its group and the children that it requested end too. When no
+   child is left, daemons end as well: the kernel reparents daemons to this process.
+3. The server ends, with all its children, when the process that launched the server ends.
 4. A request is names and bytes: the server imports modules of IMPORTABLE alone, and only the child unpickles.
 """
 
@@ -40,7 +40,7 @@ a model could have written them."""
 class _Child:
     status: int
     owner: socket.socket
-    """Who asked for it."""
+    """Socket of the process that requested the child."""
     own: socket.socket
     """Its way to ask for others."""
 
@@ -168,7 +168,7 @@ def _live(own: socket.socket, request: bytes, files: Sequence[int]) -> NoReturn:
 
 
 def _import(name: str) -> None:
-    """What cannot be imported here fails again, and says so, in the process that needs it."""
+    """Imports a module. A failure is silent here: the child that needs the module repeats the import and fails."""
     with suppress(Exception):
         importlib.import_module(name)
 

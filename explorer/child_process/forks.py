@@ -1,10 +1,10 @@
-"""Processes that begin clean: forked from one that has imported torch, never ran a model and never started CUDA.
+"""Clean processes, forked from a server that has imported torch, never ran a model and never started CUDA.
 
     this process ── socket: function, arguments, files ──▶  fork_server.py ── fork ──▶ function(*arguments, *files)
                  ◀─ a pipe a process: its id, then how it ended ──────┘
 
-A process started this way may start others, by a socket of its own to the same server. When it ends, what it started
-ends with it. A process that no server started launches one server for itself.
+A forked process has its own socket to the same server and may start more processes. When a process ends, the
+processes that it started end too. A process that no server started launches a server.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ WARM = (
     "explorer.engine.pipeline.play.rank_main",
     "explorer.engine.pipeline.profile",
 )
-"""Modules that the server imports while it is idle. None of it may start a thread of torch's or CUDA."""
+"""Modules that the server imports while it is idle. No import may start a thread of torch or CUDA."""
 
 _given: Forks | None = None
 _launched: Forks | None = None
@@ -50,7 +50,7 @@ _launching = threading.Lock()
 
 
 class Forked:
-    """One process on its way: an id, an end, and how it ended."""
+    """A forked process: its id, its end and its exit code."""
 
     def __init__(self, status: int, server: Forks) -> None:
         self._status, self._server = status, server
@@ -58,7 +58,7 @@ class Forked:
         self._ended = False
         self._reading = threading.Lock()
         self.code: int | None = None
-        """Exit code once it has ended: negative is a signal; None: unknown, its server is gone."""
+        """Exit code after the end, negative for a signal; None if the server is gone and the code is unknown."""
 
     def fileno(self) -> int:
         """Readable when there is news, for `select`."""
@@ -102,7 +102,7 @@ class Forked:
         self._status = -1
 
     def _take(self, news: bytes) -> None:
-        if len(news) < NUMBER.size:  # without a server nobody else ends what the process has started
+        if len(news) < NUMBER.size:  # without a server, no other process ends the group
             self._server.gone = True
             if self._pid is not None:
                 _kill_group(self._pid)
@@ -124,7 +124,7 @@ class Forks:
 
     @classmethod
     def launch(cls, warm: Sequence[str] = ()) -> Forks:
-        """A new server, which imports `warm` one by one while it is idle. It ends with this process."""
+        """A new server, which imports `warm` one by one while it is idle. The server ends with this process."""
         own, its = socket.socketpair()
         paths = (str(Path(explorer.__file__).resolve().parent.parent), os.environ.get("PYTHONPATH", ""))
         with its:
@@ -231,7 +231,7 @@ _FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, 
 class Answering:
     """`function(*arguments, answers, *files)` in a forked process, which begins at once; `answers` is a pipe here.
 
-    Each line that it writes there is an answer. What it writes elsewhere is kept for `ending`.
+    Each line that the function writes to the pipe is an answer. Its stderr is kept for `ending`.
     """
 
     def __init__(self, function: Callable[..., object], *arguments: object, files: Sequence[int] = ()) -> None:

@@ -1,4 +1,4 @@
-"""What every command shares: options as records, one sentence for every error, and an exit code that scripts can trust.
+"""Shared by all commands: options as records, one sentence for every error, and exit codes for scripts.
 
 0  it ran (compare: bitwise equal or rounding; check: nothing wrong)
 1  it ran, and the answer is no (compare: different; check: stale, or a hazard that is an error)

@@ -161,7 +161,7 @@ class StepOptions(ConditionOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class KeepOptions:
-    """What becomes of the result."""
+    """Where the result is written."""
 
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the run to a file as well.", rich_help_panel="Output")
@@ -181,9 +181,9 @@ def describe(
 
 
 def file_on(name: str, graph: ModelGraph) -> PolicyFile:
-    """The policy of a preset or a pattern on `graph`, or a whole file, with its plan if it has one.
+    """The policy of a preset, a pattern or a policy file on `graph`; a file may also bring its plan.
 
-    What a file leaves to say goes to stderr. Raises InvalidPolicy, UnreadableFile.
+    Notes on the file go to stderr. Raises InvalidPolicy, UnreadableFile.
     """
     if is_preset(name):
         return PolicyFile(policy=preset(name, graph))

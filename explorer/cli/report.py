@@ -125,7 +125,7 @@ def _figures(console: Console, run: Comparison | Measurement) -> None:
 
 
 def _block_table(run: Measurement, baseline: Measurement | None = None) -> Table:
-    """One line a block; consecutive blocks with the same figures share one."""
+    """A table with a line per block; consecutive blocks with the same figures share a line."""
     table = Table(box=box.SIMPLE_HEAD, header_style="dim", padding=(0, 1))
     table.add_column("block", overflow="fold")  # a narrow terminal breaks names, never numbers
     for name in ("saved after\nforward", "forward", "recompute", "runs\nagain"):
@@ -151,7 +151,7 @@ def _cells(row: Row, run: Measurement, baseline: Measurement | None) -> tuple[st
 
 
 def _scope(comparison: Comparison) -> str:
-    """What was compared, for the line of the verdict."""
+    """The compared tensors in words, for the line of the verdict."""
     parts = [
         (comparison.n_gradients, "gradient", ""),
         (len(comparison.input_gradients), "input gradient", ""),

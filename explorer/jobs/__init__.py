@@ -1,1 +1,1 @@
-"""The worker process, its client and the store of runs. Only the worker imports the engine, and late."""
+"""Requests come in, records of runs go out and into the store. Only the worker imports the engine. Read client.py."""

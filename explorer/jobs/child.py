@@ -1,4 +1,4 @@
-"""One worker process: its pipe, the end of what it wrote to stderr, and the certainty that nothing of it stays."""
+"""One worker process with its pipe and the tail of its stderr. Closing a worker ends all processes that it started."""
 
 from __future__ import annotations
 

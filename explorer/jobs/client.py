@@ -49,7 +49,7 @@ _MOST_ATTEMPTS = 2
 
 
 class Job:
-    """One request on its way. Every attribute may be read from any thread at any time."""
+    """A request that the worker answers. Any thread may read any attribute at any time."""
 
     def __init__(self, worker: Worker, job_id: str, request: Request, *, keep: bool) -> None:
         self.id = job_id
@@ -58,7 +58,7 @@ class Job:
         self.result: Record | None = None
         self.failure: Failure | None = None
         self.run_id: str | None = None
-        """Where the store keeps the result; None: it is not kept there."""
+        """Key of the result in the store; None if the store does not keep the result."""
         self.warning = ""
         """Why the store could not keep it."""
         self._worker = worker
@@ -134,7 +134,7 @@ class Worker:
             return self._jobs.get(job_id)
 
     def open_jobs(self) -> tuple[Job, ...]:
-        """Those not finished, in the order submitted: the first one works, the others wait."""
+        """Unfinished jobs in the order of submission: the first job runs, the others wait."""
         with self._lock:
             return tuple(job for job in self._jobs.values() if not job.finished)
 

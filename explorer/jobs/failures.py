@@ -1,4 +1,4 @@
-"""What a job or its process ended by, as a Failure that crosses the pipe."""
+"""The error that ended a job or its process, as a Failure that crosses the pipe."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from explorer.record.failure import Failure, FailureKind, failure_of
 
 
 def failure_of_job(error: BaseException, *, timed_out: bool = False) -> Failure:
-    """What is shown for `error`; `timed_out`: the job's clock, and no person, cancelled it."""
+    """The failure to show for `error`. `timed_out`: the job's clock cancelled the job, not a person."""
     failure = failure_of(error, in_step=False)
     return replace(failure, kind="time-out") if timed_out and failure.kind == "cancelled" else failure
 

@@ -1,6 +1,6 @@
-"""The worker's hold on a job's process: what it says is passed on, what it prints is kept, its end is told in words.
+"""The process of one job, as the worker sees it: its reports, its output and the way it ended.
 
-A process that ends before it gave its answer has crashed: that is an answer too.
+A process that ends without an answer has crashed; the worker then answers with a failure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What app and worker say to each other: requests down, events up, each a length-prefixed msgpack record.
+"""The messages between app and worker: requests down, events up, each a length-prefixed msgpack record.
 
 client  ── Submit(job, request) ──▶  worker
         ── CancelJob(job) ───────▶          a polite word
@@ -39,7 +39,7 @@ class Measure(Record, tag=True):
 
     spec: RunSpec
     until_it_fits: bool = False
-    """Where memory is refused, the same step under policies that need ever less."""
+    """If memory is refused, the step runs again under policies that need less and less memory."""
     beside_keep_all: bool = False
     """The steps are timed in turns with those of everything kept, see `Times.beside`."""
     without_data: bool = False
@@ -166,7 +166,7 @@ class Submit(Record, tag=True):
     keep: bool = True
     """False: the result does not go into the store."""
     graph: ModelGraph | None = None
-    """Of the request's model, if the client has described it: the run is kept with it."""
+    """Graph of the request's model, stored with the run; None if the client has not described the model."""
 
 
 class CancelJob(Record, tag=True):
@@ -191,7 +191,7 @@ class Finished(Record, tag=True):
     result: bytes
     """msgpack of the request's result type."""
     run_id: str | None = None
-    """Where the store keeps it, written before this event; None: not a kind of record that is kept, or not saved."""
+    """Key of the record in the store, written before this event; None if the store does not keep the record."""
     warning: str = ""
     """Why the store could not keep it."""
 
@@ -217,7 +217,7 @@ def time_limit_s(request: Request) -> float:
 
 
 def write_frame(stream: IO[bytes], record: Record) -> None:
-    """One record, flushed."""
+    """Writes one record and flushes the stream."""
     stream.write(frame_of(record))
     stream.flush()
 

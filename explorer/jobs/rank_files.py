@@ -41,7 +41,7 @@ def grouped(files: Sequence[bytes]) -> list[StoredRecord]:
 
 
 def opened(files: Sequence[bytes]) -> StoredRecord:
-    """One file as it is; several, of the ranks of one step, as one run. Raises UnreadableFile, BadInput."""
+    """The record of one file, or the files of a step's ranks joined into one run. Raises UnreadableFile, BadInput."""
     return _as_one([run_file.read(data) for data in files])
 
 

@@ -1,4 +1,4 @@
-"""A run as a single file, for another machine: damage, foreign files and newer versions are told apart.
+"""A run as a single file, for another machine. Damaged, foreign and newer files raise different errors.
 
 magic | version u16 | sha256 of all that follows and of the version | length u64 | zlib of msgpack(StoredRecord)
 """
@@ -32,7 +32,7 @@ KINDS: dict[str, type[Record]] = {
     "pipeline run": PipelineRun,
     "recorded ranks": RecordedRanks,
 }
-"""What the store keeps, under the names it is listed by."""
+"""Kinds of record that the store keeps, by the name in the list of runs."""
 
 LATEST = 253_000_000_000.0
 """Seconds since 1970 of the last date that is shown: in the year 9987."""

@@ -1,4 +1,4 @@
-"""The worker's side of the pipe: one job at a time, each in a process of its own, and no orphan when the app is gone.
+"""The worker's side of the pipe: one job at a time, each in a separate process. No process outlives the app.
 
 reader thread   stdin ── Submit ──▶ waiting jobs     CancelJob, EndJob ──▶ the job's process
                          end of stdin ──▶ everything ends at once

@@ -29,7 +29,7 @@ __all__ = ["Store", "StoredRun", "default_path", "is_kept"]
 VERSION = 1
 """The form that records are stored in."""
 LEVEL = 6
-"""Of compression: equal records are equal bytes in the file."""
+"""Compression level, fixed so that equal records are equal bytes in the file."""
 _TABLE_VERSION = 2
 _BUSY_S = 20.0
 _TABLE = """
@@ -42,7 +42,7 @@ _ADDED = ("note", "spec", "machine")
 
 
 class StoredRun(Record):
-    """One line of the list of runs; `Store.load` gives the record itself."""
+    """A line of the list of runs; `Store.load` returns the record."""
 
     run_id: str
     name: str
@@ -56,9 +56,9 @@ class StoredRun(Record):
     headlines: dict[str, Any]
     """As the record derived them when it was saved: step_peak_bytes, verdict, ..."""
     note: str = ""
-    """What a person wrote beside it; no part of the run file."""
+    """A person's note on the run; the run file does not contain the note."""
     spec: RunSpec | None = None
-    """What ran, of the candidate where there are two; None: the kind of run has none."""
+    """Specification of the run, or of the candidate in a comparison; None if the kind of run has none."""
     machine: str = ""
     """Device and platform that ran it."""
 
@@ -116,7 +116,7 @@ class Store:
         self._update(run_id, "delete from runs where id = ?")
 
     def export_file(self, run_id: str) -> bytes:
-        """One run as a separate file, for another machine."""
+        """The bytes of a run file, for another machine."""
         return run_file.write(self._stored(run_id))
 
     def import_file(self, data: bytes) -> str:
@@ -272,7 +272,7 @@ def _bring_up_to_date(connection: sqlite3.Connection) -> None:
 
 
 def _ran(record: Record) -> tuple[str, str]:
-    """What ran and where, as the table holds it."""
+    """Columns of the table: the run's specification as JSON, and its device and platform."""
     spec = run_file.spec_of(record)
     environment = getattr(getattr(record, "candidate", record), "environment", None)
     where = f"{environment.device_name}, {environment.platform}" if environment is not None else ""

@@ -1,6 +1,6 @@
-"""`python -m explorer.jobs.worker --store PATH`: has every request answered by a process of its own, warm and clean.
+"""`python -m explorer.jobs.worker --store PATH`: answers every request in a separate, warm and clean process.
 
-The only file outside the engine that imports it, and torch late: the fork server holds that, and the jobs it forks.
+In this room only this file imports the engine, inside functions. Only the fork server and its jobs hold torch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _pipeline_answer(request: RunPipeline | OpenRanks | ProfileStages | FindJoin
 
 
 def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, cancels: int) -> None:
-    """What the process of one job does."""
+    """Runs one job, inside the job's process."""
     work(answer, store_path, from_msgpack(submitted, Submit), folder, (events, cancels))
 
 
@@ -138,7 +138,7 @@ class Starter:
 
 
 def needs_of(request: Request) -> tuple[str, ...]:
-    """What the server has to have imported, so that no job pays for it: the first graph does not wait for all."""
+    """Modules that the server imports before the job starts. A first graph waits for the first module only."""
     match request:
         case Describe() | FindPlans() | FindJointPlan():
             return WARM[:1]

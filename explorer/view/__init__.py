@@ -1,1 +1,1 @@
-"""Pictures: records in; Plotly figures, DOT or SVG out."""
+"""Pictures: records come in; Plotly figures, DOT or SVG go out. Read drawing/figure.py first."""

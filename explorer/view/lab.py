@@ -51,7 +51,7 @@ def _picture(drawn: LabChart) -> go.Figure:
 
 
 def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:
-    """One row a run, tensor or block; every value with its unit, what a row lacks is empty."""
+    """A row per run, tensor or block; values have their units, and missing values are empty."""
     names = list(lab_origins(outcome))
     rows = []
     for row in outcome.rows:
@@ -62,7 +62,7 @@ def lab_table(outcome: LabOutcome) -> list[dict[str, str]]:
 
 
 def lab_origins(outcome: LabOutcome) -> dict[str, str]:
-    """Where each column of the table comes from: `counted`, `measured`."""
+    """Origin of each column of the table: `counted`, `measured`."""
     return {figure.name: figure.origin for row in outcome.rows for figure in row.figures}
 
 
@@ -158,7 +158,7 @@ def _value_text(chart: LabChart, y: float) -> str:
 
 
 def _colour(series: LabSeries, index: int) -> str:
-    """What a series is about has one colour on every page; the rest borrows the ten of the stages."""
+    """Colour of the series' part, the same on every page; other series use the ten colours of the stages."""
     return _COLOURS.get(series.part, stage_colour(index))
 
 

@@ -1,1 +1,1 @@
-"""What the command line can be asked: one verb a file."""
+"""The verbs of the command line, one verb per file. Options come in; an exit code, text or JSON go out."""

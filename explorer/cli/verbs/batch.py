@@ -80,7 +80,7 @@ def _document(
 
 
 def _run(engine: Worker, spec: RunSpec, argument: str, size: int) -> Measurement:
-    """One run at `size`. Raises RunFailed where it was cut short."""
+    """A run with `argument` set to `size`. Raises RunFailed if the run was cut short."""
     model = msgspec.structs.replace(spec.model, arguments={**spec.model.arguments, argument: size})
     run: Measurement = ask(engine, Measure(spec=msgspec.structs.replace(spec, model=model)))
     if run.failure is not None:

@@ -50,7 +50,7 @@ _CODES: dict[Verdict, int] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """What only a comparison has."""
+    """Options of comparisons alone."""
 
     out: Annotated[
         Path | None,

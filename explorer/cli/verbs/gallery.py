@@ -30,7 +30,7 @@ from explorer.view.report.parts import ReportOf
 from explorer.view.report.report import report_text
 
 POLICY = "every-2"
-"""Of a sample model that has no stored comparison yet."""
+"""Policy for sample models without a stored comparison."""
 
 
 @verb

@@ -95,7 +95,7 @@ def _print(lesson: Lesson, outcome: LabOutcome) -> None:
 
 
 def _table(outcome: LabOutcome, console: Console) -> Table:
-    """Where a figure comes from stands in its heading; where that is too wide, below the table."""
+    """The outcome as a table. Column headings name the origins of figures; a table too wide has the origins below."""
     wide = _drawn(outcome, {name: f"{name}\n({origin})" for name, origin in lab_origins(outcome).items()})
     if console.measure(wide, options=console.options.update(max_width=_ANY_WIDTH)).maximum <= console.width:
         return wide

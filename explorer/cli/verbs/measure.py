@@ -34,7 +34,7 @@ from explorer.view.text.runs import did_not_fit
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeasureOptions:
-    """What only a measurement has."""
+    """Options of measurements alone."""
 
     snapshot: Annotated[
         Path | None,

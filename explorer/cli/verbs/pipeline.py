@@ -45,7 +45,7 @@ from explorer.view.text.pipeline import cap_kept, planned
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """What runs it, and what is written."""
+    """The engine that runs the plan, and the files to write."""
 
     engine: Annotated[PipelineEngine, typer.Option(help="torchrun writes the run script instead of running.")] = (
         "inproc"
@@ -151,7 +151,7 @@ def _refuse_accumulation(spec: RunSpec) -> None:
 def _opened(
     engine: Worker, results: Path, asked: tuple[typer.Context, RunSpec, PlanOptions, str], keep: KeepOptions
 ) -> PipelineRun:
-    """What torchrun's ranks left, under the plan that they ran."""
+    """The run that torchrun's ranks recorded, under the plan that the ranks ran."""
     context, spec, split, policy = asked
     ran = spec_beside(results).plan
     assert ran is not None, "run_spec.json is written for a plan"

@@ -40,7 +40,7 @@ FROM: dict[CostUnit, str] = {"ms": "measured times", "FLOPs": "counted FLOPs"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BudgetOptions:
-    """What is asked for."""
+    """The budget to plan for: memory or time."""
 
     budget: Annotated[
         str | None,
@@ -114,7 +114,7 @@ def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: boo
 def _confirmed(
     engine: Worker, spec: RunSpec, first_run: Measurement, planner: Planner, asked: BudgetOptions
 ) -> Confirmation:
-    """The plan and its run; once more where the run was over the budget, or the model refused a segment."""
+    """The plan and its run. The planner plans again if the run exceeds the budget or the model refuses a segment."""
 
     def solve(planner: Planner) -> Plan:
         if asked.time is not None:

@@ -32,7 +32,7 @@ Files = Annotated[str, typer.Option("--out", metavar="PATTERN", help="Where a st
 def run(
     script: Script, arguments: Arguments = None, at: At = None, on_oom: OnOom = None, out: Files = "step{step}.explorer"
 ) -> None:
-    """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes files of its own."""
+    """A training script, unmodified, with chosen steps recorded. Under torchrun each rank writes its own files."""
     from explorer.own_loop.script import ScriptUnderWatch  # torch: no other verb needs it in this process
 
     if not at and on_oom is None:

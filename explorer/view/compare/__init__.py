@@ -1,1 +1,1 @@
-"""Both runs held against each other: headline, cost, gradients, state."""
+"""Comparisons come in; charts and tables of headline, cost, gradients and state go out. Read headline.py first."""

@@ -1,4 +1,4 @@
-"""What the recompute costs: FLOPs counted block by block, and time with its spread beside them."""
+"""Cost of the recompute: FLOPs counted block by block, and time with its spread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Peak against time: what each policy costs in one and buys in the other, foretold and measured, as unlike marks."""
+"""Chart of peak against time, one mark per policy. Predicted and measured policies have different marks."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Mark:
     policy: Policy
     peak_bytes: int
     time_ratio: float
-    """Step time over that with everything kept; of a step that nobody timed its FLOPs, see `counts`."""
+    """Step time over the time with everything kept; the FLOPs ratio if the step is not timed, see `counts`."""
     name: str = ""
     spread: float | None = None
     """Half the distance between the quartiles of a measured time; half the interval of a predicted one."""
@@ -181,7 +181,7 @@ class Plane(Record):
     height: int
 
     def pixels(self, mark: tuple[float, float]) -> tuple[float, float]:
-        """Where it stands, from the left and from below."""
+        """Position of the mark in pixels, from the left and from below."""
         xs, ys = zip(*self.marks)
         return _along(mark[0], xs, self.width), _along(mark[1], ys, self.height)
 

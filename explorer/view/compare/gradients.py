@@ -1,7 +1,7 @@
-"""Every gradient of both runs compared: one mark a tensor, readable at ten tensors and at a thousand.
+"""Comparison of every gradient of both runs: one mark per tensor, readable at ten tensors and at a thousand.
 
 The distance is |candidate - baseline| / |baseline| on a logarithmic axis. Logarithms have no zero, so bitwise equal
-tensors stand on a line of their own below it, and tensors without a distance (missing, not finite) above it.
+tensors stand on a separate line below the axis. Tensors without a distance (missing, not finite) stand above the axis.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def gradient_chart(comparison: Comparison) -> Chart:
 
 
 def _picture(comparison: Comparison) -> go.Figure:
-    """One mark a gradient, in module order. customdata starts with the tensor's name."""
+    """Figure with a mark per gradient, in module order. customdata starts with the tensor's name."""
     diffs = comparison.gradients
     if not diffs:
         reason = comparison.failure.sentence if comparison.failure else "No gradient was compared."
@@ -225,7 +225,7 @@ def mask_table(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def state_change_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """Each buffer or plain attribute that the recompute changed once more."""
+    """Rows of the buffers and plain attributes that the recompute changed a second time."""
     return [
         {
             "block": change.block,

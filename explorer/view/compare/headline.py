@@ -19,18 +19,18 @@ Tone = Literal["good", "bad", "neutral"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """One figure of the strip."""
+    """A figure of the strip."""
 
     key: str
     """The derived figure's name in `--json`."""
     label: str
     value: str
     delta: str
-    """What changed against the baseline; the empty string: nothing to compare with."""
+    """Change against the baseline; empty without a baseline."""
     tone: Tone
     origin: tuple[Origin, ...]
     tooltip: str
-    """One sentence that a student understands."""
+    """A sentence that a student understands."""
 
 
 def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
@@ -42,7 +42,7 @@ def headlines(run: Comparison | Measurement) -> tuple[Headline, ...]:
 
 
 def _predicted(figure: Headline) -> Headline:
-    """Nobody measured or counted it, and there are no gradients to compare."""
+    """The figure marked as predicted; the verdict becomes `not compared`, as there are no gradients."""
     if figure.key == "verdict":
         return replace(figure, value="not compared", delta="nothing ran", tone="neutral", origin=())
     return replace(figure, origin=("predicted",))
@@ -219,7 +219,7 @@ TRUSTED = ("bitwise equal", "rounding")
 
 
 def errors(fired: tuple[Hazard, ...]) -> tuple[Hazard, ...]:
-    """Those that are wrong or refused for certain."""
+    """Hazards that make the run wrong or refused with certainty."""
     return tuple(hazard for hazard in fired if hazard.severity == "error")
 
 
@@ -239,7 +239,7 @@ def in_file(fired: tuple[Hazard, ...]) -> str:
 
 
 def doubt(verdict: str | None) -> str:
-    """What a policy file's own evidence says against it; the empty string: nothing."""
+    """A warning if the evidence in a policy file speaks against the policy; else the empty string."""
     if verdict is None or verdict in TRUSTED:
         return ""
     return f"The evidence in this policy file says: {verdict}. Run it here before you use it."

@@ -30,7 +30,7 @@ UNSAFE = ("different", "state moved", "not comparable")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPoint:
-    """One measured step."""
+    """A measured step."""
 
     name: str
     policy: str

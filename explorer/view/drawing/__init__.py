@@ -1,1 +1,1 @@
-"""What every picture is made with: colours, units, axes, rows."""
+"""Parts of every picture: colours, units, axes, rows. Read figure.py first."""

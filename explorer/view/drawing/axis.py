@@ -1,18 +1,18 @@
-"""Where a tick stands on the x axis, for runs that have different numbers of events.
+"""Positions of ticks on the x axis, for runs with different numbers of events.
 
-A recomputed run has more allocator events than the plain one, so event n of one is not the moment of event n of the
-other. On the axis "tick" the drawn run keeps its own event numbers, and the other run is stretched: forward onto
-forward, backward (recompute included) onto backward, optimizer onto optimizer.
+A recomputed run has more allocator events than the plain run, so event n is a different moment in each run. On the
+axis "tick" the drawn run keeps its event numbers. The other run is stretched: forward onto forward, backward
+(recompute included) onto backward, optimizer onto optimizer.
 
     other   |--forward--|--------backward--------|opt|
     drawn   |--forward--|--bw--|recompute|--bw------|opt|     x = event of the drawn run
 
-An optimizer that steps parameter by parameter has most of the events and nothing to tell: its stretch is never drawn
-wider than OPTIMIZER_SHARE of the picture, and the axis says so.
+An optimizer that steps parameter by parameter has most of the events and little content. Its part is at most
+OPTIMIZER_SHARE of the picture wide, and the axis says so.
 
-On the axis "time" each phase is as long as the timed steps say, which nothing was recorded in: recording slows small
-operators down most, so its own clock would draw a recomputed run longer than it is. Within a phase, and where no step
-was timed, moments stand as they were recorded.
+On the axis "time" each phase is as long as in the timed steps, which run without recording. Recording slows small
+operators most, so recorded times would draw a recomputed run too long. Within a phase, and without timed steps,
+moments stand at their recorded times.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Rules that the tests keep:
 1. Every colour reaches a contrast of 3:1 against the light and against the dark page (WCAG 2.2, 1.4.11).
-2. Any two roles differ to a colour-blind eye, or by their pattern: nothing is said by colour alone.
+2. Any two roles differ to a colour-blind eye, or by their pattern: colour alone carries no meaning.
 3. Text on a colour is black or white (`ink`), text on the page has the theme's own colour: 4.5:1 (WCAG 2.2, 1.4.3).
 4. A phase wears the colour of the role that it produces: forward saves activations, recompute makes them again,
    backward makes gradients, the optimizer moves its state.

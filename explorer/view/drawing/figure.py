@@ -113,10 +113,10 @@ _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | _TAGS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
-    """What every chart function of this ring returns."""
+    """A chart, as every chart function of this ring returns it."""
 
     name: str
-    """What its table and its files are called: `memory timeline`."""
+    """Name of the chart's table and files: `memory timeline`."""
     figure: go.Figure
     alt: str
     """The picture in a sentence. No two charts share one: a screen reader tells them apart by it."""
@@ -176,20 +176,20 @@ def _each_text(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarSeries:
-    """One bar in every row."""
+    """A series of bars, one bar in every row."""
 
     name: str
     lengths: Sequence[float | None]
     """In units of the axis; None: no bar."""
     figures: Sequence[str]
-    """What each bar says of itself under the pointer, with its unit."""
+    """Text of each bar under the pointer, with its unit."""
     colour: str
     pattern: str = ""
     """Plotly's: `/`, `x`."""
     edge: str = ""
     """Colour of a line around it."""
     picks: Sequence[str] = ()
-    """What a click on each bar stands for; empty: a click does nothing."""
+    """Selection made by a click on each bar; empty: a click does nothing."""
 
 
 def add_bars(fig: go.Figure, rows: Sequence[str], series: BarSeries, **more: Any) -> None:

@@ -1,8 +1,8 @@
-"""Which blocks become the rows of a chart: few enough to read, in module order, and together the whole model.
+"""The blocks that become rows of a chart: few enough to read, in module order, and together the whole model.
 
-The rows are a cut through the tree of fqns. A numbered module (`layers.7`, `down2`) is a row of its own and is not
-split further, unless it is a container of numbered ones (`layer1.0`). Where even that gives too many rows, consecutive
-members share one (`layers.0 to layers.9`), so a sum over the rows is still the sum over the model.
+The rows are a cut through the tree of fqns. A numbered module (`layers.7`, `down2`) is one row, not split further
+unless the module contains numbered modules (`layer1.0`). If the rows are still too many, consecutive members share a
+row (`layers.0 to layers.9`). A sum over the rows is therefore the sum over the model.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ ROOT_LABEL = "(model itself)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of a chart."""
+    """A row of a chart."""
 
     label: str
     fqns: tuple[str, ...]
-    """Blocks it stands for; everything below them belongs to it."""
+    """Blocks of the row; the row includes everything below them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Numbers as people read them: value, unit, and `not measured` where nobody measured."""
+"""Numbers as people read them: value, unit, and `not measured` for missing values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COUNT_UNITS = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1
 
 
 def mib(n_bytes: int | float | None) -> str:
-    """A size as the plans write it, or that nobody measured it."""
+    """A size as the plans write it, or `not measured`."""
     return NOT_MEASURED if n_bytes is None else sizes.mib(n_bytes)
 
 

@@ -80,10 +80,10 @@ def _arrow(link: Link) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A DOT string; names come from strangers.
+    """A quoted DOT string; names come from strangers.
 
-    Not graphviz.Digraph: it reads what follows a colon in an edge's end as a port, and ids of joins have colons; a
-    label in angle brackets it passes on as HTML.
+    graphviz.Digraph does not serve: it reads text after a colon in an edge's end as a port, and ids of joins have
+    colons. It also passes a label in angle brackets on as HTML.
     """
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\r", " ")
     return f'"{escaped}"'
@@ -114,13 +114,13 @@ def themed(dot: str, *, dark: bool) -> str:
 
 
 def caption(picture: AutogradPicture) -> str:
-    """What the picture holds, in figures."""
+    """Numbers of nodes and saved tensors in the picture, and the saved bytes."""
     tensors = count(picture.n_saved_tensors, "saved tensor")
     return f"{count(picture.n_nodes, 'node')}, {tensors}, {mib(picture.saved_bytes)}"
 
 
 def difference(pictures: AutogradPictures) -> str:
-    """What recomputing changed in the graph, in one sentence made of the record's figures."""
+    """A sentence on the changes that recomputing made in the graph, with the record's figures."""
     kept, again = pictures.kept, pictures.recomputed
     nodes = (
         f"The {count(kept.n_nodes, 'node')} stay"

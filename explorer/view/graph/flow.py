@@ -1,7 +1,7 @@
-"""What flows between the boxes in view, and in which order they stand: the graph of all blocks, folded.
+"""Arrows between the boxes in view, and the order of the boxes: the graph of all blocks, folded.
 
-Folding is a quotient: everything inside a closed box is that box, and a tensor that reaches several blocks inside it
-crosses its border once. A join of an open box that one box in view feeds alone is no join there, and is left out.
+Folding is a quotient: a closed box stands for everything inside. A tensor that reaches several blocks inside crosses
+the border once. A join that a single box in view feeds is left out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from explorer.view.graph.nesting import Node
 
 
 class Arrow(Record):
-    """What flows from one thing in view to another, each tensor once."""
+    """Tensors that flow between two boxes in view, each tensor counted once."""
 
     source: str
     target: str
@@ -59,7 +59,7 @@ class Flow(Record):
 
 
 _GIVEN = Join(id=INPUT, block="", op="input")
-"""Where what the model is given enters the drawing."""
+"""Join where the inputs of the model enter the drawing."""
 
 
 def folded(graph: ModelGraph, nodes: Mapping[str, Node], opened: Collection[str]) -> Flow:
@@ -175,10 +175,10 @@ Span = tuple[int, int]
 
 
 class Ways(Record):
-    """Where each arrow of a drawing runs."""
+    """Routes of the arrows of a drawing."""
 
     neighbours: frozenset[Arrow]
-    """Arrows to what stands right below."""
+    """Arrows to the box right below."""
     lanes: Mapping[str, Mapping[str, int]]
     """For each open box the lane of everything within that sends something past its neighbour; 0 is the innermost."""
 

@@ -1,8 +1,7 @@
-"""Where each block, each arrow and each possible cut stands in the drawing: records in, records out, in pixels.
+"""Positions of blocks, arrows and possible cuts in the drawing: records in, records out, in pixels.
 
-Top to bottom in the order data flows. An arrow to what stands right below is drawn in the gap; every other one runs
-through a lane in the gutter at the right of the innermost box that holds both ends. All that one box sends shares a
-lane, and no two boxes do.
+Data flows from top to bottom. An arrow to the box right below is drawn in the gap. Every other arrow runs through a
+lane, in the gutter at the right of the innermost box around both ends. Each box has one lane for all its arrows.
 
     ┌ block ───────────────┐
     │ ┌──────────────┐     │      horizontal positions are insets: `left` from the left edge of the drawing,
@@ -45,7 +44,7 @@ SIGNS = {"add": "+", "sub": "−", "mul": "×", "div": "÷"}
 
 
 class BlockRow(Record):
-    """One box. An open container encloses its children; `height` includes them."""
+    """A box. An open container encloses its children; `height` includes the children."""
 
     id: str
     name: str
@@ -66,7 +65,7 @@ class BlockRow(Record):
 
 
 class JoinMark(Record):
-    """Where an open box brings data together."""
+    """A mark where an open box brings data together."""
 
     id: str
     block: str
@@ -112,7 +111,7 @@ class CutLine(Record):
     n_bytes: int
     refusal: str | None = None
     note: str = ""
-    """What stands on the line instead of the bytes of the whole batch."""
+    """Text on the line instead of the bytes of the whole batch."""
 
 
 class Layout(Record):
@@ -280,11 +279,11 @@ def _beside(arrow: Arrow, a: BlockRow | JoinMark, b: BlockRow | JoinMark, lane: 
 
 
 class Window(Record):
-    """What a page is laid out for."""
+    """The browser window that a page is laid out for."""
 
     height: int
     """Pixels."""
     narrow: bool
     """Whether there is no room for two columns."""
     known: bool
-    """False: this is a guess."""
+    """False: the window is a guess."""

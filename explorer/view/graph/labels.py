@@ -1,4 +1,4 @@
-"""What stands on each block of the drawing: bytes kept or freed, how often it ran, what toggling would buy, hazards."""
+"""Labels of the blocks in the drawing: bytes kept or freed, number of runs, gain of toggling, hazards."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Badge(Record):
 
 
 class Label(Record):
-    """What stands on one block beside its name."""
+    """Texts on a block beside its name."""
 
     bytes: str = ""
     note: str = ""
@@ -50,7 +50,7 @@ class Label(Record):
 
 
 class Facts(Record):
-    """Everything known about the blocks of one model; None or empty where nobody measured."""
+    """Known figures of the blocks of a model; None or empty if not measured."""
 
     graph: ModelGraph
     policy: Policy
@@ -128,7 +128,7 @@ def _of_run(facts: Facts, members: tuple[str, ...], on: set[str]) -> str:
 
 
 def _held(facts: Facts, fqn: str) -> int | None:
-    """What a block that is recomputed, by itself, around or inside others, still keeps: measured, else predicted."""
+    """Bytes that a recomputed block still keeps, alone, around or inside others: measured, else predicted."""
     if facts.candidate and (cost := facts.candidate.by_fqn.get(fqn)):
         return cost.saved_after_forward_bytes
     freed = [facts.freed_bytes.get(one) for one in facts.recomputed_inside.get(fqn, (fqn,))]
@@ -160,7 +160,7 @@ def _recomputed_with(fqn: str, on: set[str]) -> str | None:
 
 
 def _saved(facts: Facts, fqn: str) -> int:
-    """What the block keeps when nothing is recomputed: measured, else counted when the model was described."""
+    """Bytes that the block keeps without recompute: measured, else counted in the model's description."""
     cost = _kept_cost(facts, fqn)
     return cost.saved_after_forward_bytes if cost else facts.graph.by_fqn[fqn].saved_bytes
 
@@ -218,7 +218,7 @@ def _own_badges(facts: Facts, badges: dict[str, list[Badge]], fqn: str) -> list[
 
 
 def _of_members(each: list[list[Badge]]) -> list[Badge]:
-    """One badge of each sign, the gravest first, with the number of members that carry it: no hazard is folded away."""
+    """A badge per sign, the gravest first, with the number of members that carry the sign. No hazard is lost."""
     first: dict[str, Badge] = {}
     for badge in (badge for own in each for badge in own):
         first.setdefault(badge.sign, badge)

@@ -1,8 +1,8 @@
-"""What nests in what when the graph is drawn: the module tree, with runs of equal siblings folded into one node.
+"""Tree of the nodes to draw: the module tree, with runs of equal siblings folded into one node.
 
 blocks (ModuleList)            every child is equal:   `blocks` itself is the run, x12
   blocks.0 ... blocks.11
-stages (Sequential)            some children are:      a node of its own, `×stages.1`, holds them
+stages (Sequential)            some children are:      a node, `×stages.1`, holds the run
   stages.0
   ×stages.1  ->  stages.1 ... stages.4
 """
@@ -21,7 +21,7 @@ OPEN_SHARE = 0.4
 
 
 class Node(Record):
-    """One thing that is drawn: a block, or a run of equal blocks."""
+    """A node of the drawing: a block, or a run of equal blocks."""
 
     id: str
     """The block's fqn, or RUN and the first member's fqn."""
@@ -84,7 +84,7 @@ def _name(block: Block) -> str:
 
 
 def default_open(graph: ModelGraph) -> tuple[str, ...]:
-    """What is open on the first visit: containers that hold much of the saved bytes. Runs stay folded."""
+    """Containers to open on the first visit: those with a large share of the saved bytes. Runs stay folded."""
     total = max((block.saved_bytes for block in graph.blocks), default=0)
     nodes = nest(graph)
     opened = []

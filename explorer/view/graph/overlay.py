@@ -1,6 +1,6 @@
-"""One quantity on all blocks at once: a bar on each, as long as its share of the largest at its depth.
+"""A quantity drawn as a bar on every block; a bar's length is the share of the largest figure at its depth.
 
-Length is read without colour; the figure itself stands in the block's tooltip and in its spoken name.
+Length is readable without colour. The block's tooltip and its spoken name have the figure.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ NOTHING = "nothing"
 
 
 class Overlay(Record):
-    """What is drawn on the blocks."""
+    """The quantity drawn on the blocks."""
 
     what: str
     figures: Mapping[str, float]
-    """By fqn, everything below a block included; blocks of which nothing is known are left out."""
+    """Figures by fqn, everything below a block included; blocks without a figure are left out."""
     origin: str
     unit: str
 
@@ -43,7 +43,7 @@ class Overlay(Record):
 
     @property
     def legend(self) -> str:
-        """What a full bar is."""
+        """A sentence on the meaning of a full bar."""
         known = {fqn: figure for fqn, figure in self.figures.items() if fqn and figure > 0}
         if not known:
             return f"No block has any {self.what} yet: {NEEDS[self.what]}."
@@ -76,7 +76,7 @@ def of_run(what: str, run: Measurement | None) -> Overlay:
 
 
 def of_prices(mib_per_percent: Mapping[str, float]) -> Overlay:
-    """What toggling each block buys."""
+    """Overlay of the memory that toggling each block buys."""
     return Overlay(what=PRICE, figures=mib_per_percent, unit="MiB of peak for 1 % of the FLOPs", origin="predicted")
 
 

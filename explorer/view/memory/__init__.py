@@ -1,1 +1,1 @@
-"""Memory over a step and at its peak."""
+"""Measurements come in; charts of memory over a step and at its peak go out. Read timeline.py first."""

@@ -26,7 +26,7 @@ MAX_SPANS = 500
 
 
 def add_bands(fig: go.Figure, run: Measurement, x: Positions, *, pale: bool = True) -> None:
-    """Adds the strip of `run`, whose tick t stands at x[t], on an axis y2 of its own; `pale`: bands below it as well.
+    """Adds the strip of `run` on a separate axis y2; tick t stands at x[t]. `pale`: also adds pale bands below.
 
     The legend names the phases that are too short for a word in the strip.
     """

@@ -21,7 +21,7 @@ QUESTION = "What does each block save?"
 
 
 def saved_bytes_chart(run: Comparison | Measurement) -> Chart:
-    """What each block keeps for backward, in one run or in both."""
+    """Chart of the bytes that each block keeps for backward, in one run or in both."""
     return Chart(
         name="saved bytes by block",
         figure=_picture(run),
@@ -97,7 +97,7 @@ NOTHING = "Nothing made in this block is kept for backward."
 
 
 def operators_chart(run: Comparison | Measurement, block: str) -> Chart:
-    """What the operators of `block` (the empty string: the whole model) keep when forward ends."""
+    """Chart of the bytes that the operators of `block` keep when forward ends. Empty `block`: the whole model."""
     named = block or "the model"
     kept = {name: _kept(one, block) for name, one in runs_of(run).items()}
     return Chart(

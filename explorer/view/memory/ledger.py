@@ -1,4 +1,4 @@
-"""What is alive at one moment, block by block and role by role: bars that add up to the bytes held."""
+"""Chart of the bytes alive at a moment, by block and role. The bars add up to the held bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from explorer.view.drawing.units import byte_axis, mib, percent, percent_whole
 
 
 def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
-    """What is alive at one moment, block by block."""
+    """Chart of the bytes alive at a moment, block by block."""
     largest = ", ".join(f"{block or ROOT_LABEL} {mib(size)}" for block, size in list(ledger.by_block.items())[:3])
     return Chart(
         name="alive at the peak" if ledger.is_peak else f"alive at event {ledger.tick}",
@@ -27,7 +27,7 @@ def ledger_chart(ledger: Ledger, fqns: Sequence[str] = ()) -> Chart:
 
 
 def _picture(ledger: Ledger, fqns: Sequence[str]) -> go.Figure:
-    """One bar a block, stacked by role. `fqns`: all blocks of the model in module order, for the order of the rows.
+    """Figure with a bar per block, stacked by role. `fqns`: all blocks of the model in module order, to order the rows.
 
     Every bar's customdata starts with the fqns of its row, joined by a space, for clicks.
     """
@@ -65,7 +65,7 @@ def _rows(ledger: Ledger) -> list[dict[str, Any]]:
 
 
 def place(ledger: Ledger) -> str:
-    """Where on the phase band the tick lies: `at 93 % of backward, in layers.0`."""
+    """Position of the tick within its phase: `93 % into backward, in layers.0`."""
     if ledger.phase is None or ledger.phase_share is None:
         return f"at event {ledger.tick}"
     phase = f"{ledger.phase} of {ledger.phase_block}" if ledger.phase_block else ledger.phase

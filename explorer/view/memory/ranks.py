@@ -26,7 +26,7 @@ N_POINTS = 800
 
 
 def ranks_over_time(ranks: RecordedRanks) -> Chart:
-    """What every rank held over the step, each since its own start."""
+    """Chart of the bytes that each rank held over the step, from the start of the rank."""
     return Chart(
         name="ranks over the step",
         figure=_lines(ranks),
@@ -46,7 +46,7 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
 
 
 def spread_of_ranks(ranks: RecordedRanks) -> str:
-    """One sentence: the fullest rank, by how much, and who wrote no file."""
+    """A sentence on the fullest rank, its lead over the lowest rank, and the ranks without a file."""
     missing = f" No file of {_named(ranks.missing)}." if ranks.missing else ""
     known = [run for run in ranks.ranks if run.held_peak_bytes is not None]
     if not known:
@@ -62,7 +62,7 @@ def spread_of_ranks(ranks: RecordedRanks) -> str:
 
 
 def rank_rows(ranks: RecordedRanks) -> list[dict[str, Any]]:
-    """One row a rank."""
+    """Table rows, one per rank."""
     return [
         {
             "rank": run.rank,

@@ -1,4 +1,4 @@
-"""Held bytes of one run as areas on top of each other: by role, and by block. The areas add up to the total everywhere.
+"""Held bytes of a run as stacked areas, by role and by block. The areas add up to the total at every point.
 
 The chart by block is the picture that teachers draw:
 
@@ -34,7 +34,7 @@ PALE = 0.22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One area of the stack."""
+    """An area of the stack."""
 
     name: str
     line: Bytes
@@ -42,17 +42,17 @@ class Layer:
     colour: str
     pattern: str
     pale: bool = False
-    """Beside what was asked for: without a pattern and without a line in the legend."""
+    """True for an area outside the requested block: the area has no pattern and no line in the legend."""
 
 
 def drawn_ticks(log: Allocations, stack: Sequence[Layer]) -> Indices:
-    """One set of ticks for all layers, so that they add up: extremes of the total, and each layer's highest point."""
+    """Ticks shared by all layers, so that the layers add up: extremes of the total, and each layer's highest point."""
     tops = [int(layer.line.argmax()) for layer in stack]
     return with_points(minmax(held(log), MAX_POINTS - len(tops)), tops, log.n_ticks + 1)
 
 
 def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
-    """One layer of the stack; `x` and `y` are drawn points, `y` in units of the axis. `named`: in the legend."""
+    """Trace of a layer; `x` and `y` are drawn points, `y` in units of the axis. `named`: the legend has the layer."""
     fill = translucent(layer.colour, PALE if layer.pale else 0.85)
     return go.Scatter(
         x=x, y=y, name=layer.name, showlegend=named and not layer.pale, stackgroup="held", mode="lines",
@@ -109,7 +109,7 @@ def rows_of_stack(run: Measurement, lines: Sequence[tuple[str, Bytes]], heading:
 def roles(
     measurement: Measurement, *, block: str | None = None, axis: Axis = "tick", cursor: int | None = None
 ) -> Chart:
-    """What one run held its bytes for; with `block`, that block's share of them."""
+    """Chart of the held bytes of a run by role; with `block`, of the block's share."""
     return Chart(
         name="bytes by role",
         figure=_picture(measurement, block, axis=axis, cursor=cursor),
@@ -211,7 +211,7 @@ MOST_BANDS = 20
 
 
 def by_block(measurement: Measurement, *, axis: Axis = "tick", cursor: int | None = None) -> Chart:
-    """What one run held, block by block; the bands add up to the total at every drawn point."""
+    """Chart of the held bytes of a run by block; the bands add up to the total at every drawn point."""
     return Chart(
         name="bytes by block",
         figure=_block_picture(measurement, axis=axis, cursor=cursor),

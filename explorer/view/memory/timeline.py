@@ -129,7 +129,7 @@ def drawn_ticks(log: Allocations, line: Bytes, extra: tuple[int, ...] = ()) -> I
 
 
 def hover_fields(run: Measurement, log: Allocations, ticks: Indices) -> list[list[str]]:
-    """What happened at each of `ticks`: [phase, event] in words."""
+    """Words for each of `ticks`: [phase, event]."""
     event = events(log)
     first = np.array([span.first_tick for span in run.phases])
     words = []

@@ -1,1 +1,1 @@
-"""A pipelined step: actions in time, memory by rank, whose fault a difference is."""
+"""Pipeline runs come in; charts of actions in time, memory by rank and causes of differences go out."""

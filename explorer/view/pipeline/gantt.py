@@ -44,7 +44,7 @@ NARROWEST_LABEL = 0.022
 
 @dataclass(frozen=True, slots=True)
 class _Band:
-    """Where in a rank's row the bars stand."""
+    """Position of the bars in a rank's row."""
 
     offset: float
     width: float
@@ -56,7 +56,7 @@ _THIN = _Band(0.4, 0.13, "predicted ")
 
 
 def gantt(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None, *, follow: int | None = None) -> Chart:
-    """Who works when, and who waits."""
+    """Chart of the actions of every rank in time, and of the waits between them."""
     waits = ", ".join(f"rank {use.rank} idle {percent(use.bubble_fraction)}" for use in forecast.ranks)
     summary = f"{len(forecast.actions)} actions over {forecast.makespan_ms:.1f} ms ({forecast.origin})"
     return Chart(
@@ -148,7 +148,7 @@ def _label(action: ActionTime, several: bool) -> str:
 
 
 def _waits(fig: go.Figure, forecast: PlayedSchedule) -> None:
-    """Where a rank was free and its neighbour done: the transfer between them is all that it waits for."""
+    """Adds bars for the times when a rank is free, its neighbour is done, and only the transfer is pending."""
     waits = transfers(forecast)
     if not waits:
         return
@@ -186,7 +186,7 @@ def _critical(fig: go.Figure, forecast: PlayedSchedule) -> None:
 
 
 def _rows(forecast: PlayedSchedule) -> list[dict[str, Any]]:
-    """One row an action, in order of start."""
+    """Table rows, one per action, in order of start."""
     critical = set(forecast.critical_path)
     return [
         {
@@ -205,7 +205,7 @@ def _rows(forecast: PlayedSchedule) -> list[dict[str, Any]]:
 
 
 def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[str, Any]]:
-    """One row a pair of stages between which a rank waited; empty where transfers take no time."""
+    """Table rows, one per pair of stages with waits between them; empty if transfers take no time."""
     receives = {stage.stage: stage.receive_bytes for stage in stages}
     return [
         {
@@ -222,7 +222,7 @@ def link_table(forecast: PlayedSchedule, stages: Sequence[Stage]) -> list[dict[s
 
 
 def rank_table(forecast: PlayedSchedule, predicted: PlayedSchedule | None = None) -> list[dict[str, Any]]:
-    """One row a rank: how busy it is, how long it waits, how many microbatches it holds."""
+    """Table rows, one per rank: busy time, idle share, microbatches in flight."""
     predicted_use = {use.rank: use for use in predicted.ranks} if predicted is not None else {}
     return [
         {

@@ -17,7 +17,7 @@ MOVED = 1.15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure: its value, what stands beside it, where it comes from."""
+    """A figure: its value, the text beside the value, and the origin."""
 
     label: str
     value: str
@@ -72,7 +72,7 @@ def _ms(forecast: PlayedSchedule | None) -> str:
 
 
 def _gain(forecast: PlayedSchedule | None) -> str:
-    """What the ranks gain over one that does all their work."""
+    """Speed of the ranks against a single rank that does all their work, in words."""
     if forecast is None or not forecast.makespan_ms:
         return "the blocks are priced first"
     work = sum(use.busy_ms for use in forecast.ranks)

@@ -1,4 +1,4 @@
-"""What every rank of a pipeline holds: over the step, at its peak by kind, and beside what was predicted."""
+"""Memory of every rank of a pipeline: over the step, at its peak by kind, and beside the prediction."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PARTS = (
 
 
 def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] = ()) -> Chart:
-    """What every rank holds over the step; the table beside it says what was predicted."""
+    """Chart of the bytes that every rank holds over the step; the table has the predictions."""
     peaks = ", ".join(_peak_in_words(one) for one in memory)
     return Chart(
         name="memory by rank",
@@ -40,7 +40,7 @@ def memory_chart(memory: Sequence[RankMemory], predicted: Sequence[RankMemory] =
 
 
 def rank_chart(one: RankMemory, predicted: Sequence[RankMemory] = ()) -> Chart:
-    """What one rank holds over the step, in bands."""
+    """Chart of the bytes that a rank holds over the step, in bands."""
     return Chart(
         name=f"memory of rank {one.rank}",
         figure=_one_rank(one),
@@ -50,7 +50,7 @@ def rank_chart(one: RankMemory, predicted: Sequence[RankMemory] = ()) -> Chart:
 
 
 def bands_chart(memory: Sequence[RankMemory]) -> Chart:
-    """What the peak of every rank is made of."""
+    """Chart of the parts of every rank's peak."""
     peaks = ", ".join(f"rank {one.rank} {mib(one.peak_bytes)}" for one in memory)
     return Chart(
         name="peaks by kind",
@@ -102,7 +102,7 @@ def _small_pictures(memory: Sequence[RankMemory]) -> go.Figure:
 
 
 def _one_rank(one: RankMemory) -> go.Figure:
-    """One rank over the step in three bands: parameters and buffers, receive buffers, what comes and goes."""
+    """Figure of a rank over the step in three bands: parameters and buffers, receive buffers, the rest."""
     question = f"What does rank {one.rank} hold, and when most?"
     if not one.held_bytes:
         return empty(question, NOT_MEASURED)
@@ -144,7 +144,7 @@ def _action(one: RankMemory, index: int) -> str:
 
 
 def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> None:
-    """One rank's picture. All wear one colour: the row says whose it is."""
+    """Adds the picture of a rank in its row. All ranks have the same colour."""
     unit, name = axis
     colour = RUN_COLOURS["baseline" if one.origin == "predicted" else "candidate"]
     kept = [int(i) for i in minmax(np.frombuffer(one.held_bytes, dtype=np.int64))]
@@ -169,7 +169,7 @@ def _small(fig: go.Figure, one: RankMemory, axis: tuple[int, str], row: int) -> 
 
 
 def _peak(fig: go.Figure, one: RankMemory, axis: tuple[int, str], colour: str, row: int | None = None) -> None:
-    """The highest point; in a row of its own it says how high as well."""
+    """Marks the highest point; in a picture with rows the mark also has the height."""
     peak = one.peak_index
     if peak is None:
         return
@@ -213,7 +213,7 @@ def _parts(one: RankMemory) -> tuple[int, int, int]:
 
 
 def _band_rows(memory: Sequence[RankMemory]) -> list[dict[str, Any]]:
-    """One row a rank: its peak and what that is made of."""
+    """Table rows, one per rank: the peak and its parts."""
     return [
         {"rank": one.rank, "peak": mib(one.peak_bytes), **{part[0]: mib(n) for part, n in zip(PARTS, _parts(one))}}
         for one in memory
@@ -252,7 +252,7 @@ def _peak_in_words(one: RankMemory) -> str:
 
 
 def _rows(memory: Sequence[RankMemory], predicted: Sequence[RankMemory]) -> list[dict[str, Any]]:
-    """One row a rank: peak, the action there, what was predicted, receive buffers."""
+    """Table rows, one per rank: peak, action at the peak, predicted peak, receive buffers."""
     predicted_bytes = {one.rank: one.peak_bytes for one in predicted}
     return [
         {

@@ -1,4 +1,4 @@
-"""What splitting did to the step: whose fault a difference of gradients is, and how often blocks ran."""
+"""Effects of splitting on the step: the cause of each difference of gradients, and the number of runs of blocks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABSENT = {"baseline only": "no gradient came", "candidate only": "only after thi
 
 
 def truth_chart(run: PipelineRun) -> Chart:
-    """What moved the gradients: microbatching, recompute or splitting."""
+    """Chart of the causes that moved the gradients: microbatching, recompute or splitting."""
     n = len(run.gradients)
     equal = [f"{share} {sum(getattr(g, share).bitwise for g in run.gradients)} of {n}" for share in SHARES]
     return Chart(
@@ -76,7 +76,7 @@ def _truth(run: PipelineRun) -> go.Figure:
 
 
 def truth_table(run: PipelineRun) -> list[dict[str, Any]]:
-    """One row a gradient or buffer: relative distance and verdict by cause; `0 (bitwise)` where no bit moved."""
+    """Table rows, one per gradient or buffer: relative distance by cause; `0 (bitwise)` if no bit moved."""
     entries: list[tuple[str, GradientShares | BufferShares]] = [("gradient", shares) for shares in run.gradients]
     entries += [("buffer", shares) for shares in run.buffers]
     return [
@@ -128,7 +128,7 @@ def _calls(run: PipelineRun) -> go.Figure:
 
 
 def _call_rows(run: PipelineRun) -> list[dict[str, Any]]:
-    """One row a block, counted."""
+    """Table rows, one per block: counted calls."""
     return [
         {
             "block": block.fqn,

@@ -1,1 +1,1 @@
-"""A run as one file for somebody else: charts as SVG, a page without network."""
+"""A record comes in; one HTML file with SVG charts, which needs no network, goes out. Read report.py first."""

@@ -1,4 +1,4 @@
-"""What the sample models and the lessons show, as a folder of pages that a browser opens from disk."""
+"""Gallery of the sample models and lessons, as a folder of pages that a browser opens from disk."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from explorer.view.report.html import box, document, paragraph, picture, section
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exhibit:
-    """One page of the gallery."""
+    """A page of the gallery."""
 
     file: str
     title: str
     line: str
-    """What it shows, in a sentence."""
+    """Content of the page in a sentence."""
     shelf: str
     """`Sample models`, or the theme of a lesson."""
 

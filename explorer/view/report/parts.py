@@ -1,4 +1,4 @@
-"""What every report has: its name, where it ran, what failed, the environment."""
+"""Parts of every report: name, circumstances, failure, environment."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Reported = Comparison | Measurement | RecordedRanks | PipelineRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOf:
-    """What is reported. `graph`: of the model, where it is known; hazards are read from it."""
+    """Subject of a report. `graph`: the model's graph if known; hazards are found in the graph."""
 
     run: Reported
     name: str
@@ -53,7 +53,7 @@ def page(of: ReportOf, head: Iterable[str], parts: Mapping[str, str]) -> str:
 
 
 def circumstances(of: ReportOf, place: str, host: Environment | None) -> str:
-    """One quiet line: what ran, on what, and when."""
+    """A quiet line: the place, the device and the date of the run."""
     when = f", {datetime.fromtimestamp(of.created, UTC):%Y-%m-%d %H:%M} UTC" if of.created is not None else ""
     machine = f"; {host.device_name}, torch {host.torch_version}" if host is not None else ""
     return paragraph(f"{place}{machine}{when}", "quiet")
@@ -71,7 +71,7 @@ def failure_boxes(failures: Iterable[Failure | None]) -> Iterator[str]:
 
 
 def environment(host: Environment | None, spec: RunSpec, run: Measurement | None = None) -> Iterator[str]:
-    """Where it ran and under which options; of a recorded step those that were seen."""
+    """Device, versions and options of the run; for a recorded step, the options found at recording."""
     recorded = run is not None and run.origin == "recorded"
     rows = {} if host is None else {
         "device": f"{host.device}, {host.device_name}",

@@ -112,7 +112,7 @@ def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
 
 
 def _alone(chart: Chart) -> Chart:
-    """Where there is one run, it is nobody's baseline."""
+    """The chart of a single run, with the word `baseline` removed from names and notes."""
     for trace in chart.figure.data:
         if trace.name == "baseline":
             hover = trace.hovertemplate or ""
@@ -127,7 +127,7 @@ def _alone(chart: Chart) -> Chart:
 
 
 def by_role_and_block(run: Measurement) -> Iterator[str]:
-    """What the bytes are, over the step and at its peak; of a run without a timeline only the latter, or nothing."""
+    """Charts of bytes over the step and at the peak. A run without phases has the peak only, without a log nothing."""
     if run.allocations is None:
         return
     if run.phases:
@@ -169,7 +169,7 @@ def _verdict(run: Run) -> Iterator[str]:
 
 
 def hazard_section(of: ReportOf) -> Iterator[str]:
-    """What is known to go wrong with the policy on this model."""
+    """Known hazards of the policy on this model."""
     spec = of.spec
     if of.known_graph is None:
         yield paragraph("The hazards are unknown: the run file holds no graph of its model.")

@@ -1,4 +1,4 @@
-"""One sentence a student understands for every word on the page that is not everyday English."""
+"""Sentences that a student understands, for every word on the page that is not everyday English."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ GLOSSARY: dict[str, str] = {
 
 
 class TourStep(Record):
-    """One thing to do; `key` is how the page knows whether it was done."""
+    """A step of the tour; by its `key` the page tells whether the step is done."""
 
     key: str
     title: str

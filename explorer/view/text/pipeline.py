@@ -1,4 +1,4 @@
-"""One sentence a student understands for every word of the Pipeline page that is not everyday English."""
+"""Sentences that a student understands, for every word of the Pipeline page that is not everyday English."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ KEEPS_ALL = "Everything is kept. Click a block to recompute it; the policy is th
 
 
 def planned(joint: JointPlan) -> str:
-    """What was chosen below a cap, what choosing the cuts first would have cost, and what is proven."""
+    """Words for a plan below a cap: the choice, the cost of choosing cuts first, and the proof."""
     stages = "+".join(str(len(stage)) for stage in joint.plan.stages)
     first = "no even cut fits" if joint.cuts_first_ms is None else f"{joint.cuts_first_ms:.1f} ms with an even cut"
     return (
@@ -138,7 +138,7 @@ def cap_kept(run: PipelineRun, joint: JointPlan) -> bool | None:
 
 
 def cap_outcome(run: PipelineRun, joint: JointPlan) -> str:
-    """What `run` says about that cap; empty where no rank was measured."""
+    """Words for whether `run` stayed below the cap; empty if no rank was measured."""
     kept = cap_kept(run, joint)
     if kept is None:
         return ""

@@ -81,7 +81,7 @@ def against_budget(peak_bytes: int, budget_bytes: int, *, measured: bool) -> str
 
 
 def better(peak: str, cost: float, own: float, counts: str) -> str:
-    """The sentence on a policy that a plan beats; `counts`: time, or FLOPs where nobody timed the step."""
+    """The sentence on a policy that a plan beats; `counts`: time, or FLOPs if the step is not timed."""
     return f"A plan with {peak} takes ×{cost:.2f} {counts} instead of ×{own:.2f}."
 
 
@@ -97,7 +97,7 @@ def in_words(policy: Policy) -> str:
 
 
 def _units(units: Sequence[Unit]) -> str:
-    """Of one action. A planner lists segments first, and a reader takes `a ... z` for a stretch: names are sorted."""
+    """Words for the units of one action. Names are sorted, as a reader takes `a ... z` for consecutive blocks."""
     named = sorted((fqn for unit in units for fqn in unit.blocks), key=_counted)
     listed = ", ".join(named) if len(named) <= 4 else f"{named[0]} ... {named[-1]}"
     segments = sum(len(unit.blocks) > 1 for unit in units)

@@ -82,7 +82,7 @@ def stored_peak(headlines: dict[str, object]) -> str:
 
 
 def did_not_fit(run: Measurement, whole: Measurement | None) -> str:
-    """What was refused before `run` fitted, and the baseline's peak as far as it is known; the empty string: nothing.
+    """Words for the runs refused before `run` fitted, and for the baseline's peak if known; else the empty string.
 
     `whole` is the baseline put together from `run`.
     """
