@@ -1,24 +1,24 @@
-"""Whose is each byte: the allocator's record of a step, with names from the tracker.
+"""Role and block of each byte: the allocator's record of a step, with names from the tracker.
 
-The problem. Two instruments watched the step, and each knows half. The allocator saw every byte come and go, those
-inside a kernel too, and has no idea what they were for. The tracker knows block, operator and role of each storage,
-and has not seen all of them.
+The problem. Two instruments watch the step, and each knows half. The allocator sees every byte come and go, inside
+kernels too, but not the purpose of a byte. The tracker knows block, operator and role of each storage, but it does not
+see every storage.
 
-The idea. The timeline consists of the allocator's blocks and of nothing else, so that its total is right by
-construction; the tracker may only write names on them. A block that nobody names is "unattributed", and is shown.
+The idea. The timeline consists of the allocator's blocks alone, so its total is right by construction. The tracker
+only adds names to the blocks. A block without a name is shown as "unattributed".
 
     allocator   pointer p   |alloc ........................ free|      |alloc .. free|
-    tracker     storage s        ^ returned by mm, block 3                            (nobody: inside a kernel)
+    tracker     storage s        ^ returned by mm, block 3                            (no storage: inside a kernel)
     entry                   p: temporary, block 3, mm                  p: unattributed, block and phase by time
 
 The mechanism (`attribute`; steps 1 to 4 in entries.py).
-1. Cut the record to the step. The recording began earlier: what came and went in between is in the base.
+1. Cut the record to the step. The recording begins earlier; events before the step go into the base.
 2. Join: a storage lies in the block that has its pointer and size and was allocated last before the storage was seen.
    An address is handed out many times in a step, so the order in time decides, with a little slack for two clocks.
-3. What was there before the step is an entry too, born at tick 0; CUDA's allocator also knows what it held beyond that.
+3. Memory from before the step is an entry too, born at tick 0. CUDA's allocator also knows its further bytes.
 4. Ticks are numbered over allocations and deaths alike: only events that change the total are on the time axis.
-5. Role, block, operator: from the storage where there is one, else from what ran at the time of the allocation. What
-   nobody named and outlives its forward is kept for backward: the generator's state that a checkpoint stashes.
+5. Role, block and operator come from the storage, or else from the operator that ran at the allocation. An entry
+   without a name that outlives its forward is kept for backward: the generator's state that a checkpoint stashes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Attribution:
 
 
 def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
-    """`skew_ns` is the allocator's clock minus the tracker's."""
+    """The timeline of the step in `log` and `tracker`. `skew_ns` is the allocator's clock minus the tracker's."""
     log = window(log, tracker.begin_ns + skew_ns, tracker.end_ns + skew_ns)  # 1.
     tracked = TrackedStep(tracker)
     lived = lifetimes(log)
@@ -99,9 +99,9 @@ def attribute(log: AllocatorLog, tracker: Tracker, skew_ns: int) -> Attribution:
 
 
 def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
-    """The operator that returned each entry, or ran when it was allocated; NONE: outside every operator.
+    """The operator that returned each entry, or ran when the entry was allocated; NONE: outside every operator.
 
-    An allocator with a coarse clock may put what an operator takes a grain before its beginning or behind its end.
+    An allocator with a coarse clock may date an operator's allocation one grain before its beginning or after its end.
     """
     if not tracked.n_ops:
         return np.full(len(entries.storage), NONE, dtype=np.int64)
@@ -119,7 +119,7 @@ def _operators(entries: Entries, tracked: TrackedStep, grain_ns: int) -> Ints:
 
 
 def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:
-    """Owner where one is tagged, else the operator's block, else what ran at that moment, else the model itself."""
+    """Block of each entry: its tagged owner, else its operator's block, else the running block, else the model."""
     blocks = np.zeros(len(entries.storage), dtype=np.int64)
     if len(tracked.scene_ns):
         scene = np.searchsorted(tracked.scene_ns, entries.time_ns, side="right") - 1
@@ -133,9 +133,9 @@ def _blocks(entries: Entries, tracked: TrackedStep, operator: Ints) -> Ints:
 
 
 def _kept_for_backward(entries: Entries, phases: Sequence[PhaseSpan], n_ticks: int) -> NDArray[np.bool_]:
-    """Born in a forward, alive at its end and freed before the step ends.
+    """Entries born in a forward, alive at its end and freed before the step ends.
 
-    Of what no operator returned that is the state of the generators, which each checkpoint keeps for its recompute.
+    Such an entry that no operator returned is the generators' state: each checkpoint keeps a copy for its recompute.
     """
     kept = np.zeros(len(entries.born), dtype=bool)
     for span in phases:
@@ -146,7 +146,7 @@ def _kept_for_backward(entries: Entries, phases: Sequence[PhaseSpan], n_ticks: i
 
 
 def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
-    """Phases in ticks, without gaps; a span in which the allocator did nothing is left out."""
+    """Phases in ticks, without gaps. Spans without an event of the allocator are left out."""
     if not len(tracked.scene_ns):
         return ()
     scenes = np.stack((tracked.scene_phase, tracked.scene_rerun))
@@ -166,7 +166,7 @@ def _spans(tracked: TrackedStep, tick_ns: Ints) -> tuple[PhaseSpan, ...]:
 
 
 def _curve(values: Ints | None, entries: Entries) -> Column | None:
-    """A curve of the log, read at each tick; its first value is from before the first event."""
+    """A curve of the log at each tick. The first value is from before the first event."""
     return None if values is None else _column(values[np.append(0, entries.events + 1)])
 
 

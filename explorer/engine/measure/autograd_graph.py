@@ -1,4 +1,4 @@
-"""One block's autograd graph as a picture: what backward will walk through, and what it holds on to meanwhile."""
+"""Picture of a block's autograd graph: the nodes that backward visits, and the tensors saved for backward."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from explorer.record.run import RunSpec
 
 
 def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> AutogradPictures:
-    """The graph of `block` alone on the input that it gets in a real forward, kept and recomputed.
+    """The graph of `block` alone, kept and recomputed, on the block's input in a real forward.
 
     Recompute is drawn under the options of `spec.policy`. Non-reentrant checkpointing keeps the nodes and empties
-    them; reentrant checkpointing replaces them by one node. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
+    them; reentrant checkpointing replaces the nodes by one. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
     Raises BadInput for a block that does not exist or is never called, ModelFailed for a model that raises.
     """
     with left_as_found():

@@ -1,4 +1,4 @@
-"""What lies in memory before a step begins: the floor of every timeline."""
+"""Tensors in memory before a step begins: the floor of every timeline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def tensors_before_step(
 ) -> list[KnownTensor]:
     """Parameters and their gradients, buffers, plain tensor attributes of modules, optimizer state, inputs.
 
-    A tensor that is several of these is the first of them.
+    A tensor of several roles has the first of its roles in this order.
     """
     known = []
     for name, parameter in model.named_parameters():
@@ -32,7 +32,7 @@ def tensors_before_step(
 
 
 def gradients(model: nn.Module) -> list[KnownTensor]:
-    """Those that parameters hold now."""
+    """Gradients that parameters hold now."""
     named = model.named_parameters()
     return [KnownTensor(one.grad, "gradient", owner(name)) for name, one in named if one.grad is not None]
 
@@ -51,7 +51,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer | None)
 
 
 def storage_bytes(things: Iterable[KnownTensor], device: torch.device) -> int:
-    """Bytes of their storages on `device`, each storage once."""
+    """Bytes of the tensors' storages on `device`, each storage once."""
     held = (storage for thing in things for storage in storages(thing.tensor))
     return sum({one._cdata: one.nbytes() for one in held if one.device.type == device.type}.values())
 

@@ -1,4 +1,4 @@
-"""What each block costs, everything below included: bytes from the timeline, FLOPs and calls from the tracker."""
+"""Cost of each block with its children: bytes from the timeline, FLOPs and calls from the tracker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SAVED = ROLES.index("saved activation")
 def block_costs(
     tracker: Tracker, log: Allocations, phases: Sequence[PhaseSpan], policy: Policy, samples: Mapping[str, BlockSamples]
 ) -> tuple[MeasuredBlock, ...]:
-    """In module order, the model itself first. FLOPs are counted, bytes measured."""
+    """Costs of all blocks in module order, the model itself first. FLOPs are counted, bytes measured."""
     tree = _Tree(tracker.fqns)
     size, born, died = (np.asarray(values) for values in (log.n_bytes, log.born, log.died))
     role, block = np.asarray(log.role), np.asarray(log.block)
@@ -59,7 +59,7 @@ def block_costs(
 
 
 def with_times(cost: MeasuredBlock, samples: BlockSamples) -> MeasuredBlock:
-    """The same, with what the clock said of the block."""
+    """`cost` with the block's times, operators and saved tensors from `samples`."""
     operators = samples.operators
     return msgspec.structs.replace(
         cost,
@@ -72,7 +72,7 @@ def with_times(cost: MeasuredBlock, samples: BlockSamples) -> MeasuredBlock:
 
 
 def uncounted(tracker: Tracker) -> dict[str, int]:
-    """Calls of operators that FLOPs leave out for want of a formula, the optimizer's apart: it is in no FLOPs."""
+    """Calls of operators without a FLOP formula. The optimizer's operators are left out: no FLOPs include them."""
     names, _, phases, *_ = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS)).T
     calls = np.bincount(names[phases <= BACKWARD], minlength=len(tracker.op_names))
     return {tracker.op_names[i]: int(calls[i]) for i in tracker.uncounted if calls[i]}
@@ -104,7 +104,7 @@ class _Tree:
 def _skipped(
     tracker: Tracker, tree: _Tree, policy: Policy, forward: Sequence[int], recompute: Sequence[int]
 ) -> list[int]:
-    """FLOPs of forward that should have run again with the innermost unit around each block, and did not."""
+    """FLOPs of each block's forward that the innermost unit around the block should rerun, and that did not rerun."""
     scale: dict[int, float] = {}
     number = tracker.scopes.index
     for unit in policy.units:

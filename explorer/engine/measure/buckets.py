@@ -1,6 +1,6 @@
-"""DistributedDataParallel builds its buckets anew in its second forward; gradients lie in them, and they stay.
+"""Role of DistributedDataParallel's buckets, which hold the gradients and stay in memory.
 
-By their lifetime alone they would be saved activations, as large as the model.
+DDP rebuilds its buckets in its second forward. By lifetime alone, buckets look like saved activations of model size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ GRADIENT = ROLES.index("gradient")
 
 
 def tag_buckets(model: nn.Module, tracker: Tracker) -> None:
-    """Gives their role to what DDP's own forward allocated and still holds. Asked before the tracker forgets."""
+    """Tags the storages that DDP's forward allocated and still holds as gradients. Call before the tracker forgets."""
     wrappers = {fqn for fqn, module in model.named_modules() if isinstance(module, DistributedDataParallel)}
     blocks = {number for number, fqn in enumerate(tracker.fqns) if fqn in wrappers}
     if not blocks:

@@ -1,12 +1,12 @@
-"""What torch.utils.checkpoint takes beside the second forward: a call, and each tensor that is saved in it.
+"""Time of torch.utils.checkpoint beside the second forward: of each call, and of each tensor saved in the call.
 
-Modules that do next to nothing, of few operators or many, are timed kept, recomputed, and forward alone. What is left
-over is Python, the generator's state, and memory that is asked for again.
+Modules of few or many cheap operators are timed kept, recomputed, and forward alone. The difference is Python, the
+generator's state, and repeated requests for memory.
 
-On a CPU that Python comes out of caches which a model's tensors sweep meanwhile: where modules follow each other at
-once a call took 0.09 ms, around blocks of the sample models 0.6 ms, and 0.01 ms a saved tensor either way. So the
-caches are swept between calls here too, and the sweeps are taken off: behind 16 MiB a call takes 0.2 ms, behind 48 MiB
-and more 0.48 ms, on a CPU whose cores share 32 MiB.
+A model's tensors sweep the CPU caches that hold this Python code. A call took 0.09 ms between modules without a sweep,
+and 0.6 ms around blocks of the sample models. A saved tensor took 0.01 ms in both. The measurement therefore sweeps
+the caches between calls and subtracts the time of the sweeps. After 16 MiB a call takes 0.2 ms; after 48 MiB and more
+0.48 ms, on a CPU whose cores share 32 MiB.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from explorer.record.policy import KEEP_ALL, Policy
 
 N_MODULES = 3
 FEW, MANY = 2, 14
-"""Operators of a module, each of which saves one tensor."""
+"""Operators of a module. Each operator saves one tensor."""
 N_ROUNDS = 9
-"""Readings, of which the middle one counts: a call takes tenths of a millisecond."""
+"""Readings, reduced to their median: a call takes tenths of a millisecond."""
 SWEPT_BYTES = 2**26
 """Twice what the cores of an EPYC share."""
 
@@ -35,24 +35,24 @@ _RECOMPUTED = Policy.recompute([str(i) for i in range(N_MODULES)])
 
 
 class CheckpointCost(NamedTuple):
-    """What a checkpointed call takes beside its second forward."""
+    """Milliseconds of a checkpointed call beside its second forward."""
 
     call_ms: float
-    """Where a model has swept the caches since the last call."""
+    """After a model has swept the caches since the last call."""
     close_call_ms: float
-    """Where the last call was just before."""
+    """Directly after another call."""
     saved_tensor_ms: float
-    """What it takes more for each tensor that is saved in it."""
+    """Extra time for each tensor saved in the call."""
 
 
 @cache
 def checkpoint_cost(device: torch.device) -> CheckpointCost:
-    """Here, on the step's own clock. Read once a process, in a third of a second: every run has one of its own."""
+    """The cost on this machine by the step's clock, read once per process in a third of a second."""
     return read_cost(device, device_of(device).clock())
 
 
 def read_cost(device: torch.device, clock: Clock) -> CheckpointCost:
-    """Of medians of N_ROUNDS; nothing is less than 0. Draws nothing at random."""
+    """The cost from medians of N_ROUNDS readings, each figure at least 0. No random number is drawn."""
     sweep = _Sweep(clock) if device.type == "cpu" else None
     few, many = (_Chain(n_operators, device, clock, None) for n_operators in (FEW, MANY))
     cold = few if sweep is None else _Chain(FEW, device, clock, sweep)
@@ -67,7 +67,7 @@ def _middle_ms(chain: _Chain) -> float:
 
 
 class _Chain:
-    """N_MODULES modules of so many operators each. Before each runs, and before it runs again, `sweep` is called."""
+    """N_MODULES modules of `n_operators` operators. `sweep` is called before each forward and each recompute."""
 
     def __init__(self, n_operators: int, device: torch.device, clock: Clock, sweep: _Sweep | None) -> None:
         self._modules = nn.ModuleList(_Sines(n_operators) for _ in range(N_MODULES))
@@ -75,13 +75,13 @@ class _Chain:
         self._clock, self._sweep = clock, sweep
 
     def overhead_ms(self) -> float:
-        """What a checkpointed call takes more than one that is kept and a forward."""
+        """Time of a checkpointed call beyond a kept call and a forward."""
         kept_ms, forward_ms = self._step_ms(KEEP_ALL)
         again_ms, _ = self._step_ms(_RECOMPUTED)
         return (again_ms - kept_ms - forward_ms) / N_MODULES
 
     def _step_ms(self, policy: Policy) -> tuple[float, float]:
-        """Forward and backward, and the modules' forward alone."""
+        """Milliseconds of forward and backward together, and of the modules' forward alone."""
         clock, sweep, value, spans = self._clock, self._sweep, self._given, []
         with apply_policy(self._modules, policy):
             clock.settle()
@@ -102,7 +102,7 @@ class _Chain:
 
 
 class _Sines(nn.Module):
-    """Operators that take next to no time and save what they are given, so that every one runs again."""
+    """Cheap operators that save their input, so that every operator runs again."""
 
     def __init__(self, n_operators: int) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class _Sines(nn.Module):
 
 
 class _Sweep:
-    """Reads so much memory that little else is left in the caches; says how long that took. No operator of torch."""
+    """Reads enough memory to displace the CPU caches, and times the reads. No operator of torch runs."""
 
     def __init__(self, clock: Clock) -> None:
         self._memory = bytearray(b"\x01") * SWEPT_BYTES  # never written, all of it would be one page of zeros
@@ -128,6 +128,6 @@ class _Sweep:
         self._spans.append((begun, self._clock.mark()))
 
     def taken_ms(self) -> float:
-        """Since this was asked last."""
+        """Milliseconds of sweeps since the last call of this function."""
         spans, self._spans = self._spans, []
         return sum(self._clock.between_ms(*span) for span in spans)

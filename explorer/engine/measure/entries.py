@@ -1,6 +1,6 @@
-"""The timeline's entries before they have names: the allocator's blocks of one step, each with the storage it held.
+"""The timeline's entries without names: the allocator's blocks of one step, each with the storage in the block.
 
-Steps 1 to 4 of attribution.py: cut the record to the step, join blocks and storages, add what was there before, and
+Steps 1 to 4 of attribution.py: cut the record to the step, join blocks and storages, add earlier memory, and
 number the events that change the total.
 """
 
@@ -16,12 +16,12 @@ from explorer.engine.measure.tracked import TrackedStep, as_ints
 from explorer.engine.watch.storages import NONE
 
 SLACK_NS = 1_000
-"""Two clocks of one machine agree to this, once their skew is known; the allocator's own grain comes on top."""
+"""Disagreement of two clocks of one machine after correction of their skew. The allocator's grain is added."""
 
 
 @dataclass(frozen=True)
 class _Older:
-    """What was there before the step. `died` is an event of the log; its end: never; behind that: `extra_ns`."""
+    """Entries from before the step. `died` is an event of the log, its length for never, or beyond for `extra_ns`."""
 
     n_bytes: Ints
     died: Ints
@@ -40,13 +40,13 @@ class Entries:
     storage: Ints
     """The tracker's number, or NONE."""
     time_ns: Ints
-    """When it was allocated, on the tracker's clock."""
+    """Time of the allocation, on the tracker's clock."""
     events: Ints
     """The log's events that have a tick, in order of ticks."""
 
 
 def window(log: AllocatorLog, first_ns: int, last_ns: int) -> AllocatorLog:
-    """The events of the step; what happened between the start of the recording and the step goes into the base."""
+    """The events of the step. Events between the start of the recording and the step go into the base."""
     first, end = (int(i) for i in np.searchsorted(log.time_ns, (first_ns, last_ns)))
     before = int(log.n_bytes[:first].sum())
     return replace(
@@ -61,10 +61,10 @@ def window(log: AllocatorLog, first_ns: int, last_ns: int) -> AllocatorLog:
 
 
 def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> Ints:
-    """For each allocated block the storage that lived in it, or NONE.
+    """The storage that lived in each allocated block, or NONE.
 
-    Of the blocks with the storage's pointer and size it is the last one allocated before the storage was seen. Both
-    sides come in order of time, so each pointer's two lists are merged once.
+    A storage's block has the same pointer and size, and is the last such block allocated before the storage was seen.
+    Blocks and storages come in order of time, so each pointer's two lists are merged once.
     """
     storage_of_block = np.full(len(lived.born), NONE, dtype=np.int64)
     places = zip(log.pointer[lived.born].tolist(), log.n_bytes[lived.born].tolist())
@@ -79,20 +79,20 @@ def _join(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: in
         waiting = candidates.get((pointer, n_bytes))
         if number < tracked.n_before_step or not waiting:
             continue
-        # Blocks that were allocated before this storage was seen are past for all later storages too: they are popped.
+        # Blocks allocated before this storage was seen are past for all later storages too, and are popped.
         chosen = NONE
         while waiting and born_ns[waiting[0]] <= seen_ns + slack_ns:
             chosen = waiting.popleft()
-        # A block that was freed before the storage was seen held another one, of a kernel, say.
+        # A block freed before the storage was seen held other memory, of a kernel for example.
         if chosen != NONE and died_ns[chosen] >= seen_ns - slack_ns:
             storage_of_block[chosen] = number
     return storage_of_block
 
 
 def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> _Older:
-    """Entries that were there before the step, and the events that end them.
+    """Entries from before the step, and the events that end the entries.
 
-    CUDA reports their frees; the CPU's profiler does not, there the tracker saw the storages die.
+    CUDA reports the frees. The CPU's profiler does not, so the tracker's deaths of storages are used.
     """
     known = slice(0, tracked.n_before_step)
     end = len(log.time_ns)
@@ -113,7 +113,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
             n_bytes.append(size)
             died.append(event)
             storage.append(NONE)
-    # What is left of CUDA's base belongs to nobody in the model: cuBLAS's workspace, other models of the process.
+    # The rest of CUDA's base belongs to no tensor of the model: cuBLAS's workspace, other models of the process.
     rest = log.base_bytes - sum(n_bytes)
     if rest > 0:
         n_bytes.append(rest)
@@ -125,7 +125,7 @@ def _older(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: i
 def entries_of(log: AllocatorLog, lived: Lifetimes, tracked: TrackedStep, skew_ns: int) -> tuple[Entries, Ints]:
     """The columns, and the time of each tick from 1 on, on the tracker's clock.
 
-    Events of the log are numbered 0..n-1, n is "never", deaths that only the tracker saw are numbered from n + 1.
+    Events of the log are numbered 0..n-1 and n is "never". Deaths seen by the tracker alone are numbered from n + 1.
     """
     n_events = len(log.time_ns)
     older = _older(log, lived, tracked, skew_ns)

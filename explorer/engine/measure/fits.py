@@ -1,9 +1,9 @@
-"""The first run of a step that may not fit: as asked, and where memory is refused, down the ladder until a run fits.
+"""First run of a step that may not fit. The requested policy runs first, then the ladder until a run fits.
 
-What did not fit is said beside the run that did: at least how much it held, and where it was refused. From that run
-the baseline is put together (plan/predict/baseline.py), so that everything can be compared with it.
+Each refused run is recorded beside the run that fits: its least held bytes, and the place of the refusal. The baseline
+is composed from the run that fits (plan/predict/baseline.py), so that every policy can be compared with the baseline.
 
-Each attempt has a process of its own: what one took, its process would not give back for the next.
+Each attempt has its process, because a process does not return all memory for the next attempt.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from explorer.record.run import RunSpec
 
 
 def measure_what_fits(spec: RunSpec, report: Report = silent) -> Measurement:
-    """The run of `spec`, or, where it is out of memory, the first policy of the ladder whose run is not.
+    """The run of `spec`, or the first policy of the ladder that fits if `spec` is out of memory.
 
-    Its `refused` are the runs before it, the one of `spec` first. Where none fits it is the last that was tried, with
-    its failure. Raises what load and prepare raise, and OutOfMemory where the system ended even the last.
+    `refused` lists the earlier runs, beginning with `spec`. If no policy fits, the last attempt is returned with its
+    failure. Raises the errors of load and prepare, and OutOfMemory if the system ended even the last attempt.
     """
     tried, run = "everything kept" if not spec.policy.units else "the policy", _attempt(spec, report)
     refused: list[Refused] = []
@@ -56,5 +56,5 @@ def _prefixed(report: Report, what: str) -> Report:
 
 
 def _attempt(spec: RunSpec, report: Report) -> Measurement | None:
-    """None: the system ended its process for lack of memory. Raises what it raised."""
+    """The run in a subprocess; None if the system ended the process for lack of memory. Raises the run's errors."""
     return call_in_subprocess(measure, spec, report=report, what=f"measured {spec.model.target}")

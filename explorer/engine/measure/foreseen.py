@@ -1,7 +1,7 @@
-"""One step of a model that does not fit: what it would hold, tick by tick, without a byte for its parameters.
+"""Predicted memory of a step that does not fit, tick by tick, without memory for the parameters.
 
-The tracker sees every operator as in a measured step; no kernel runs. The allocator has nothing to say, so that each
-storage's birth and death as the tracker saw them stand in for its events.
+The tracker sees every operator as in a measured step, but no kernel runs. The allocator reports no events, so the
+births and deaths of storages seen by the tracker take their place.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def foresee(spec: RunSpec, report: Report = silent) -> Measurement:
 
 
 def _step(trainee: Trainee, on_phase: OnPhase) -> None:
-    """As `run_step`, whose loss nobody can read here."""
+    """Runs one step like `run_step`, without the loss, which has no value here."""
     gradients(trainee, on_phase)
     if trainee.optimizer is not None:
         on_phase("optimizer")
@@ -89,7 +89,7 @@ def _step(trainee: Trainee, on_phase: OnPhase) -> None:
 
 
 def _events(tracker: Tracker) -> AllocatorLog:
-    """The storages of the step as an allocator would have listed them, each at an address of its own."""
+    """The step's storages in the form of an allocator's log, each with a unique address."""
     seen = tracker.storages
     seen.pointer = array("q", range(1, len(seen.n_bytes) + 1))
     turns = as_ints(seen.turns)

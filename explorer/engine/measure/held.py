@@ -1,4 +1,4 @@
-"""What lay in memory when it was refused in a step that nobody recorded: no timeline, only who held how much."""
+"""Tensors in memory when memory is refused in a step without a recording: bytes by role and block, no timeline."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from explorer.record.run import RunSpec
 def held_at_refusal(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, device: Device, *, where: str, error: Exception
 ) -> Measurement:
-    """Tensors that Python can reach, by role and block; on a GPU the rest of the allocator's bytes as unattributed.
+    """Tensors that Python can reach, by role and block. On a GPU the allocator's other bytes are unattributed.
 
-    What autograd alone holds cannot be reached on the CPU. `error` is why the step ended.
+    Tensors that autograd alone holds cannot be reached on the CPU. `error` is the error that ended the step.
     """
     blocks = tuple(dict(model.named_modules()))
     number = {fqn: i for i, fqn in enumerate(blocks)}

@@ -1,8 +1,8 @@
-"""What torch's look at every operator takes where results of operators are kept (selective checkpointing, save_ops).
+"""Time of torch's dispatch of every operator under selective checkpointing (save_ops).
 
-Whole forwards of this very model are timed with such a look and without, in turns. A loop of small operators would say
-15 microseconds each; between real ones, which throw Python out of the caches, it was 50 to 130 (four samples, torch
-2.13, a CPU core), and a GPU that is busy does not wait for it at all. A rerun looks as often as the forward does.
+Forwards of the measured model are timed in turns with the dispatch and without. A loop of small operators shows 15
+microseconds for each. Between real operators, which displace Python from the caches, the dispatch took 50 to 130 (four
+samples, torch 2.13, a CPU core). A busy GPU does not wait for the dispatch. A rerun dispatches as often as a forward.
 Source: torch.utils.checkpoint.create_selective_checkpoint_contexts
 """
 
@@ -19,7 +19,7 @@ from explorer.record.allocations import Phase
 
 
 def looked_at_ms(trainee: Trainee, clock: Clock) -> float:
-    """Milliseconds of one step's forward, every operator of it looked at and nothing kept."""
+    """Milliseconds of one step's forward with every operator dispatched and no result kept."""
     look = ExitStack()
 
     def on_phase(phase: Phase) -> None:

@@ -1,4 +1,4 @@
-"""The limit of memory that a run was given, around one of its steps: what the step finds there counts too."""
+"""The memory limit of a run around one of its steps. Tensors from before the step count towards the limit."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from explorer.engine.watch.storages import KnownTensor
 
 
 def limited_step(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
-    """Inside, the trainee and its step hold no more than the limit of its spec. Raises OutOfMemory where the trainee
-    alone holds more."""
+    """A context in which the trainee and its step hold at most the limit of the spec. Raises OutOfMemory if the
+    trainee alone holds more."""
     return device.limited(trainee.spec.memory_limit_bytes, held_bytes(trainee))
 
 
 def run_limited(device: Device, trainee: Trainee) -> float:
-    """One step within the limit; its loss."""
+    """Runs one step within the limit and returns the loss."""
     with limited_step(device, trainee):
         return run_step(trainee)
 
 
 def found_before_step(trainee: Trainee) -> list[KnownTensor]:
-    """Everything that lies in memory between two steps."""
+    """All tensors in memory between two steps."""
     return tensors_before_step(trainee.model, trainee.optimizer, tree_leaves((trainee.inputs, trainee.targets)))
 
 

@@ -1,11 +1,11 @@
-"""One step of a loop that somebody else runs, under both instruments.
+"""Recording of one step of a user's loop, with both instruments.
 
     with ...:      zero_grad │ forward │ backward │ clip │ optimizer │ scheduler
     phase          between   │ forward │ backward │ between │ optimizer │ between
 
-Nothing tells the borders, so they are found: the model is called (forward), backward is entered and left, an optimizer
-steps (torch's own global hooks). What lies outside is `between`. Nothing of the user's is changed: hooks come off, no
-random number is drawn, no gradient is touched, and the exception that ends a step is the user's to see.
+The loop announces no phases, so hooks find the borders: a call of the model, the begin and end of backward, and a step
+of an optimizer (torch's global hooks). Everything else is `between`. The user's state does not change: hooks are
+removed, no random number is drawn, no gradient is touched, and an exception reaches the user.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ BETWEEN, OPTIMIZER = PHASES.index("between"), PHASES.index("optimizer")
 
 
 class _LoopTracker(Tracker):
-    """A tracker that takes the first call of the model for the border to forward."""
+    """A tracker in which the first call of the model begins the forward phase."""
 
     autocast: Autocast = "none"
-    """As it was when the model was called."""
+    """Autocast at the call of the model."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -73,12 +73,12 @@ class _LoopTracker(Tracker):
         return noted
 
     def _failed(self, error: Exception) -> None:
-        """The step belongs to a training: it goes on."""
+        """Keeps the first error of the tracker. The training goes on."""
         self.trouble = self.trouble or error
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """A step may begin inside a compiled region: its remaining frames are not to be marked, see uncompiled.py."""
+        """True: a step may begin inside a compiled region, whose other frames stay unmarked (see uncompiled.py)."""
         return True
 
     def entered(self, block: int, frame: Any, inputs: Any) -> None:
@@ -89,20 +89,20 @@ class _LoopTracker(Tracker):
 
 
 class LiveStep:
-    """Records between enter and exit; `measurement` stands afterwards, also after an exception, which passes."""
+    """Records between enter and exit and then sets `measurement`, also after an exception. The exception passes."""
 
     measurement: Measurement
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         self._model, self._where = model, where
         self.optimizer = optimizer
-        """May become known while the step is under way."""
+        """Optimizer of the loop. The caller may set the optimizer during the step."""
         self.device: Device = device_of(place_of(model))
         self._probes: list[Probe] = []
         self._open = ExitStack()
 
     def __enter__(self) -> None:
-        """Raises BadInput where another instrument is on: each would record the other."""
+        """Starts the recording. Raises BadInput if another instrument is on: each would record the other."""
         _refuse_other_instruments()
         self._recorder = self.device.recorder()
         self._policy = policy_of(self._model)
@@ -161,19 +161,19 @@ class LiveStep:
         )
 
     def close(self) -> None:
-        """Nothing of the instruments stays behind."""
+        """Removes all instruments."""
         atexit.unregister(self._open.close)
         self._open.close()
 
     def _failure(self, error: Exception) -> Failure:
-        """torch's word about a recompute that differs is translated, in the record and in the error itself."""
+        """The failure, with torch's CheckpointError in plain words. The error gets the same sentence as a note."""
         failure = failure_in_words(error, self._model)
         if isinstance(error, CheckpointError):
             error.add_note(failure.sentence)
         return failure
 
     def _tensors_before(self) -> list[Any]:
-        """The model's and the optimizer's tensors by their roles; whatever else Python holds on the device as input."""
+        """The model's and the optimizer's tensors by role. Other tensors of Python on the device count as input."""
         here = (tensor for tensor in tensors_in_memory() if tensor.device.type == self.device.torch.type)
         return tensors_before_step(self._model, self.optimizer, here)
 
@@ -200,7 +200,7 @@ class LiveStep:
 
 @contextmanager
 def _borders(tracker: _LoopTracker) -> Iterator[None]:
-    """Announces backward and optimizer while they run, and `between` behind them."""
+    """Announces the phases backward and optimizer at their begin, and `between` at their end."""
 
     @never_compiled
     def steps(optimizer: Any, args: Any, kwargs: Any) -> Any:
@@ -232,7 +232,7 @@ def _borders(tracker: _LoopTracker) -> Iterator[None]:
 
 @contextmanager
 def _heard() -> Iterator[list[str]]:
-    """What is warned about meanwhile, beside what the user's own filters do with it."""
+    """Collects the warnings shown in the context. The user's filters and display stay in force."""
     warned: list[str] = []
     show = warnings.showwarning
 

@@ -1,8 +1,8 @@
-"""The block graph of a step that was recorded in somebody's own loop: no forward runs again, nothing is loaded.
+"""Block graph of a step recorded in a user's loop. No forward runs again, no model is loaded.
 
-What was recorded anyway tells names, kinds, calls, bytes and FLOPs. Which operation read which tensor does not stand in
-it, so an arrow goes from the block that returned a tensor, or else from the one that ran last, to the block it went
-into. Where early stop ends a recompute is not known either: a rerun counts whole.
+The recording has names, kinds, calls, bytes and FLOPs, but not the tensors that each operation reads. An arrow
+therefore goes from the block that returned a tensor, or else from the last block that ran, to the tensor's next block.
+The recording does not show early stops of recomputes either, so a rerun counts whole.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTE = "Arrows follow the tensors from call to call of a recorded step; addition
 
 
 def recorded_graph(model: nn.Module, tracker: Tracker, costs: Sequence[MeasuredBlock], ref: ModelRef) -> ModelGraph:
-    """The graph of `model` as the tracked step showed it. Bytes and FLOPs are those of one of its forwards."""
+    """The graph of `model` in the tracked step. Bytes and FLOPs are those of one forward of the step."""
     modules = dict(model.named_modules())
     cost_of = {cost.fqn: cost for cost in costs}
     n_forwards = max(1, cost_of[""].n_forward)
@@ -82,7 +82,7 @@ def _seen(
     costs: Mapping[str, MeasuredBlock],
     calls: Mapping[str, Sequence[int]],
 ) -> dict[str, Seen]:
-    """What the chain and the search for repeated blocks read."""
+    """Calls and operator signature of each block, for the chain and the search for repeated blocks."""
     own: dict[int, list[int]] = defaultdict(list)
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
     for name, block, phase, *_ in ops.tolist():
@@ -98,13 +98,13 @@ def _seen(
 
 
 def _unique_children(fqn: str, modules: Mapping[str, nn.Module]) -> list[tuple[str, nn.Module]]:
-    """Children that go by this name: a module under several goes by its first."""
+    """Children listed in `modules` under this name. A module with several names is listed under its first name."""
     children = modules[fqn].named_children()
     return [(name, child) for name, child in children if f"{fqn}.{name}".lstrip(".") in modules]
 
 
 def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
-    """From call to call of the blocks without called blocks inside, in the first of the step's forwards."""
+    """Arrows between calls of blocks without called blocks inside, in the first forward of the step."""
     log = tracker.calls
     holders = {holder for fqn, n in zip(tracker.fqns, tracker.n_forward) if n for holder in above(fqn)}
     made_by: dict[int, str] = {}
@@ -126,7 +126,7 @@ def _edges(tracker: Tracker, n_forwards: int) -> tuple[Edge, ...]:
 
 
 def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set[Trait]]:
-    """What the modules are and which operators drew random numbers; ancestors inherit both."""
+    """Traits from each module's kind and from operators that draw random numbers. Ancestors inherit both."""
     traits: dict[str, set[Trait]] = {fqn: set() for fqn in modules}
     dice = {number for number, name in enumerate(tracker.op_names) if name and _draws(name)}
     ops = as_ints(tracker.ops).reshape(-1, len(OP_COLUMNS))
@@ -143,7 +143,7 @@ def _traits(modules: Mapping[str, nn.Module], tracker: Tracker) -> dict[str, set
 
 
 def _draws(name: str) -> bool:
-    """Whether the operator of this name draws; fused attention names itself random with dropout and without."""
+    """Whether the operator `name` draws random numbers. Fused attention is excluded: its tag ignores the dropout."""
     namespace, packet, overload = (*name.split("."), "default")[:3]
     if "scaled_dot_product" in name or not hasattr(torch.ops, namespace):
         return False

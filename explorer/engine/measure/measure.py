@@ -1,4 +1,4 @@
-"""One measured step, from two instruments and a clock that never run at the same time.
+"""Measurement of one step with two instruments and a clock. The clock never runs together with the instruments.
 
 warm up        a checkpoint (its first call imports torch._dynamo), then two steps, one of them under the tracker
 record         one step, allocator and tracker together      timeline, phases, FLOPs, cost per block
@@ -6,8 +6,8 @@ record alone   one step, allocator only                      does watching chang
 time           n steps with nothing attached                 by phase, in turns where two runs are compared
 time blocks    n steps with light hooks                      by block
 time operators one step, each operator by itself            shares of a block's time
-               3 forwards that look at every operator       what keeping results of operators takes (save_ops)
-time a call    a few small modules, kept and recomputed      what a checkpoint takes beside its second forward
+               3 forwards with every operator dispatched    time of keeping operators' results (save_ops)
+time a call    a few small modules, kept and recomputed      time of a checkpoint beside its second forward
 """
 
 from __future__ import annotations
@@ -41,21 +41,22 @@ from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
 
 N_LOOKED = 3
-"""Steps behind which one more is taken with a look at every operator, see kept_operator_cost.py."""
+"""Steps followed by a further step with every operator dispatched, see kept_operator_cost.py."""
 
 Meter = Callable[[str], None]
 
 
 def measure(spec: RunSpec, report: Report = silent) -> Measurement:
-    """One run. Out of memory and a model that raises are results with a `failure`; what load and prepare raise passes.
+    """The run of `spec`. Out of memory and errors of the model are results with a `failure`.
 
-    Bytes are the allocator's, FLOPs and calls are counted, times are taken in steps without any recording.
+    Bytes come from the allocator, FLOPs and calls are counted, times come from steps without any recording. Raises
+    the errors of load and prepare.
     """
     return _measure((spec,), report)[0]
 
 
 def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent) -> tuple[Measurement, Measurement]:
-    """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if more than that differs."""
+    """Both runs from identical state, timed in turns (A, B, A, B). Raises BadInput if other settings differ."""
     differing = [
         name
         for name in RunSpec.__struct_fields__
@@ -71,7 +72,7 @@ def measure_pair(baseline: RunSpec, candidate: RunSpec, report: Report = silent)
 
 
 def measure_beside_keep_all(spec: RunSpec, report: Report = silent) -> Measurement:
-    """The run of `spec`, its steps in turns with those of everything kept."""
+    """The run of `spec`, timed in turns with steps that keep everything."""
     kept, run = measure_pair(msgspec.structs.replace(spec, policy=KEEP_ALL), spec, report)
     if kept.times is None or run.times is None:
         return run
@@ -104,7 +105,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
 
 
 def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device, meter: _Meter) -> None:
-    """All runs take their steps on one model, in turns: memory holds one, and a slow minute hits all alike."""
+    """Times all runs in turns on one model: memory holds one model, and a slow minute affects all runs alike."""
     if not ready or not ready[0][0].n_repeats:
         return
     first = ready[0][0]
@@ -142,7 +143,7 @@ def _time(ready: Sequence[tuple[RunSpec, Timed]], loaded: Loaded, device: Device
 
 @contextmanager
 def _ready(timed: Timed, trainee: Trainee, spec: RunSpec, device: Device) -> Iterator[bool]:
-    """The policy in force for one step; False for a run that has failed. A failure here is the run's result."""
+    """Applies the policy for one step; yields False if the run has failed. A failure inside is the run's result."""
     if timed.failure is not None:
         yield False
         return
@@ -178,7 +179,7 @@ def _measurement(spec: RunSpec, run: Recorded, timed: Timed, device: Device, env
 
 
 class _Meter:
-    """Counts the steps of a measurement for whoever waits for it."""
+    """Counts the steps of a measurement and reports its progress."""
 
     def __init__(self, report: Report, total: int) -> None:
         self._report = report
@@ -194,6 +195,6 @@ class _Meter:
 
 
 def warm_checkpoint(device: torch.device) -> None:
-    """The first call of torch.utils.checkpoint imports torch._dynamo (seconds): not to be charged to any policy."""
+    """Calls torch.utils.checkpoint once: the first call imports torch._dynamo (seconds), at no policy's charge."""
     value = torch.ones(1, device=device, requires_grad=True)
     checkpoint(torch.exp, value, use_reentrant=False).sum().backward()

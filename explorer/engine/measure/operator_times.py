@@ -1,8 +1,9 @@
-"""How long each block's forward spends in each operator, and how many tensors it saves: what is left of a rerun that
-keeps the results of some, and what its checkpoint has to look after.
+"""Time of each operator in each block's forward, and the number of tensors saved by each block.
 
-A step of its own, with every operator of its forward between two marks of the clock. Marks cost as much as a small
-operator does, so no other time is read in this step, and what is read here is used as shares of a block's time.
+The times price a rerun that keeps some results; the saved tensors price its checkpoint.
+
+A separate step reads two marks of the clock around every operator of the forward. A mark costs as much as a small
+operator, so this step yields no other time, and its readings serve as shares of a block's time.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from explorer.record.allocations import Phase
 
 @dataclass(slots=True)
 class OperatorTimes:
-    """Of one block's forward calls, everything below included."""
+    """Operators and saved tensors of one block's forward calls, children included."""
 
     ms: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """By operator, such as `aten.mm.default`."""
+    """Milliseconds by operator, such as `aten.mm.default`."""
     n_calls: int = 0
     n_saved: int = 0
-    """Tensors that autograd was handed to keep, parameters and repeated ones included."""
+    """Tensors saved by autograd, parameters and repeated tensors included."""
 
 
 def operator_times(trainee: Trainee, clock: Clock) -> Mapping[str, OperatorTimes]:
-    """By fqn of every block, of one step that keeps everything."""
+    """Operator times by block name, from one step that keeps everything."""
     return _operator_times(trainee.model, partial(run_step, trainee), clock)
 
 
 def live_operator_times(model: nn.Module, step: Callable[[], object], clock: Clock) -> Mapping[str, OperatorTimes]:
-    """As `operator_times`, of one step of somebody's own."""
+    """Operator times of one step of a user's loop, by block name."""
 
     def announcing(on_phase: OnPhase) -> None:
         with around_backward(lambda: on_phase("backward"), lambda: on_phase("between")):
@@ -69,7 +70,7 @@ def _operator_times(model: nn.Module, step: Callable[[OnPhase], object], clock: 
 
 
 class _OperatorWatch(DispatchMode):
-    """Listens to one step."""
+    """Times the operators and counts the saved tensors of one step."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Real steps of a loop that somebody else wrote, under one policy after the other, all counted and all undone.
+"""Real steps of a user's loop under a sequence of policies. All steps are counted and undone.
 
-They follow each other as in training (an optimizer has its state from the second on) and draw the same random numbers.
-What they move comes back at the end, and behind a step that failed: see world/found_step.py.
+The steps follow each other as in training (an optimizer has state from the second step on) and draw the same random
+numbers. All state is restored at the end and after a failed step, see world/found_step.py.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ N_TIMED = 3
 
 
 class OwnSteps:
-    """`step()` runs one training step of `model`; as a context manager everything is as found behind it."""
+    """Training steps of `model` by `step()`. The context manager restores all state on exit."""
 
     def __init__(self, model: nn.Module, step: Callable[[], object], where: str) -> None:
-        """Raises BadInput where the model carries a policy already, or lies neither on cpu nor on cuda."""
+        """Raises BadInput if the model already has a policy, or is neither on cpu nor on cuda."""
         if policy_of(model).units:
             raise BadInput(f"The model of {where} carries a policy already.", hint="Undo it first: handle.undo().")
         self._model, self._step, self._where = model, step, where
         self._device = device_of(place_of(model))
         self._given = ""
         self.n_steps = 0
-        """Real steps so far; one that was left behind its forward counts."""
+        """Real steps so far. A step that ends after its forward counts too."""
 
     def __enter__(self) -> Self:
         with ExitStack() as opened:
@@ -61,13 +61,13 @@ class OwnSteps:
         self._open.close()
 
     def graph(self) -> ModelGraph:
-        """From a step that is left where its backward begins."""
+        """The block graph, from a step that ends at the begin of its backward."""
         graph = describe_step(self._model, self._take, self._where)
         self._found.put_back()
         return graph
 
     def recorded(self, policy: Policy) -> Measurement | None:
-        """The second of two steps under `policy`; None where they do not fit, and then everything is as found."""
+        """The second of two steps under `policy`. None if the steps do not fit; all state is then restored."""
         live: list[LiveStep] = []
 
         def two_steps() -> None:
@@ -82,9 +82,9 @@ class OwnSteps:
         return live[0].measurement if fits else None
 
     def timed(self, run: Measurement) -> Measurement:
-        """A recorded run with everything kept, and what its steps and its blocks take; as it was where they do not fit.
+        """`run`, which keeps everything, with times of its steps and blocks; unchanged if a step does not fit.
 
-        A step fits by a hair at one time and not at another.
+        A step near the limit fits at one time and fails at another.
         """
         clock, timed = self._device.clock(), Timed()
 
@@ -102,7 +102,7 @@ class OwnSteps:
         return msgspec.structs.replace(run, times=timed.times(clock.name), blocks=blocks)
 
     def in_turns(self, policies: Sequence[Policy]) -> list[Times]:
-        """What whole steps take under each, in turns: a slow minute hits all alike. Empty where they do not fit."""
+        """Times of whole steps under each policy, in turns: a slow minute affects all. Empty if one does not fit."""
         clock, timed = self._device.clock(), [Timed() for _ in policies]
 
         def steps() -> None:
@@ -115,7 +115,7 @@ class OwnSteps:
         return [times for times in times_of_each if times is not None]
 
     def _fits(self, work: Callable[[], None]) -> bool:
-        """Whether it was given the memory that it asked for; if not, everything is as found."""
+        """Whether `work` got the memory that it requested. If not, all state is restored."""
         try:
             with limited_by_machine():
                 work()
@@ -130,7 +130,7 @@ class OwnSteps:
         return False
 
     def _take(self) -> None:
-        """One step from where the generators stood, given what the first was given."""
+        """Runs one step with the generators of the first step. Raises BadInput if the model's inputs differ."""
         self.n_steps += 1
         self._drawn.restore()
         given: list[str] = []

@@ -1,7 +1,7 @@
-"""Records one step of one run with both instruments, then once more with the allocator alone.
+"""Recording of one step of a run with both instruments, and of a second step with the allocator alone.
 
-Nobody who watches is free: fused paths may step aside for a dispatch mode (nn.MultiheadAttention does), so the step
-is repeated unwatched with the same random numbers, and a difference between the two peaks is said in words.
+Watching can change a step: nn.MultiheadAttention leaves its fused path under a dispatch mode. The step is therefore
+repeated without the tracker and with the same random numbers. A warning names a difference between the two peaks.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from explorer.record.measurement import AllocatorPeaks
 from explorer.record.run import RunSpec
 
 CHANGES_THE_STEP = 0.005
-"""Above this share of the peak the tracker is said to change the step it watches."""
+"""Difference of the two peaks, as a share of the peak, above which a warning blames the tracker."""
 
 
 @dataclass
 class Recorded:
-    """What the recording of one run gave; what was not reached is missing."""
+    """Results of the recording of one run. Fields after a failure are missing."""
 
     tracker: Tracker | None = None
     attribution: Attribution | None = None
@@ -69,11 +69,12 @@ class Recorded:
 
 
 def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str], None]) -> Recorded:
-    """Warm-up, the step under both instruments, the step under the allocator alone."""
+    """Records a warm-up, a step with both instruments, and a step with the allocator alone."""
     run = Recorded()
 
     def begun() -> tuple[Trainee, RngState]:
-        """Every step draws the same, or layers that a step leaves out by chance would be taken for the observer's."""
+        """A trainee and its random state. Every step draws the same numbers: a layer skipped at random would
+        otherwise look like an effect of the tracker."""
         device.release()
         trainee = prepare(spec, loaded)
         return trainee, RngState.capture(trainee.model)
@@ -101,7 +102,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
 
 
 def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
-    """One step under both instruments; what was recorded until a failure is kept."""
+    """Records one step with both instruments in `run`. A failed step keeps its recording until the failure."""
     trainee.model.zero_grad(set_to_none=True)
     recorder, tracker = device.recorder(), tracker_of(trainee)
     probes: list[Probe] = []
@@ -130,7 +131,7 @@ def watched_step(run: Recorded, trainee: Trainee, device: Device) -> None:
 
 
 def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
-    """Where the allocator's own counters contradict the timeline, whose peak is `drawn_bytes`, in words."""
+    """Sentences about contradictions between the allocator's counters and the timeline's peak of `drawn_bytes`."""
     own_bytes = log.requested_peak_bytes
     if not log.is_complete:
         own = "" if own_bytes is None else f" (the allocator's own requested peak is {own_bytes:,} bytes)"
@@ -144,13 +145,13 @@ def doubts(log: AllocatorLog, drawn_bytes: int) -> list[str]:
 
 
 def _refusal(exact: Refusal, free_bytes: int | None) -> Refusal:
-    """The history knows the bytes asked exactly; free is the least that anybody said, a limit's rest included."""
+    """The refusal with the history's exact request, and the least reported free bytes, a limit's rest included."""
     known = [n_bytes for n_bytes in (exact.free_bytes, free_bytes) if n_bytes is not None]
     return Refusal(exact.asked_bytes, min(known, default=None))
 
 
 def tracker_of(trainee: Trainee) -> Tracker:
-    """A tracker that knows what lies in memory before the step."""
+    """A tracker with the tensors that are in memory before the step."""
     segments = [unit.blocks[0] for unit in trainee.spec.policy.units if len(unit.blocks) > 1]
     return Tracker(trainee.model, trainee.device, found_before_step(trainee), segments=segments)
 
@@ -176,7 +177,7 @@ def _step_alone(run: Recorded, trainee: Trainee, device: Device) -> None:
 
 @contextmanager
 def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[None]:
-    """Out of memory and what the model raises become the run's failure; the caller's mistakes pass."""
+    """Turns out of memory and the model's errors into the run's failure. Mistakes of the caller pass."""
     try:
         yield
     except Exception as error:
@@ -187,7 +188,7 @@ def _failures_kept(run: Recorded, model: nn.Module | None = None) -> Iterator[No
 
 @contextmanager
 def _heard(run: Recorded) -> Iterator[None]:
-    """What torch and the model warn about, each sentence once."""
+    """Adds the warnings of torch and the model to the run, each sentence once."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -1,4 +1,4 @@
-"""Time without any recording, and time per block with light hooks: two kinds of steps that are never the same step."""
+"""Time of steps without any recording, and time per block in separate steps with light hooks."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from explorer.record.measurement import Samples, Times
 from explorer.record.policy import KEEP_ALL, Policy
 
 N_LOOKS = 2
-"""A rerun looks at as many operators as the forward does."""
+"""Dispatches per operator: one in the forward and one in the rerun."""
 
 
 @dataclass(frozen=True)
 class BlockSamples:
-    """Milliseconds of a block over the repeated steps, everything below included."""
+    """Milliseconds of a block over the repeated steps, children included."""
 
     forward: Samples = Samples()
     recompute: Samples = Samples()
     operators: OperatorTimes | None = None
-    """None: its operators were not timed one by one."""
+    """None: the block's operators were not timed one by one."""
 
 
 @dataclass
 class Timed:
-    """Readings of one run, one a repeated step."""
+    """Readings of one run, one for each repeated step."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
     blocks: list[dict[tuple[str, bool], float]] = field(default_factory=list)
     operators: Mapping[str, OperatorTimes] = field(default_factory=dict)
     checkpoint: CheckpointCost | None = None
     looked_at: list[float] = field(default_factory=list)
-    """Forward with a look at every operator, one behind each of the first steps."""
+    """Forward milliseconds with every operator dispatched, one after each of the first steps."""
     failure: Failure | None = None
 
     @property
     def kept_operator_ms(self) -> float | None:
-        """What an operator takes more in forward and rerun together, of forwards timed in turns; None: of none."""
+        """Extra milliseconds of an operator in forward and rerun, from forwards timed in turns; None without times."""
         more = [looked_at - step["forward"] for looked_at, step in zip(self.looked_at, self.steps)]
         n_operators = self.operators[""].n_calls if "" in self.operators else 0
         return N_LOOKS * max(0.0, median(more)) / n_operators if more and n_operators else None
@@ -87,7 +87,7 @@ class Timed:
 
 
 def step_ms(trainee: Trainee, clock: Clock, told: OnPhase = ignore) -> dict[str, float]:
-    """Milliseconds of one step by phase, and of the whole as `step`; `told` hears of each phase as it begins."""
+    """Milliseconds of one step by phase, and of the whole as `step`. `told` is called at the begin of each phase."""
     marks: list[tuple[str, Any]] = []
 
     def on_phase(phase: Phase) -> None:
@@ -106,15 +106,15 @@ def step_ms(trainee: Trainee, clock: Clock, told: OnPhase = ignore) -> dict[str,
 
 
 def block_ms(trainee: Trainee, policy: Policy, clock: Clock) -> dict[tuple[str, bool], float]:
-    """Milliseconds of one step by (fqn, runs again); everything below a block is charged to it.
+    """Milliseconds of one step by (fqn, runs again). A block's time includes its children.
 
-    Ancestors of a block that runs again are charged for that, though they do not run again themselves.
+    The time of a rerun is also charged to the block's ancestors, although the ancestors do not rerun.
     """
     return _block_ms(trainee.model, partial(run_step, trainee), policy, clock)
 
 
 def live_step_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> dict[str, float]:
-    """Times of one step of somebody's own: the whole as `step`, the calls of the model as `forward`, and `backward`."""
+    """Milliseconds of one step of a user's loop: `step`, `forward` (the model's calls) and `backward`."""
     spans: list[tuple[str, Any, Any]] = []
     begun: list[Any] = []
 
@@ -142,7 +142,7 @@ def live_step_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> 
 
 
 def live_block_ms(model: nn.Module, step: Callable[[], object], clock: Clock) -> dict[tuple[str, bool], float]:
-    """As `block_ms`, of one step of somebody's own with everything kept."""
+    """Milliseconds of one step of a user's loop with everything kept, by (fqn, runs again)."""
 
     def announcing(on_phase: OnPhase) -> None:
         with around_backward(lambda: on_phase("backward"), lambda: on_phase("between")):
@@ -176,11 +176,11 @@ class _Open(Frame):
     def __init__(self) -> None:
         super().__init__()
         self.entered: list[tuple[int, bool, Any]] = []
-        """(block, runs again, mark) of what was entered and not left."""
+        """(block, runs again, mark) of each block that is running."""
 
 
 class _BlockWatch:
-    """Listens to one step."""
+    """Times the blocks of one step."""
 
     def __init__(self, clock: Clock) -> None:
         self.spans: list[tuple[int, bool, bool, Any, Any]] = []

@@ -1,4 +1,4 @@
-"""The tracker's columns, read after the step: when each storage was alive, and which role its life gives it."""
+"""The tracker's columns after the step: the lifetime of each storage, and its role by lifetime."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class TrackedStep:
         self.n_ops = len(ops)
 
     def turn(self, *, of_death: bool) -> Ints:
-        """Position of each storage's birth or death among all turns; the number of turns where it has none."""
+        """Position of each storage's birth or death among all turns; the number of turns if there is none."""
         turn_of = np.full(len(self.n_bytes), len(self.turns), dtype=np.int64)
         where = np.flatnonzero(self.turns < 0 if of_death else self.turns > 0)
         turn_of[np.abs(self.turns[where]) - 1] = where
         return turn_of
 
     def roles(self) -> Ints:
-        """What is tagged, else by lifetime: saved activation is what was born in a forward and alive at its end."""
+        """Role of each storage: its tag, else by lifetime. A saved activation is born in a forward and outlives it."""
         made = self.made_by != NONE
         phase = np.full(len(self.n_bytes), BACKWARD, dtype=np.int64)
         phase[made] = self.op_phase[self.made_by[made]]
@@ -58,12 +58,12 @@ class TrackedStep:
         return np.where(self.role != NONE, self.role, roles)
 
     def peak_bytes(self, confirmed: NDArray[np.bool_]) -> int:
-        """Most bytes of confirmed storages at any turn."""
+        """Most bytes held by confirmed storages at any turn."""
         which = np.abs(self.turns) - 1
         deltas = np.where(confirmed[which], np.sign(self.turns) * self.n_bytes[which], 0)
         return int(np.cumsum(deltas).max(initial=0))
 
 
 def as_ints(values: Column | Sequence[int]) -> Ints:
-    """A column as numpy reads it."""
+    """A column as a numpy array of int64."""
     return np.asarray(values, dtype=np.int64)
