@@ -1,22 +1,22 @@
 """Baselines that were not measured: a step with everything kept, and a step at another size.
 
-**Everything kept** (`keep_all_from`) is put together from a run with recompute, for a step that fits only so.
-A recompute makes again what keeping would have kept, so a run shows everything that the step without its policy holds:
+**Everything kept** (`keep_all_from`) is derived from a run with recompute, for a step that fits only with recompute.
+A recompute makes the tensors again that keeping would have saved. So the run shows all tensors of the keep-all step:
 
     recomputed   f ──╮ freed        ┌─ recompute: f again ─┐ backward of f ... freed
     kept         f ──┴──────────────────────────────────────────────────── freed
 
 1. A recompute of a unit repeats its latest call that was not repeated yet. Both make the same tensors in the same
-   order; with early stop the recompute makes the first of them only.
-2. What a recompute made and backward still found was saved: its twin of forward lives until then. What died before
-   backward's first allocation was the frame of the stopped recompute.
-3. What recomputes made goes, and so do the generator's state that each checkpoint kept and the copies of running
-   statistics that a recompute moves in their stead, made right before it.
-4. What only a checkpoint kept, an input that no operation saves, is gone once the last block that was given it returns.
+   order; with early stop the recompute makes only the first of the tensors.
+2. A recomputed tensor that is alive when backward begins was saved: its twin in forward lives as long. A recomputed
+   tensor that died before backward's first allocation belonged to the frame of the stopped recompute.
+3. Recomputed tensors are removed. The generator state that each checkpoint kept is removed too, and so are the copies
+   of running statistics, which are made right before a recompute.
+4. An input that no operation saves, kept only by a checkpoint, dies when the last block that uses it returns.
 
-A unit inside another one runs again on its own as well: what that finds, its call in forward would have kept too.
+A unit inside another unit runs again separately too: the saved tensors of this rerun extend its call in forward.
 
-**Another size** (`at_size`) is put together from two or three runs at small sizes. As long as no shape depends on the
+**Another size** (`at_size`) is derived from two or three runs at small sizes. As long as no shape depends on the
 data, these runs make the same tensors in the same order. The bytes of each tensor are then a polynomial of the size: of
 degree one for a batch, of degree two for a length where attention is not fused. The peak is the highest point of the
 timeline with the tensors' sizes there. Where the runs differ event by event, `at_size` takes a polynomial through their
@@ -46,17 +46,17 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import RunSpec
 
 LOST_SHARE = 0.01
-"""Share of the peak: where recomputes made more than that otherwise than forward did, nothing is put together."""
+"""Share of the peak. If recomputes differ from forward by more bytes than this share, there is no baseline."""
 COPY = "aten.clone.default"
 BUFFER, SAVED, TEMPORARY = (ROLES.index(role) for role in ("buffer", "saved activation", "temporary"))
 
 
 def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurement | None:
-    """What the step of `run` would measure with every block kept; its origin is `predicted`, and it has no times.
+    """The measurement of `run` with every block kept; its origin is `predicted`, and it has no times.
 
     `graph` knows which inputs of blocks no operation saves. Without it an input that only a checkpoint kept stays.
-    None where nothing can be put together: no timeline, a run that was cut short, unknown calls, reentrant
-    checkpointing, a unit that saves operators or offloads, or recomputes that do not repeat what forward did.
+    None if the run has no timeline, was cut short, or its calls are unknown. None also for reentrant checkpointing,
+    units that save operators or offload, and recomputes that do not repeat forward.
     """
     policy = run.spec.policy
     if no_baseline(run):
@@ -79,9 +79,9 @@ def keep_all_from(run: Measurement, graph: ModelGraph | None = None) -> Measurem
 
 
 def _repeats(run: Measurement, replay: Replay) -> list[tuple[PhaseSpan, tuple[int, int]]] | None:
-    """Each recompute with the call that it repeats: what that allocated is born after the first, not after the second.
+    """Each recompute with the window of the call that it repeats: last tick before the call, and last tick of it.
 
-    None where a unit ran again more often than it ran.
+    None if a unit ran again more often than it ran.
     """
     calls: dict[str, list[tuple[int, int]]] = {}
     for unit in run.spec.policy.units:
@@ -108,9 +108,9 @@ class _Lives:
         self.gone: Mask = np.zeros(len(self.died), dtype=np.bool_)
 
     def undo(self, span: PhaseSpan, window: tuple[int, int]) -> int:
-        """What the recompute made goes; what backward found of it, forward's twin keeps until then.
+        """Removes the tensors of a recompute, and lets their twins in forward live as long as backward needs them.
 
-        Bytes that backward found and forward had not made.
+        Returns bytes that backward used and that have no twin in forward.
         """
         replay = self._replay
         again = replay.between(span.first_tick - 1, span.end_tick - 1)
@@ -126,7 +126,7 @@ class _Lives:
         return lost
 
     def _copied_before(self, span: PhaseSpan) -> list[int]:
-        """Copies of buffers below the unit that runs again, which are the last that was made before it does."""
+        """Copies of buffers below the recomputed unit: the last tensors made before the recompute."""
         replay = self._replay
         own = np.concatenate([replay.below(fqn) for fqn in self._members[span.block]])
         sizes = replay.size[own[replay.role[own] == BUFFER]].tolist()
@@ -141,14 +141,14 @@ class _Lives:
         return copies
 
     def _next_backward(self, tick: int) -> int:
-        """First birth of backward from `tick` on."""
+        """Tick of the first birth in backward at or after `tick`."""
         births = self._replay.births
         later = births[np.searchsorted(births, tick) :]
         of_backward = later[self._replay.phase[np.minimum(later, len(self._replay.phase) - 1)] == BACKWARD]
         return int(of_backward[0]) if len(of_backward) else int(births[-1])
 
     def free_what_checkpoints_kept(self, nameless: Mask, *, stash_bytes: int) -> None:
-        """The generator's state of each call, which no operator returned, and inputs that no operation saves."""
+        """Removes the generator state of each call, which no operator returned, and ends inputs that are not saved."""
         replay = self._replay
         if stash_bytes:
             self.gone |= nameless & (replay.size == stash_bytes) & (replay.born > 0)
@@ -161,7 +161,7 @@ class _Lives:
 
 
 def _pairs(size: Bytes, made: NDArray[np.intp], again: NDArray[np.intp]) -> Iterator[tuple[int, int]]:
-    """What forward made beside what the recompute made, in order of birth; what one of them lacks is passed over."""
+    """Pairs of an entry of forward and its recomputed twin, in order of birth. Entries without a twin are skipped."""
     place = 0
     for entry in again:
         here = np.flatnonzero(size[made[place:]] == size[entry])
@@ -171,7 +171,7 @@ def _pairs(size: Bytes, made: NDArray[np.intp], again: NDArray[np.intp]) -> Iter
 
 
 def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
-    """The timeline that is left, with one tick for each event."""
+    """The measurement with the remaining timeline, renumbered to one tick for each event."""
     left = ~lives.gone
     born, died = array_of(log.born)[left], lives.died[left]
     happens = np.zeros(log.n_ticks + 2, dtype=np.bool_)
@@ -211,7 +211,7 @@ def _written(run: Measurement, log: Allocations, lives: _Lives) -> Measurement:
 
 
 def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
-    """The same calls; an entry that went is no longer among what they were given or gave back."""
+    """The calls without the removed entries among their inputs and outputs."""
     n_inputs: list[int] = []
     n_outputs: list[int] = []
     entries: list[int] = []
@@ -235,7 +235,7 @@ def _calls(calls: Calls, tick: Bytes, entry: Bytes) -> Calls:
 
 
 def _phases(spans: Sequence[PhaseSpan], tick: Bytes) -> tuple[PhaseSpan, ...]:
-    """Without recomputes: what is left of one belongs to the backward around it."""
+    """The phases without recomputes. Remaining ticks of a recompute belong to the backward around it."""
     phases: list[PhaseSpan] = []
     for span in spans:
         phase: Phase = "backward" if span.phase == "recompute" else span.phase
@@ -285,14 +285,14 @@ _FLOPS = ("forward_flops", "recompute_flops", "backward_flops", "skipped_flops")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sized:
-    """What a step needs at one size. Origin: predicted."""
+    """The predicted memory of a step at one size."""
 
     size: int
     step_peak_bytes: int
     event_by_event: bool
     """True: the timeline is known to the byte. False: a polynomial through the measured peaks, which is rougher."""
     measurement: Measurement | None
-    """The whole timeline, where the runs agree event by event: any policy can be forecast from it."""
+    """The whole timeline if the runs agree event by event: any policy can be forecast from it."""
 
 
 def at_size(runs: Mapping[int, Measurement], size: int, spec: RunSpec) -> Sized:
@@ -330,7 +330,7 @@ def largest(fits: Callable[[int], bool], *, most: int = 2**20) -> int:
 
 
 def _weights(sizes: list[int], size: int) -> list[Fraction]:
-    """What each run counts for at `size`: Lagrange's polynomials, exact."""
+    """Weights of the runs at `size`: Lagrange polynomials, exact."""
     weights = []
     for own in sizes:
         weight = Fraction(1)
@@ -346,12 +346,12 @@ def _at(weights: list[Fraction], values: list[int]) -> int:
 
 
 def _agree(logs: list[Allocations]) -> bool:
-    """Whether all runs made and freed the same tensors in the same order."""
+    """True if all runs made and freed the same tensors in the same order."""
     return all(getattr(log, name) == getattr(logs[0], name) for log in logs[1:] for name in _SAME)
 
 
 def _sizes_at(weights: list[Fraction], logs: list[Allocations]) -> Column:
-    """Bytes of each entry at the wanted size. Entries of equal sizes in every run share one sum."""
+    """Bytes of each entry at the requested size. Entries of equal sizes in every run share one sum."""
     rows = np.stack([array_of(log.n_bytes) for log in logs])
     kinds, which = np.unique(rows, axis=1, return_inverse=True)
     there = np.array([_at(weights, kind.tolist()) for kind in kinds.T], dtype=np.int64)

@@ -44,7 +44,7 @@ class Forecaster:
 
     def __init__(self, run: Measurement, graph: ModelGraph | None = None) -> None:
         self.baseline = keep_all_from(run, graph)
-        """None: cannot be put together from `run`, and nothing is forecast."""
+        """The keep-all step; None if it cannot be derived from `run`, and nothing is forecast."""
         self._graph = graph
         self._timed = with_equal_times(self.baseline, graph) if self.baseline and graph else self.baseline
         self._replay = None if self.baseline is None else Replay.of(self.baseline, graph)
@@ -75,7 +75,7 @@ class Forecaster:
         )
 
     def peak_bytes(self, policy: Policy) -> int | None:
-        """The peak alone of what `forecast` says."""
+        """The peak of `forecast` alone."""
         play = self._simulation(policy)
         return None if play is None else play.peak_bytes
 
@@ -92,12 +92,12 @@ class Forecaster:
         return ledger_at_peak(self.baseline, play.replay, play.simulated, play.line, play.reruns)
 
     def _simulation(self, policy: Policy) -> _Simulation | None:
-        """None: no peak is predicted."""
+        """The simulation of `policy`; None if no peak is predicted."""
         replay = self._replay_of(policy)
         return None if replay is None or not_predicted(policy, self._graph) else self._simulate(replay, policy)
 
     def _replay_of(self, policy: Policy) -> Replay | None:
-        """None where the timeline does not show what the units of `policy` would keep."""
+        """The replay; None if the timeline does not show the results that units of `policy` would keep."""
         replay = self._replay
         if replay is None:
             return None
@@ -147,13 +147,13 @@ class _Simulation:
 
     @property
     def reruns(self) -> list[tuple[str, int, int]]:
-        """For each call the block that runs again, the event before, and the most that is held meanwhile."""
+        """Each rerun: its block, the event before it, and the most bytes held during it."""
         block_of = {id(call): unit.blocks[0] for unit, calls in self.units.items() for call in calls}
         moments = reruns(self.replay, self.simulated, self.nest, stash_bytes=self.stash_bytes)
         return [(block_of[id(call)], *at) for call, at in zip(self.nest.calls, moments)]
 
     def freed_bytes(self, policy: Policy, border: int) -> dict[str, int]:
-        """What has left each block by `border`, the end of forward, less what its checkpoints keep of generators."""
+        """Bytes freed in each block by `border`, the end of forward, minus the generator state of its checkpoints."""
         replay, units, outer, freed = self.replay, self.units, enclosing(policy), {}
         keeps = {
             unit.blocks[0]: self.stash_bytes * sum(call.first <= border < call.ends for call in calls)
@@ -166,7 +166,7 @@ class _Simulation:
             while top in outer:
                 top = outer[top]
             entries = away[top]
-            alone = top is unit and len(unit.blocks) == 1  # then all of it is its own
+            alone = top is unit and len(unit.blocks) == 1  # then all entries belong to the block
             longer = [
                 entry for call in calls for entry, first, end in call.held
                 if first <= border < end and replay.died[entry] <= border
@@ -178,7 +178,7 @@ class _Simulation:
         return freed
 
     def _away(self) -> dict[Unit, Bytes]:
-        """For each unit the entries of its calls that have left by the end of forward; all units in one go."""
+        """The entries of each unit that are freed by the end of forward."""
         entries = joined([call.entries for calls in self.units.values() for call in calls])
         away = self.simulated.away[entries]
         ends = np.cumsum([sum(len(call.entries) for call in calls) for calls in self.units.values()], dtype=np.int64)
@@ -188,7 +188,7 @@ class _Simulation:
 
 
 def inside(policy: Policy) -> dict[Unit, list[Unit]]:
-    """Every unit, and the units whose innermost holder it is."""
+    """The units directly inside each unit of `policy`."""
     children: dict[Unit, list[Unit]] = {unit: [] for unit in policy.units}
     for unit, holder in enclosing(policy).items():
         children[holder].append(unit)
@@ -198,9 +198,9 @@ def inside(policy: Policy) -> dict[Unit, list[Unit]]:
 def ledger_at_peak(
     baseline: Measurement, replay: Replay, simulated: Simulated, line: Bytes, reruns: Iterable[tuple[str, int, int]]
 ) -> Ledger:
-    """`line` is what would be held; `reruns`: of each call the block that runs again, the tick, and what is held then.
+    """The ledger at the peak of the predicted `line`. `reruns` lists block, tick and bytes held of each rerun.
 
-    What a rerun makes is its block's own, whatever its role will be.
+    Bytes that a rerun allocates are counted under its block with the role `recomputed`.
     """
     assert baseline.allocations is not None, "it was replayed"
     tick, peak = int(line.argmax()), int(line.max())

@@ -33,7 +33,7 @@ def not_predicted(policy: Policy, graph: ModelGraph | None) -> str:
 
 
 def not_covered(policy: Policy) -> str:
-    """What of `policy` the forecast does not cover; empty: it covers all of it."""
+    """A sentence on the parts of `policy` that the forecast does not cover; empty if it covers all of them."""
     outer = enclosing(policy)
     nested = {unit for pair in outer.items() for unit in pair if unit.action == "save_ops"}
     parts = (

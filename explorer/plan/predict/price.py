@@ -134,6 +134,6 @@ def _forward_ends(replay: Replay, fqns: Sequence[str]) -> Bytes:
 
 
 def _nested(unit: Unit, named: Sequence[str]) -> bool:
-    """Whether another unit lies above or below this one."""
+    """True if another unit lies above or below this unit."""
     others = [fqn for fqn in named if fqn not in unit.blocks]
     return any(is_within(fqn, other) or is_within(other, fqn) for fqn in unit.blocks for other in others)

@@ -33,7 +33,7 @@ from explorer.record.policy import Policy, Unit
 
 
 def run_again(graph: ModelGraph | None, blocks: Fqns, policy: Policy) -> Fqns:
-    """The blocks of a unit whose forward runs again, in part at least; all of them without the `graph`."""
+    """The blocks of a unit whose forward runs again at least in part; all blocks without the `graph`."""
     if graph is None or policy.use_reentrant:
         return blocks
     n_saving = max((n for n, fqn in enumerate(blocks, start=1) if fqn not in graph.saves_nothing), default=0)
@@ -41,7 +41,7 @@ def run_again(graph: ModelGraph | None, blocks: Fqns, policy: Policy) -> Fqns:
 
 
 def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Fqns, policy: Policy) -> int:
-    """What a step that kept `unit` would add; the whole forward without the `graph`, which knows what is saved last."""
+    """FLOPs of a rerun of `unit`; the whole forward without the `graph`, which knows the last saved tensor."""
     blocks = run_again(graph, unit, policy)
     costs = [measurement.by_fqn[fqn] for fqn in blocks if fqn in measurement.by_fqn]
     total = sum(cost.forward_flops for cost in costs)
@@ -54,9 +54,9 @@ def rerun_flops(measurement: Measurement, graph: ModelGraph | None, unit: Fqns, 
 def unit_flops(
     measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
 ) -> int | None:
-    """As above, of a unit with other units `inside`: each of those runs again on its own account as well.
+    """FLOPs of a rerun of `unit`, without the part that reruns of the units `inside` repeat for themselves.
 
-    None: it keeps results of operators whose FLOPs were not counted.
+    None if the unit keeps results of operators whose FLOPs were not counted.
     """
     again = rerun_flops(measurement, graph, unit.blocks, policy)
     if unit.action == "save_ops":
@@ -73,7 +73,7 @@ def unit_flops(
 
 
 def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, policy: Policy) -> int | None:
-    """What running `unit` again would spend on the operators whose results it keeps."""
+    """FLOPs that a rerun of `unit` avoids because it keeps results of operators; None if they were not counted."""
     kept, blocks = 0, run_again(graph, unit.blocks, policy)
     for fqn in blocks:
         block, cost = None if graph is None else graph.by_fqn.get(fqn), measurement.by_fqn.get(fqn)
@@ -88,7 +88,7 @@ def _kept_flops(measurement: Measurement, graph: ModelGraph | None, unit: Unit, 
 
 
 def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
-    """Whether the last tensor that `unit` saves is saved in `child`, which lies in it."""
+    """True if the last tensor that `unit` saves is saved in its inner unit `child`."""
     blocks = run_again(graph, unit.blocks, Policy())
     last = graph.by_fqn.get(blocks[-1]) if graph is not None and blocks else None
     return last is not None and any(is_within(last.last_saved_in, fqn) for fqn in child.blocks if last.last_saved_in)
@@ -97,9 +97,9 @@ def stops_inside(graph: ModelGraph | None, unit: Unit, child: Unit) -> bool:
 def unit_ms(
     measurement: Measurement, graph: ModelGraph | None, unit: Unit, inside: Iterable[Unit], policy: Policy
 ) -> float | None:
-    """On the clock of the hooks that time blocks. Units `inside` run again on their own account as well.
+    """Milliseconds of a rerun of `unit` on the clock of the block hooks, without the part in the units `inside`.
 
-    None: the unit keeps results of operators, and those, or torch's look at them, were not timed.
+    None if the unit keeps results of operators, and the operators or torch's look at them were not timed.
     """
     if unit.save_ops and (measurement.times is None or measurement.times.kept_operator_ms is None):
         return None
@@ -116,7 +116,7 @@ def unit_ms(
         again += share * (cost.forward.median_ms or 0.0)
     for child in inside if policy.stops_early else ():
         if stops_inside(graph, unit, child):
-            entered = Unit(blocks=child.blocks)  # in this rerun what it keeps would have run all the same
+            entered = Unit(blocks=child.blocks)  # this rerun would also have run the operators that the child keeps
             outer, inner = (measurement.by_fqn.get(one.blocks[-1]) for one in (unit, child))
             calls = outer.n_forward / inner.n_forward if outer and inner and inner.n_forward else 1
             again -= calls * (unit_ms(measurement, graph, entered, (), policy) or 0.0)
@@ -124,7 +124,7 @@ def unit_ms(
 
 
 def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection[str] = ()) -> float | None:
-    """The part of a block's forward that runs again: until its last saved tensor where it `stops_in` that block."""
+    """The share of a block's forward that runs again; only up to its last saved tensor if the rerun `stops_in` it."""
     if not cost.operator_ms:
         if kept:
             return None
@@ -139,44 +139,44 @@ def rerun_share(cost: MeasuredBlock, stops_in: Block | None, *, kept: Collection
 
 
 CHECKPOINT_MS, SAVED_TENSOR_MS = 0.65, 0.015
-"""What a checkpointed call takes beside its second forward, and what it takes for each tensor that it saves.
+"""Milliseconds of a checkpointed call beside its second forward, and for each tensor that the call saves.
 
-Used where these were not measured; origin as AMONG_KERNELS; torch 2.13, a CPU core."""
+Defaults if neither was measured; source as AMONG_KERNELS; torch 2.13, a CPU core."""
 COLD_AFTER_MS = 2.0
-"""Milliseconds of a forward after which a checkpoint finds nothing of the last one in the caches: chosen on the
-recurrent net, whose cells follow each other within one."""
+"""Milliseconds of forward after which the caches hold nothing of the last checkpoint. The value is chosen on the
+recurrent net, whose cells follow each other within less than that time."""
 N_SAVED = 16
-"""Tensors that a call saves where they were not counted: those of an attention layer or two convolutions with norms."""
+"""Tensors saved by a call that was not counted: as many as an attention layer or two convolutions with norms save."""
 RERUN_ERROR = 0.25
-"""Standard deviation between models of what running again takes over the prediction.
+"""Standard deviation between models of the measured rerun time over the predicted one.
 
-`python -m benchmarks.step_time` says how many runs lie within the interval that comes of it."""
+`python -m benchmarks.step_time` counts the runs within the interval that follows."""
 AGAIN, AMONG_KERNELS = 1.06, 1.35
-"""How often a second forward takes what the first took, as it finds its input and its memory behind the caches; and how
-often what a checkpoint itself takes, among the kernels of a model, what it took where it was measured alone. Least
-squares over 87 policies of the eight sample models (benchmarks/README.md): 1.06, 0.60 ms a call, 0.016 ms a tensor."""
+"""Time of a second forward over the first, because its input and memory are out of the caches; and overhead of a
+checkpoint between the kernels of a model over its overhead measured alone. Least squares over 87 policies of the eight
+sample models (benchmarks/README.md): 1.06, 0.60 ms a call, 0.016 ms a tensor."""
 CALL_ERROR, KEPT_ERROR = 0.5, 1.0
-"""As RERUN_ERROR, of what the checkpoints themselves take, and of units that keep results of operators."""
+"""Standard deviations as RERUN_ERROR: of checkpoint overhead, and of overhead of units that keep operator results."""
 NINE_OF_TEN = 1.64
-"""Standard errors on either side that hold nine of ten normal errors."""
+"""Standard errors on either side that contain nine of ten normal errors."""
 
 
 class RerunTime(NamedTuple):
-    """Step times over that of the baseline."""
+    """A step time over the step time of the baseline."""
 
     ratio: float
     spread: float
     """Half the width of the interval."""
     calls: float
-    """The part of `ratio` that checkpoints take themselves."""
+    """The part of `ratio` that is overhead of checkpoints."""
 
 
 def time_ratio(
     baseline: Measurement, graph: ModelGraph | None, units: Mapping[Unit, Iterable[Unit]], policy: Policy
 ) -> RerunTime | None:
-    """What a step takes beside the measured `baseline`; None where that has no times, or not those that it takes.
+    """The step time under `policy` over that of `baseline`; None if the baseline lacks a time that is needed.
 
-    `units`: those of `policy`, each with the units inside it.
+    `units`: the units of `policy`, each with the units inside it.
     """
     step, scale = baseline.times.step.median_ms if baseline.times else None, rerun_scale(baseline)
     if not step or scale is None:
@@ -197,14 +197,14 @@ def time_ratio(
 
 
 def rerun_scale(baseline: Measurement) -> float | None:
-    """What a second forward takes over a first as the hooks time it; None: no forward was timed with and without."""
+    """The time of a second forward over the first forward as hooks time it; None if forward was not timed both ways."""
     root, times = baseline.by_fqn.get(""), baseline.times
     whole, hooked = times.forward.median_ms if times else None, root.forward.median_ms if root else None
     return AGAIN * whole / hooked if whole and hooked else None
 
 
 def overhead_ms(baseline: Measurement, unit: Unit) -> float:
-    """What the checkpoints around `unit` take themselves in one step, and torch's look at its operators (save_ops)."""
+    """Milliseconds per step of overhead of the checkpoints of `unit`, and of torch's look at operators (save_ops)."""
     costs = [baseline.by_fqn[fqn] for fqn in unit.blocks if fqn in baseline.by_fqn]
     times = baseline.times or Times(clock="process CPU time")
     call_ms = CHECKPOINT_MS if times.checkpoint_ms is None else AMONG_KERNELS * times.checkpoint_ms
@@ -221,13 +221,13 @@ def overhead_ms(baseline: Measurement, unit: Unit) -> float:
 
 
 def _cold_share(times: Times, cost: MeasuredBlock) -> float:
-    """The part of the caches that is another's when a checkpoint begins: all, unless the block is called often."""
+    """The share of the caches that holds other data when a checkpoint begins: 1, unless the block is called often."""
     gap_ms = (times.forward.median_ms or math.inf) / max(cost.n_forward, 1)
     return min(1.0, gap_ms / COLD_AFTER_MS)
 
 
 def error_of_median(spread: float, n: int) -> float:
-    """Standard error of the median of `n` normal readings of that spread."""
+    """Standard error of the median of `n` normal readings with standard deviation `spread`."""
     return 1.25 * spread / math.sqrt(max(n, 1))
 
 
@@ -240,7 +240,7 @@ def _clock_error(baseline: Measurement) -> float:
 
 
 LEFT_ERROR = 0.1
-"""Standard error that stays between policies of one model, as a share of what running again takes."""
+"""Standard error that remains between policies of one model, as a share of the rerun time."""
 
 
 class TimedStep(NamedTuple):
@@ -251,11 +251,11 @@ class TimedStep(NamedTuple):
     error: float
     """Standard error of `measured`."""
     calls: float = 0.0
-    """The part of `predicted` that checkpoints take themselves."""
+    """The part of `predicted` that is overhead of checkpoints."""
 
 
 def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
-    """The same, with the time of what runs again taken so many times as in the steps that were seen."""
+    """`forecast` with its rerun time scaled by the ratio of measured to predicted rerun time in the steps `seen`."""
     ratio = forecast.time_ratio
     known = [one for one in seen if one.predicted > 1]
     if ratio is None or not known:
@@ -273,7 +273,7 @@ def calibrated(forecast: Forecast, seen: Iterable[TimedStep]) -> Forecast:
 
 
 def kin_of(graph: ModelGraph, fqn: str) -> str:
-    """`fqn` with the numbers of repeated blocks replaced by those of the first of their run, and its FLOPs."""
+    """`fqn` with the numbers of repeated blocks replaced by the number of the first repeat, and its FLOPs."""
     parts = fqn.split(".")
     for n in range(1, len(parts) + 1):
         block = graph.by_fqn.get(".".join(parts[:n]))
@@ -284,7 +284,7 @@ def kin_of(graph: ModelGraph, fqn: str) -> str:
 
 
 def with_equal_times(measurement: Measurement, graph: ModelGraph) -> Measurement:
-    """`measurement` with one forward time, that of all of its kin, in each block that has any."""
+    """`measurement` with the forward time of each timed block replaced by the mean of its equal siblings."""
     kin: dict[str, list[MeasuredBlock]] = defaultdict(list)
     for cost in measurement.blocks:
         if cost.fqn in graph.by_fqn and cost.forward.median_ms is not None:
