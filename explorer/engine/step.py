@@ -1,10 +1,10 @@
-"""One training step of one model under one policy: what every instrument watches and every comparison repeats.
+"""One training step of one model under one policy: instruments watch the step, comparisons repeat it.
 
     zero_grad ─▶ forward │ backward │ forward │ backward │ … │ optimizer
                  one pair a microbatch of `n_accumulation`    once
 
-A run of forward alone has neither backward nor optimizer, and no gradients: what inference needs.
-The borders (│) are announced to `on_phase`; nothing else in here knows that somebody is looking.
+A forward-only run, as in inference, has neither backward nor optimizer nor gradients.
+`on_phase` is called at each border (│); no other code of the step depends on observers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def ignore(phase: Phase) -> None:
-    """An OnPhase for nobody."""
+    """An OnPhase that does nothing."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Trainee:
     optimizer: torch.optim.Optimizer | None
     handle: PolicyHandle
     left_behind: str = ""
-    """Why it is not the model that was given, if it is not."""
+    """Why the trainee's model differs from the given model; empty if the two are equal."""
 
     def microbatches(self) -> Iterator[tuple[Any, Any]]:
         """(inputs, targets) of each microbatch: views of the batch, split along dimension 0."""
@@ -58,17 +58,17 @@ class Trainee:
 
 
 def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
-    """A trainee of `spec` whose parameters, buffers, batch and generators depend on nothing but `spec`.
+    """A trainee whose parameters, buffers, batch and generators depend on `spec` alone.
 
-    A twin of `loaded` takes the steps where it is given, from the very state that `loaded` is in; the thread count
-    and every generator are set, see `world.as_found`.
+    If `loaded` is given, a copy of its model takes the steps, from its current state. The thread count and every
+    generator are set; `world.as_found` restores both.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
     return trainee_of(spec, twin(loaded, seed=spec.seed) if loaded else load_for(spec))
 
 
 def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:
-    """As `prepare`, of a model that nobody else has."""
+    """As `prepare`, with the model of `own` itself instead of a copy."""
     device = torch_device(spec)
     torch.set_num_threads(spec.n_threads)
     own = place(own, device, torch_dtype(spec))
@@ -88,7 +88,7 @@ def trainee_of(spec: RunSpec, own: Loaded) -> Trainee:
 
 
 def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
-    """One whole step; returns the loss (mean over the batch). What the model raises passes through as it is."""
+    """Runs one whole step and returns the loss (mean over the batch). Errors of the model pass through unchanged."""
     losses = gradients(trainee, on_phase)
     if trainee.optimizer is not None:
         on_phase("optimizer")
@@ -97,12 +97,12 @@ def run_step(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
 
 
 def forward_backward(trainee: Trainee, on_phase: OnPhase = ignore) -> float:
-    """The step without its optimizer; gradients start as None and are added up over the microbatches."""
+    """Runs the step without its optimizer. Gradients start as None and are summed over the microbatches."""
     return sum(loss.item() for loss in gradients(trainee, on_phase))
 
 
 def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
-    """Forward and backward. The losses are still on the device: reading one would make the host wait in the step."""
+    """Runs forward and backward. The losses stay on the device: reading a loss would make the host wait in the step."""
     trainee.model.zero_grad(set_to_none=True)
     n_microbatches = trainee.spec.n_accumulation
     losses = []
@@ -122,13 +122,13 @@ def gradients(trainee: Trainee, on_phase: OnPhase) -> list[torch.Tensor]:
 
 
 def _loss(trainee: Trainee, inputs: Any, targets: Any) -> torch.Tensor:
-    """The output lives in this frame only: backward starts with what autograd keeps and nothing else."""
+    """The loss. The output lives only in this frame, so backward starts with nothing but what autograd keeps."""
     with autocast(trainee), torch.no_grad() if trainee.spec.forward_only else nullcontext():
         return trainee.loss_function(call(trainee.model, inputs), targets)
 
 
 def autocast(trainee: Trainee) -> torch.autocast:
-    """Around forward and loss: casts as the trainee's spec asks, or not at all."""
+    """The context around forward and loss: casts as the trainee's spec asks, or not at all."""
     dtype = AUTOCAST.get(trainee.spec.autocast)
     return torch.autocast(trainee.device.type, dtype=dtype, enabled=dtype is not None)
 
@@ -142,7 +142,7 @@ def _refuse_idle_policy(spec: RunSpec) -> None:
 
 
 def torch_device(spec: RunSpec) -> torch.device:
-    """The device of `spec`. Raises NotOnThisDevice where this machine or this torch has none."""
+    """The device of `spec`. Raises NotOnThisDevice if this machine or this torch lacks the device."""
     if spec.device == "cuda" and not torch.cuda.is_available():
         raise NotOnThisDevice(
             f"The run asks for cuda; torch {torch.__version__} finds no CUDA device here.",
@@ -152,19 +152,19 @@ def torch_device(spec: RunSpec) -> torch.device:
 
 
 def torch_dtype(spec: RunSpec) -> torch.dtype | None:
-    """What the run casts to; None: nothing, the model given is the model run."""
+    """The type that the run casts the model to; None if the model runs in its own types."""
     dtype: torch.dtype | None = None if spec.dtype == "own" else getattr(torch, spec.dtype)
     return dtype
 
 
 def set_mode(model: nn.Module, mode: str) -> None:
-    """Train or eval. A model that already is in that mode keeps what its author set below, a frozen BatchNorm say."""
+    """Sets train or eval mode. A model already in the mode keeps its blocks' modes, such as a frozen BatchNorm."""
     if model.training != (mode == "train"):
         model.train(mode == "train")
 
 
 def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
-    """No gradient for the parameters at or below `fqns` (blocks or parameters). Raises BadInput with every stranger."""
+    """Freezes the parameters at or below `fqns` (blocks or parameters). Raises BadInput with every unknown name."""
     known = {name for name, _ in model.named_modules()} | {name for name, _ in model.named_parameters()}
     strangers = [fqn for fqn in fqns if fqn not in known]
     if strangers:
@@ -178,7 +178,7 @@ def freeze(model: nn.Module, fqns: tuple[str, ...]) -> None:
 
 
 def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | None:
-    """torch's own AdamW or SGD with its own defaults for the device; None for backward only."""
+    """torch's AdamW or SGD with torch's defaults for the device; None for backward only."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not parameters:
         raise BadInput(
@@ -194,9 +194,9 @@ def build_optimizer(model: nn.Module, spec: RunSpec) -> torch.optim.Optimizer | 
 
 
 def split(inputs: Any, targets: Any, n_parts: int) -> list[tuple[Any, Any]]:
-    """Equal parts of a batch, as views: every tensor whose dimension 0 is the batch's is cut, the others go whole.
+    """Equal parts of a batch, as views: tensors with the batch's dimension 0 are cut, other tensors stay whole.
 
-    The batch's dimension 0 is that of the first tensor of `inputs`. Raises BadInput where it cannot be divided.
+    The first tensor of `inputs` sets the batch's dimension 0. Raises BadInput if `n_parts` does not divide it.
     """
     if n_parts == 1:
         return [(inputs, targets)]

@@ -1,4 +1,4 @@
-"""What an allocator says it did: the events from which every total is summed, in one form for both devices.
+"""Events of an allocator, in one form for both devices: every memory total is the sum of such events.
 
 event   1      2      3      4      5           block A lives from event 1 to 4, B from 2 on
         +A     +B     -x     -A     +C          x is older than the recording: `older_frees`
@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Refusal:
-    """An allocation that did not succeed; `free_bytes` is None where nobody said."""
+    """An allocation that did not succeed; `free_bytes` is None if the error does not name it."""
 
     asked_bytes: int | None
     free_bytes: int | None
@@ -36,12 +36,12 @@ class AllocatorLog:
     pointer: Ints
     n_bytes: Ints
     clock_grain_ns: int = 0
-    """How far an event may lie from the time it is given: this allocator's clock has no finer steps."""
+    """Resolution of the allocator's clock: an event may lie this far from its recorded time."""
     base_bytes: int | None = None
-    """Requested bytes held before the first event; None: this allocator does not know."""
+    """Requested bytes held before the first event; None if the allocator does not report them."""
     allocated: Ints | None = None
-    """Allocated bytes before the first event and after each, derived (allocator_cuda.py, 1); None: this allocator hands
-    out what is asked."""
+    """Allocated bytes before the first event and after each, derived (cuda_allocator.py, 1). None if the allocator
+    does not round requests."""
     reserved: Ints | None = None
     """Reserved bytes before the first event and after each."""
     requested_peak_bytes: int | None = None
@@ -49,7 +49,7 @@ class AllocatorLog:
     reserved_peak_bytes: int | None = None
     refusal: Refusal | None = None
     is_complete: bool = True
-    """False: events no longer fitted into the allocator's history, and the oldest are missing."""
+    """False if the allocator's history overflowed: the oldest events are missing then."""
 
 
 class Recorder(Protocol):
@@ -66,12 +66,12 @@ class Recorder(Protocol):
 
 @dataclass(frozen=True)
 class Lifetimes:
-    """One entry a block that was allocated during the recording. Events are indices into the log."""
+    """Birth and death of each block that was allocated during the recording. Events are indices into the log."""
 
     born: Ints
-    """Event that allocated it."""
+    """Event that allocated the block."""
     died: Ints
-    """Event that freed it; the number of events where it is alive at the end."""
+    """Event that freed the block; the number of events if the block is alive at the end."""
     older_frees: Ints
     """Events that free a block older than the recording."""
 
@@ -79,7 +79,7 @@ class Lifetimes:
 def lifetimes(log: AllocatorLog) -> Lifetimes:
     """Pairs each allocation with the next event of the same pointer.
 
-    An allocation at a pointer that is still alive ends the older block there: its free was not seen.
+    An allocation at a pointer that is still alive ends the older block there: the log lacks the free of that block.
     """
     n_events = len(log.pointer)
     order = np.argsort(log.pointer, kind="stable")
@@ -95,8 +95,8 @@ def lifetimes(log: AllocatorLog) -> Lifetimes:
 
 
 def peak_bytes(log: AllocatorLog, base_bytes: int) -> int:
-    """Most bytes held at any event, `base_bytes` of them before the first; frees of unknown blocks count on CUDA only,
-    where the allocator reports them with their size."""
+    """Most bytes held at any event; `base_bytes` are held before the first. Frees of older blocks count on CUDA only,
+    where the allocator reports their size."""
     lived = lifetimes(log)
     deltas = np.zeros(len(log.pointer) + 1, dtype=np.int64)
     np.add.at(deltas, lived.born, log.n_bytes[lived.born])
@@ -108,13 +108,13 @@ def peak_bytes(log: AllocatorLog, base_bytes: int) -> int:
 
 
 PROBE_BYTES = 4099
-"""An odd size that no model asks for; each try asks for two bytes more, so that the log can tell them apart."""
+"""An odd size that no model asks for. Each try asks for two bytes more, so that the log tells the tries apart."""
 PROBE_TRIES = 5
 
 
 @dataclass(frozen=True)
 class Probe:
-    """A block allocated between two readings of Python's clock: it tells the allocator's clock from ours."""
+    """A block allocated between two readings of Python's clock: shows how far the allocator's clock is off."""
 
     n_bytes: int
     before_ns: int
@@ -122,7 +122,7 @@ class Probe:
 
 
 def take_probe(device: torch.device, number: int = 0) -> Probe:
-    """The tightest of a few tries; probes of one recording have different numbers, hence different sizes."""
+    """The probe with the shortest interval of a few tries. Probes of one recording differ in number, hence in size."""
     tries = []
     for i in range(PROBE_TRIES):
         n_bytes = PROBE_BYTES + 2 * (PROBE_TRIES * number + i)
@@ -134,7 +134,7 @@ def take_probe(device: torch.device, number: int = 0) -> Probe:
 
 
 def clock_skew_ns(log: AllocatorLog, probes: Sequence[Probe]) -> int:
-    """Allocator's clock minus Python's: the median over the probes that the log knows; 0 where it knows none."""
+    """Allocator's clock minus Python's: the median over the probes in the log; 0 if the log has none of the probes."""
     skews = []
     for probe in probes:
         middle = (probe.before_ns + probe.after_ns) // 2

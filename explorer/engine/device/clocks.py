@@ -25,7 +25,7 @@ class Ticks(Protocol):
 
 
 class Clock(Ticks, Protocol):
-    """What a measurement is read by, and says that it was."""
+    """Ticks with the name that the measurement's record states."""
 
     name: ClockName
 
@@ -46,7 +46,7 @@ class CpuClock:
 
 
 class WallClock:
-    """Time of day, the one clock that several processes share."""
+    """Time of day: the only clock that several processes share."""
 
     def mark(self) -> int:
         return time.time_ns()
@@ -59,10 +59,10 @@ class WallClock:
 
 
 class CudaClock:
-    """Events in the current stream: the time from one to the other on the GPU.
+    """Events in the current stream: the time between two events on the GPU.
 
-    Where the GPU is through before Python has asked for the next kernel, it waits, and that wait is in the time: of
-    small models these are the times of Python. A block's hooks are Python too.
+    A GPU that finishes before Python launches the next kernel waits, and the wait counts. Times of small models are
+    therefore times of Python, and so are the hooks of a block.
     """
 
     name: ClockName = "CUDA events"

@@ -1,8 +1,8 @@
 """The CPU's allocator, read through the profiler's memory events: requested bytes, scratch inside kernels included.
 
-The profiler knows only blocks it saw being born, so frees of older ones come without a size or not at all; they are
-dropped here, and whoever knows the older storages adds their deaths. It may also report a stale size for a pointer
-that was handed out between two recordings; such a free follows no allocation and is dropped the same way.
+The profiler knows only blocks that it saw allocated: frees of older blocks come without a size or not at all.
+`_read` drops such frees; the tracker, which knows the older storages, adds them. The profiler may also report a stale
+size for a pointer that was handed out between two recordings; such a free follows no allocation and is dropped too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from types import TracebackType
 from typing import Any, Self
 
-# Kineto prints "USDT: profiler_start" to stderr, whatever its caller wants, unless told before its first use.
+# Kineto prints "USDT: profiler_start" to stderr unless its log level is set before its first use.
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
 import numpy as np
@@ -23,11 +23,11 @@ from explorer.engine.device.allocator import AllocatorLog
 PROFILER: Any = torch._C._autograd
 EMPTY = np.zeros(0, dtype=np.int64)
 ONLY_MEMORY = {RecordScope.STATIC_RUNTIME_MODEL}
-"""A scope that nothing here opens. With one named, the profiler leaves out every operator, of which `torch.profiler`
-makes a tree that nobody reads here: 0.9 s a step of the sample GPT (torch 2.13). Memory events come whatever the scope.
+"""A scope that nothing here opens, so that the profiler leaves out every operator. The tree of operators is not needed
+and costs 0.9 s a step of the sample GPT (torch 2.13). Memory events are recorded in any scope.
 
-Not that of `record_function`: an optimizer's step is such a range. Where one recording ends in it and the next begins,
-as between two steps that are watched, its end is written to where the first had it, which is freed memory.
+The scope of `record_function` is unsafe: an optimizer's step is such a range. If a recording ends inside the range
+and the next begins, as between two watched steps, the profiler writes the range's end into freed memory.
 """
 
 

@@ -4,13 +4,13 @@ requested   what tensors asked for; falls when a free is completed       request
 allocated   the blocks handed out: falls when a free is requested        allocated_bytes.all
 reserved    segments taken from the driver, cached blocks included       reserved_bytes.all
 
-1. The history says requests, not blocks. The allocated curve is derived: blocks alive at the end have the size that
-   the snapshot's segments give them, the others their request rounded up to 512 bytes. A block of a large segment may
-   be up to 1 MiB larger than that (what is left of it is not worth splitting off), so the curve is a lower bound of
-   what was handed out, and `allocated_peak_bytes` beside it is the allocator's own figure.
-2. The curves are hung up at their ends, where the allocator's counters stand after the last event. A history that
-   lost its beginning (it is a ring) is then still right for the events that it has; that it lost some is seen by the
-   sum of its events, which must lead from the counter before to the counter after.
+1. The history lists requests, not blocks, so the allocated curve is derived. Blocks alive at the end have the size
+   in the snapshot's segments; other blocks count as their request rounded up to 512 bytes. A block of a large segment
+   may be up to 1 MiB larger (the allocator does not split off a small rest). The curve is therefore a lower bound;
+   `allocated_peak_bytes` is the allocator's own figure.
+2. The curves are fixed at their ends, to the allocator's counters after the last event. The history is a ring: if its
+   beginning is lost, the remaining events are still right. The sum of the events then does not lead from the counter
+   before to the counter after, which shows the loss.
 Source: https://docs.pytorch.org/docs/stable/torch_cuda_memory.html
 """
 
@@ -30,15 +30,15 @@ from explorer.errors import NotOnThisDevice
 
 MAX_ENTRIES = 4_000_000
 CLOCK_GRAIN_NS = 1000
-"""The history tells time in whole microseconds, rounded down."""
+"""The history has times in whole microseconds, rounded down."""
 GRAIN_BYTES = 512
 EMPTY = np.zeros(0, dtype=np.int64)
 
 
 class CudaRecorder:
-    """Records between enter and exit; see `Recorder`. The history is switched off on exit whatever happened.
+    """Records between enter and exit; see `Recorder`. The history is switched off on exit, also after an exception.
 
-    Entering raises NotOnThisDevice where torch runs without its caching allocator, which alone keeps a history.
+    Entering raises NotOnThisDevice if torch runs without its caching allocator: other allocators keep no history.
     """
 
     def __init__(self, device: torch.device, *, stacks: bool = False) -> None:
@@ -75,10 +75,10 @@ class CudaRecorder:
 
 @dataclass
 class _Curves:
-    """Events of requested bytes, and the other two curves as changes since the first event of the history."""
+    """Events of requested bytes, and the allocated and reserved curves as changes since the first event."""
 
     sizes: dict[int, int]
-    """Block bytes of the entries (by their place in the history) that allocate what is alive at the end."""
+    """Block bytes of the entries, by index in the history, whose blocks are alive at the end."""
     events: list[tuple[int, int, int, int, int]] = field(default_factory=list)
     """(time in ns, pointer, requested bytes, allocated so far, reserved so far)"""
     handed_out: dict[int, int] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class _Curves:
 
 
 def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]:
-    """Size in bytes of each block in use, by its address: what a snapshot's segments say of one device."""
+    """Size in bytes of each block in use on `device`, by address, from a snapshot's segments."""
     return {
         block["address"]: int(block["size"])
         for segment in segments
@@ -125,8 +125,8 @@ def blocks_of(segments: Iterable[dict[str, Any]], device: int) -> dict[int, int]
 def read_trace(
     trace: Sequence[dict[str, Any]], before: dict[str, int], after: dict[str, int], blocks: dict[int, int]
 ) -> AllocatorLog:
-    """The events of one device's trace; `before` and `after` are memory_stats around the recording, `blocks` are the
-    blocks in use after it."""
+    """The events of one device's trace. `before` and `after` are memory_stats around the recording; `blocks` are the
+    blocks in use after the recording."""
     last = {entry["addr"]: place for place, entry in enumerate(trace) if entry["action"] == "alloc"}
     curves = _Curves({place: blocks[pointer] for pointer, place in last.items() if pointer in blocks})
     for entry in trace:
@@ -137,7 +137,7 @@ def read_trace(
     first_allocated = after["allocated_bytes.all.current"] - curves.allocated
     first_reserved = after["reserved_bytes.all.current"] - curves.reserved
     return AllocatorLog(
-        # Several threads allocate, each on its core's counter: the history's order is right, its clock may step back.
+        # Threads read the clocks of different cores: the order of the history is right, its clock may step back.
         time_ns=np.maximum.accumulate(columns[:, 0]),
         pointer=columns[:, 1],
         n_bytes=n_bytes,
@@ -163,7 +163,7 @@ def _require_history(stats: dict[str, int]) -> None:
 
 
 def _record_history(context: Literal["all"] | None) -> None:
-    """torch 2.11 to 2.13 take these by name; what a version does not know is left out."""
+    """Starts the history. torch 2.11 to 2.13 take the arguments by name; unknown arguments are left out."""
     wanted: dict[str, Any] = {"stacks": "python", "max_entries": MAX_ENTRIES, "clear_history": True}
     known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
     if "max_entries" not in known:

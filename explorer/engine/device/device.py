@@ -1,6 +1,6 @@
-"""The one place where a run chooses between CPU and CUDA: two small classes behind one interface.
+"""The choice between CPU and CUDA: two small classes behind one interface.
 
-Nothing else in the step or the measurement asks which device it is on.
+No other part of the step or the measurement asks for the kind of device.
 """
 
 from __future__ import annotations
@@ -41,26 +41,26 @@ class Device(Protocol):
     def clock(self) -> Clock: ...
 
     def wall(self) -> Ticks:
-        """Time as it passes, waiting included: what a rank's actions are read by."""
+        """The clock of a rank's actions: elapsed time, waiting included."""
         ...
 
     def environment(self, n_threads: int) -> Environment: ...
 
     def release(self) -> None:
-        """Gives back what earlier runs left in caches, so that it is not charged to the next."""
+        """Frees what earlier runs left in caches, so that the next run is not charged for it."""
         ...
 
     def free_bytes(self) -> int | None:
-        """What could be taken beside what is held now; None where nobody says."""
+        """Bytes that can still be allocated; None if the system does not report them."""
         ...
 
     def limited(self, limit_bytes: int | None, there_bytes: int = 0) -> AbstractContextManager[None]:
-        """No more than `limit_bytes` may be held inside; None: what the machine has. `there_bytes` of them are held
-        already, which a GPU counts itself. Steps on a CPU take almost twice as long inside, see heap.py."""
+        """Limits memory inside to `limit_bytes`; None sets no limit. `there_bytes` of the limit are held already (a
+        GPU counts them itself). Steps on a CPU take almost twice as long inside, see heap.py."""
         ...
 
     def limited_again(self, limit_bytes: int | None) -> AbstractContextManager[None]:
-        """As `limited`, around steps that have run under it and are timed: none where a limit disturbs the clock."""
+        """As `limited`, for timed steps that have run under the limit; none on a CPU, where it disturbs the clock."""
         ...
 
 
@@ -120,13 +120,13 @@ class CudaDevice:
 
     def release(self) -> None:
         gc.collect()
-        with suppress(RuntimeError):  # a GPU on which an assertion has failed refuses this too: the next step says so
+        with suppress(RuntimeError):  # a GPU refuses this after a failed assertion: the next step reports the error
             torch.cuda.empty_cache()
 
     def free_bytes(self) -> int | None:
         try:
             free_bytes, _ = torch.cuda.mem_get_info(self.torch)
-        except RuntimeError:  # a GPU on which an assertion has failed says nothing any more
+        except RuntimeError:  # a GPU does not answer after a failed assertion
             return None
         return int(free_bytes + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch))
 
@@ -138,7 +138,7 @@ class CudaDevice:
 
 
 def device_of(device: torch.device) -> Device:
-    """The edge."""
+    """The interface of `device`."""
     return CudaDevice(device) if device.type == "cuda" else CpuDevice()
 
 
@@ -155,7 +155,7 @@ def _environment(device: str, name: str, n_threads: int, total_bytes: int) -> En
 
 
 def _driver_version() -> str:
-    """The empty string where the driver does not say."""
+    """Version of the NVIDIA driver; empty if it cannot be read."""
     try:
         text = DRIVER.read_text()
     except OSError:
@@ -165,7 +165,7 @@ def _driver_version() -> str:
 
 
 def _allocator_settings() -> str:
-    """`PYTORCH_ALLOC_CONF=expandable_segments:True`: what the caching allocator was told."""
+    """Settings of the caching allocator in the environment: `PYTORCH_ALLOC_CONF=expandable_segments:True`."""
     return " ".join(f"{name}={os.environ[name]}" for name in ALLOCATOR_SETTINGS if name in os.environ)
 
 
@@ -179,7 +179,7 @@ def _cpu_name() -> str:
 
 
 def place_of(model: nn.Module) -> torch.device:
-    """Where a model lies: on a GPU as soon as a part of it does. Raises BadInput for other devices."""
+    """Device of a model: a GPU if any tensor of the model is there. Raises BadInput for other devices."""
     places = {tensor.device.type: tensor.device for tensor in [*model.parameters(), *model.buffers()]}
     if "cuda" in places:
         return places["cuda"]

@@ -1,10 +1,9 @@
-"""A step that is the first of its kind under a limit: libraries map memory of their own for it, once and for all.
+"""The first step under a memory limit, repeated while libraries map memory for themselves.
 
-oneDNN writes the code of each kernel when it is first asked for a shape: 34 MiB behind the first step of the sample
-U-Net, nothing behind the second. On a CPU a limit of memory is one of address space, in which that counts as well,
-though it is no part of what the step holds. So a step that is refused is tried again as long as the last try left more
-behind: what was mapped then is there already. A model that keeps something of every step leaves more behind each time:
-hence MOST_TRIES.
+oneDNN generates the code of a kernel at the first use of a shape: 34 MiB in the first step of the sample U-Net, none in
+the second. A memory limit on a CPU limits address space, so the code counts although the step does not hold it.
+A refused step is therefore repeated as long as the last try enlarged the address space: the next try finds the code
+mapped. A model that keeps something of every step grows at each try, so MOST_TRIES bounds the tries.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from explorer.engine.device.limits import address_space_bytes
 from explorer.record.failure import is_out_of_memory
 
 LEFT_BYTES = 2**20
-"""More than so much left behind is a reason to try again."""
+"""Growth of the address space from which on a refused step is repeated."""
 MOST_TRIES = 20
 
 Made = TypeVar("Made")
@@ -26,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def first_step(device: Device, make: Callable[[], Made], step: Callable[[Made], Result]) -> tuple[Made, Result]:
-    """What `make()` returned and `step(made)`, which sets a limit. Raises what both raise, of the last try."""
+    """The results of `make()` and `step(made)`; `step` sets the limit. Raises the error of the last try."""
     n_tries = 0
     while True:
         n_tries += 1
@@ -45,7 +44,7 @@ def first_step(device: Device, make: Callable[[], Made], step: Callable[[Made], 
 
 
 def _let_go_of_frames(error: BaseException | None) -> None:
-    """Tensors in the frames that it came through would be taken for what is left behind."""
+    """Clears the frames of `error` and its causes: tensors held there would count as growth."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

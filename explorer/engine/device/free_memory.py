@@ -1,4 +1,4 @@
-"""What a process could still take: a run that asks for more than the machine has must end, not the machine."""
+"""Memory that a process can still take. A run that asks for more must fail before the machine does."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _FILES = (
 
 
 def available_bytes() -> int | None:
-    """Memory to be had without swapping, by the machine and by the container's limit; None where nobody says."""
+    """Memory available without swapping: the lower of the machine's and the container's; None if neither is known."""
     known = [n_bytes for n_bytes in (_of_machine(), _of_container()) if n_bytes is not None]
     return min(known, default=None)
 
 
 def n_oom_kills() -> int | None:
-    """How often the system has ended a process for lack of memory, counted by all who count; None where nobody does.
+    """Number of processes that the system has ended for lack of memory, over all counters; None without a counter.
 
-    Read before and after: what has grown says that a SIGKILL in between was the system's.
+    A count that grows shows that a SIGKILL in the meantime came from the system.
     """
     tables = (VMSTAT, CGROUP / "memory.events", CGROUP / "memory/memory.oom_control")
     known = [counted["oom_kill"] for counted in map(_table, tables) if "oom_kill" in counted]
@@ -35,7 +35,7 @@ def _of_machine() -> int | None:
 
 
 def _of_container() -> int | None:
-    """Files that the kernel may drop count as free."""
+    """Free bytes under the container's limit. File caches that the kernel may drop count as free."""
     for limit_name, used_name, table_name in _FILES:
         limit, used = _number(CGROUP / limit_name), _number(CGROUP / used_name)
         if limit is not None and used is not None:
@@ -44,7 +44,7 @@ def _of_container() -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """None: no such file, or a word such as `max`."""
+    """The number in a file; None if the file is missing or holds a word such as `max`."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

@@ -1,11 +1,10 @@
-"""How glibc gives memory to tensors on the CPU: a limit and a clock each need it another way.
+"""Settings of glibc's malloc for tensors on the CPU: memory limits and clocks need different settings.
 
-A large tensor is a mapping of its own or a piece of the heap. Mappings go back at once and a page of new ones has to
-be made anew, which takes 0.56 ms a MiB (2.2 us a page of 4 KiB, kernel 6, an AMD EPYC). The heap keeps what was freed,
-with holes between what was not: they count as taken though nobody holds them. It gives back what lies free at its end,
-by chance of what lies there.
+A large tensor is a separate mapping or a piece of the heap. A mapping is returned to the system at once, and a new
+one faults in every page: 0.56 ms a MiB (2.2 us a page of 4 KiB, kernel 6, an AMD EPYC). The heap keeps freed memory
+as holes, which count as taken although no tensor uses them. The heap returns only the free memory at its end.
 
-Linux with glibc alone; elsewhere nothing here has an effect. Threads share it: not for two at once.
+The settings work on Linux with glibc and have no effect elsewhere. All threads share the settings: use one at a time.
 Source: https://man7.org/linux/man-pages/man3/mallopt.3.html
 """
 
@@ -17,17 +16,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Numbers of mallopt: how much may lie free at the heap's end; from what size on a tensor is a mapping of its own."""
+"""Parameters of mallopt: free bytes allowed at the heap's end; size from which on a tensor is a separate mapping."""
 _COMES_TO = {_TRIM_THRESHOLD: 2**26, _MMAP_THRESHOLD: 2**25}
-"""Where glibc moves both by itself as soon as a tensor of 32 MiB has been freed, its largest values (64 bit)."""
+"""Largest values (64 bit), to which glibc moves both parameters as soon as a tensor of 32 MiB is freed."""
 _SMALL_BYTES = 2**16
 
 
 @contextmanager
 def without_holes() -> Iterator[None]:
-    """Tensors of 64 KiB and more are mappings of their own: address space is what the step holds, and little more.
+    """Maps tensors of 64 KiB and more separately: address space is what the step holds, and little more.
 
-    The same steps take almost twice as long: what is timed is timed outside.
+    Steps take almost twice as long inside, so timed steps run outside.
     """
     with _set({_MMAP_THRESHOLD: _SMALL_BYTES}):
         yield
@@ -35,10 +34,10 @@ def without_holes() -> Iterator[None]:
 
 @contextmanager
 def without_page_faults() -> Iterator[None]:
-    """The heap keeps what it has: steps that are timed find the same memory each time, as with a caching allocator.
+    """Lets the heap keep freed memory: timed steps find the same memory each time, as with a caching allocator.
 
-    With what glibc does by itself the same step took up to a fifth longer or shorter, by chance: everything kept, 30
-    to 50 MiB were given back and made anew each step; everything recomputed, none.
+    With glibc's defaults the time of one step varied by up to a fifth. With everything kept, 30 to 50 MiB were
+    returned and faulted in again each step; with everything recomputed, none.
     """
     with _set({_TRIM_THRESHOLD: -1, _MMAP_THRESHOLD: _COMES_TO[_MMAP_THRESHOLD]}):
         yield

@@ -1,8 +1,8 @@
-"""Out of memory is a result: a limit that a run meets early, and the words and bytes of the refusal.
+"""Memory limits, and out of memory as a result with the text and bytes of the refusal.
 
-A process's address space can be limited (CPU) or torch's share of a GPU; both are put back afterwards. Under a limit
-that somebody set, tensors are mapped one by one, see heap.py: it is met when the step holds so much, not when the heap
-has so many holes. Not under what the machine has, in which steps are timed.
+A limit bounds a process's address space (CPU) or torch's share of a GPU; the old limit returns afterwards. Under a
+limit that the user set, tensors are mapped one by one (heap.py), so that holes of the heap do not count. Under the
+limit of the machine, where steps are timed, the heap keeps its settings.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ _CUDA_REFUSAL = re.compile(
     r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*? of which ([\d.]+) (bytes|[KMGT]iB) is free", re.S
 )
 _NO_ROOM = re.compile(r"could not (create|execute) a |can't start new thread")
-"""What oneDNN and Python say where no address space is left; without a limit these words have other reasons."""
+"""Messages of oneDNN and Python when no address space is left; without a limit the messages have other causes."""
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @contextmanager
 def limited_process(limit_bytes: int | None, there_bytes: int = 0) -> Iterator[None]:
-    """This process may take `limit_bytes` of address space, `there_bytes` of which it has already.
+    """Limits this process to `limit_bytes` of address space, of which it holds `there_bytes` already.
 
-    Raises OutOfMemory where those are more, and NotOnThisDevice off Linux. Under glibc the limit is what its tensors
-    hold at once, within a MiB or two. A hole that the heap had before is not counted when a tensor fits into it: a
-    process that ran other steps first may take that much more.
+    Raises OutOfMemory if `there_bytes` exceed the limit, and NotOnThisDevice off Linux. Under glibc the limit bounds
+    the bytes that tensors hold at once, within a MiB or two. A tensor that fits into an old hole of the heap is not
+    counted, so a process that ran other steps first may take as much more as its holes.
     """
     if limit_bytes is None:
         yield
@@ -70,7 +70,7 @@ def _limited_address_space(limit_bytes: int) -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) and not _NO_ROOM.match(message_of(error)):
             raise
-        raise _refused(error) from error  # while the limit is in force: afterwards nobody knows what was free under it
+        raise _refused(error) from error  # while the limit is in force: the free bytes can be read only now
     finally:
         hard = _lowest(hard, resource.getrlimit(resource.RLIMIT_AS)[1])  # a model may have lowered it, for good
         resource.setrlimit(resource.RLIMIT_AS, (_lowest(soft, hard), hard))
@@ -82,9 +82,9 @@ def _lowest(*limits: int) -> int:
 
 @contextmanager
 def limited_by_machine() -> Iterator[None]:
-    """This process may take what is available now, less a sixteenth: a run that wants more fails, nothing else does.
+    """Limits this process to the memory available now, less a sixteenth: a run that asks for more fails alone.
 
-    Not on a machine with a GPU, where CUDA maps far more address space than it uses.
+    No limit is set on a machine with a GPU, where CUDA maps far more address space than it uses.
     """
     free_bytes = available_bytes()
     if resource is None or free_bytes is None or torch.cuda.is_available():
@@ -96,7 +96,7 @@ def limited_by_machine() -> Iterator[None]:
 
 @contextmanager
 def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None]:
-    """torch may reserve `limit_bytes` of the GPU in all; the share it had before comes back."""
+    """Limits torch to `limit_bytes` of reserved GPU memory; the former share returns afterwards."""
     if limit_bytes is None:
         yield
         return
@@ -108,7 +108,7 @@ def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # torch names what the whole GPU has free; the refusal came from the limit, and torch has emptied its cache.
+        # torch names the free bytes of the whole GPU; the limit caused the refusal, and torch has emptied its cache.
         asked, free = refusal_of(error).asked_bytes, max(0, limit_bytes - torch.cuda.memory_reserved(device))
         raise OutOfMemory(f"{message_of(error)}.", asked_bytes=asked, free_bytes=free) from error
     finally:
@@ -116,7 +116,7 @@ def limited_cuda(limit_bytes: int | None, device: torch.device) -> Iterator[None
 
 
 def address_space_bytes() -> int | None:
-    """Size of this process's address space now; None where the system does not say."""
+    """Size of this process's address space now; None if the system does not report it."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except (OSError, ValueError):
@@ -125,7 +125,7 @@ def address_space_bytes() -> int | None:
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Bytes asked and free, as far as the error, or what it was raised from, says."""
+    """Bytes asked and free, as far as the error or its cause states them."""
     refusal = refusal_behind(error) or error
     if isinstance(refusal, OutOfMemory):
         return Refusal(refusal.asked_bytes, refusal.free_bytes)
@@ -137,14 +137,14 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def failure_in_step(error: BaseException) -> Failure:
-    """What a step raised, as a result: of memory that ran out with the bytes that were asked and free."""
+    """The error of a step as a result; an out-of-memory result has the bytes asked and free."""
     if is_out_of_memory(error):
         return out_of_memory(refusal_of(error), "".join(traceback.format_exception(error)))
     return failure_of(error, in_step=True)
 
 
 def out_of_memory(refusal: Refusal, text: str) -> Failure:
-    """`text` is the traceback."""
+    """The failure of a step that ran out of memory; `text` is the traceback."""
     return Failure(
         kind="out of memory",
         sentence=_in_words(refusal, "step"),
@@ -172,7 +172,7 @@ def _in_words(refusal: Refusal, who: str) -> str:
 
 
 def _free_here() -> int | None:
-    """What the process could still have taken: under its limit, else what the machine has available."""
+    """Bytes that the process can still take: under its limit if there is a limit, else of the machine."""
     size_bytes = address_space_bytes()
     if resource is not None and size_bytes is not None:
         soft, _ = resource.getrlimit(resource.RLIMIT_AS)

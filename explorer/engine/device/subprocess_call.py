@@ -1,7 +1,7 @@
-"""Calls a function of the engine in a forked process: the memory it takes and the state it changes end with it.
+"""Calls a function of the engine in a forked process: its memory and its changes of state end with the process.
 
 this process  ── function, arguments ──▶  forked from a clean process (forks.py)
-              ◀── progress as lines of JSON, then what it returned or raised ──
+              ◀── progress as lines of JSON, then the result or the error ──
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Kind = TypeVar("Kind")
 def call_in_subprocess(
     function: Callable[..., Kind], *arguments: object, report: Report, what: str, limit_s: float | None = None
 ) -> Kind | None:
-    """`function(*arguments, report)`; None: the system ended its process for lack of memory.
+    """Result of `function(*arguments, report)`; None if the system ended the process for lack of memory.
 
-    `function` is found by its name, `arguments` and result are pickled, `what` says in an error what the process did.
-    Raises what the function raised of explorer/errors.py, what `report` raises, and Crashed where the process ended
-    otherwise, or was not done within `limit_s`.
+    `function` is looked up by name, `arguments` and result are pickled, and `what` names the work in errors.
+    Raises the function's error if it is of explorer/errors.py, and what `report` raises. Raises Crashed if the process
+    ended otherwise or took longer than `limit_s`.
     """
     n_before = n_oom_kills()
     last = Progress(what="starting", done=0, total=0)
@@ -70,7 +70,7 @@ def _read(result: IO[bytes]) -> Any:
 
 
 def answer_call(where: tuple[str, str], arguments: tuple[object, ...], answers: int, result: int) -> None:
-    """Runs in the child process: calls the function and pickles what it returned or raised."""
+    """Calls the function in the child process and pickles its result or error."""
 
     def report(progress: Progress) -> None:
         os.write(answers, to_json(progress) + b"\n")

@@ -1,7 +1,7 @@
 """TensorFloat-32: float32 products on ten bits of mantissa, which torch allows convolutions on a GPU by default.
 
-A gradient through a dozen such convolutions lies a tenth of its norm from exact: no float64 reference can judge by
-that, so runs that are judged do without, and say so. Runs that are timed and measured use what training uses.
+A gradient through a dozen such convolutions lies a tenth of its norm from exact, too far for a float64 reference.
+Judged runs therefore do without TF32, and their comparison states this. Timed runs use what training uses.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html
 """
 
@@ -15,16 +15,16 @@ import torch
 
 
 def tf32_kinds() -> tuple[str, ...]:
-    """The kinds of operators that may use it: `convolutions`, `recurrent layers`, `matrix products`."""
+    """Kinds of operators that may use TF32: `convolutions`, `recurrent layers`, `matrix products`."""
     return tuple(kind for kind, switch in _switches().items() if switch.fp32_precision == "tf32")
 
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Every product in full float32.
+    """Computes every product in full float32.
 
-    torch has old switches and new ones, and refuses to read an old one where a new one disagrees: whatever a model
-    reads inside or afterwards has to go on working, so the old ones are used wherever nobody used the new.
+    torch has old and new switches and refuses to read an old switch that disagrees with a new one. A model may read
+    the old switches, so the old switches are set unless a new one is in use.
     """
     cudnn: Any = torch.backends.cudnn
     with ExitStack() as stack:

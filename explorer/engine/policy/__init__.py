@@ -1,1 +1,5 @@
-"""A policy put onto a model in place, and what is different while a block runs again."""
+"""Puts a policy onto a model in place, and controls what differs while a block runs again.
+
+In come a model and a Policy. Out comes a PolicyHandle, whose `undo()` restores the model.
+Read apply.py first, then recompute.py: the context around each recompute.
+"""

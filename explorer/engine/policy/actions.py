@@ -1,4 +1,4 @@
-"""What a unit can do besides plain recompute: keep the results of some operators."""
+"""Actions of a unit besides plain recompute: keeping the results of some operators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 
 def operators(names: Sequence[str]) -> tuple[Any, ...]:
-    """Operators by name, such as `aten.mm.default`. Raises AttributeError for one that torch does not have."""
+    """Operators by name, such as `aten.mm.default`. Raises AttributeError for a name that torch does not have."""
     return tuple(operator(name) for name in names)
 
 
 def operator(name: str) -> Any:
-    """`namespace.operator.overload` as torch.ops knows it. Raises AttributeError where it knows none."""
+    """The operator `namespace.operator.overload` of torch.ops. Raises AttributeError for an unknown name."""
     parts = name.split(".")
     if len(parts) != 3:
         raise AttributeError(name)
@@ -36,9 +36,9 @@ def known_operators() -> list[str]:
 def selective_contexts(
     save_ops: tuple[Any, ...], again: Callable[[], AbstractContextManager[Any]]
 ) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
-    """torch's `context_fn`: what surrounds the forward, and what surrounds each recompute.
+    """The two contexts of torch's `context_fn`: around the forward, and around each recompute.
 
-    `again` is built here, when the forward begins: it reads where the outside generators stand.
+    `again` is called at the start of the forward, because it reads the states of the outside generators.
     """
     if not save_ops:
         return contextlib.nullcontext(), again()
@@ -47,7 +47,7 @@ def selective_contexts(
 
 
 class _Both:
-    """Two contexts entered together, again and again: a generator-based one breaks at the second recompute."""
+    """Two contexts that can be entered together several times; a generator-based context breaks at the second time."""
 
     def __init__(self, outer: AbstractContextManager[Any], inner: AbstractContextManager[Any]) -> None:
         self._contexts = (outer, inner)

@@ -1,13 +1,13 @@
-"""Puts a policy onto a model in place, and takes it off again without a trace.
+"""Puts a policy onto a model in place, and removes the policy without a trace.
 
-1. A unit's `forward` becomes a functools.partial around the original: no wrapper module, no closure. So names,
-   state_dict, isinstance and pickle stay as they were, and a deep copy runs its own weights.
-2. A segment (consecutive children of one parent) is wrapped on a Sequential that runs them; elsewhere the call of
-   each of its blocks is taken over, see in_turn.py.
+1. A unit's `forward` becomes a functools.partial around the original: no wrapper module, no closure. Names,
+   state_dict, isinstance and pickle therefore stay the same, and a deep copy runs its own weights.
+2. A segment (consecutive children of one parent) is wrapped on the Sequential that runs the children. Under other
+   parents the call of each block is replaced, see in_turn.py.
 3. An ancestor and its descendants may both be units; descendants run inside their ancestor's checkpoint.
-4. Everything is checked before anything is changed, and all faults are told at once.
-5. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses them.
-   The non-reentrant one holds their tensors itself, which a unit around it then cannot free.
+4. Every check comes before any change, and one error names all faults.
+5. Keyword arguments are passed by position and bound again inside the checkpoint. Reentrant checkpointing refuses
+   keywords. Non-reentrant checkpointing holds their tensors itself, and a unit around the checkpoint cannot free them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class Wrap:
-    """How one unit is carried out. Goes along when the model is copied or pickled."""
+    """A unit with its policy and outside generators. Copies and pickles of the model include the wrap."""
 
     unit: Unit
     policy: Policy
@@ -53,13 +53,13 @@ class Wrap:
 
 @dataclass
 class PolicyHandle:
-    """A policy that is in force. `undo()` takes it off; as a context manager it does so at the end."""
+    """A policy that is in force. `undo()` removes the policy; a `with` block calls `undo()` at its end."""
 
     policy: Policy
     _before: list[tuple[nn.Module, str, Any]] = field(default_factory=list)
 
     def undo(self) -> None:
-        """The model is exactly as it was. A second call does nothing."""
+        """Restores the model's own functions. A second call does nothing."""
         while self._before:
             module, name, function = self._before.pop()
             if function is _MISSING:
@@ -77,18 +77,17 @@ class PolicyHandle:
 def apply_policy(
     model: nn.Module, policy: Policy, *, generators: Sequence[torch.Generator] = (), part: bool = False
 ) -> PolicyHandle:
-    """Recomputes the units of `policy` in backward, through torch.utils.checkpoint, from now on.
+    """Makes the model recompute the units of `policy` in backward, through torch.utils.checkpoint.
 
-    A block may be a pattern, `layers.*.mlp`: each block that matches is a unit of its own.
-    Where the file that the policy was loaded from counts other blocks than this model has, a warning says which.
-    `part` says that the model is one stage of a split one, with the names of the whole: units that lie elsewhere are
-    left to the other stages.
-    `generators` are set back at recompute like torch's own (torch stashes only its defaults). In eval mode units are
-    recomputed as well; without gradients nothing is. A policed module holds itself in a cycle: after `del model`
-    memory returns with the next gc.collect(), after `undo()` at once.
-    Raises InvalidPolicy with every fault: an unknown block, a segment that is none, a block named twice, an unknown
-    operator, a model that already carries another policy. After an error the model is unchanged. The same policy a
-    second time changes nothing, and neither does the `undo()` of that second handle: the first one is in charge.
+    A block may be a pattern, `layers.*.mlp`: each block that matches becomes a separate unit.
+    A warning names the blocks in which this model differs from the model of the policy's file.
+    `part` is True for one stage of a split model that keeps the names of the whole: units of other stages are skipped.
+    `generators` are set back at recompute like torch's own (torch stashes only its defaults). Units are recomputed in
+    eval mode too, but never without gradients. A wrapped module holds itself in a cycle: its memory returns with the
+    next gc.collect() after `del model`, or at once after `undo()`.
+    Raises InvalidPolicy with every fault: an unknown block, an invalid segment, a block named twice, an unknown
+    operator, a model that already carries another policy. After an error the model is unchanged. Applying the same
+    policy a second time changes nothing; `undo()` of the second handle does nothing either.
     Source: https://docs.pytorch.org/docs/stable/checkpoint.html
     """
     for value, kind, hint in (
@@ -130,17 +129,17 @@ def _warn_of_changes(model: nn.Module, policy: Policy) -> None:
 
 
 def policy_of(model: nn.Module) -> Policy:
-    """The policy that is in force on `model`; keeps everything where there is none."""
+    """The policy that is in force on `model`; KEEP_ALL if there is none."""
     return next((wrap.policy for wrap in _carried(model)), KEEP_ALL)
 
 
 def is_wrapped(module: nn.Module) -> bool:
-    """Whether a policy sits on this very module."""
+    """Whether a policy has replaced the forward or the call of this module itself."""
     return bool(_hows(module))
 
 
 def _hows(module: nn.Module) -> list[Any]:
-    """What policies do on this very module."""
+    """The wraps of this module itself: one Wrap, or a tuple of them on a Sequential."""
     hows = []
     forward, call = module.__dict__.get("forward"), module.__dict__.get("_call_impl")
     if isinstance(forward, functools.partial) and forward.func in (_as_unit, _in_segments):
@@ -151,13 +150,13 @@ def _hows(module: nn.Module) -> list[Any]:
 
 
 def _carried(model: nn.Module) -> frozenset[Wrap]:
-    """Everything that a policy on this model does."""
+    """All wraps of the policy on this model."""
     hows = [how for module in model.modules() for how in _hows(module)]
     return frozenset(wrap for how in hows for wrap in (how if isinstance(how, tuple) else (how,)))
 
 
 def _outside(model: nn.Module, policy: Policy, generators: Sequence[torch.Generator]) -> OutsideRng | None:
-    """What torch does not stash. The model's own generators are copied with the model, all others are shared."""
+    """Generators that torch does not stash. Generators of the model are copied with the model, others are shared."""
     own = own_generators(model)
     held = {id(generator) for generator in own.values()}
     kept = {id(own[name]): own[name] for name in policy.restore_rng if name in own}
@@ -201,7 +200,7 @@ def _as_unit(module: nn.Module, forward: Callable[..., Any], wrap: Wrap, *args: 
 
 
 def _in_segments(sequential: nn.Module, forward: Callable[..., Any], wraps: tuple[Wrap, ...], value: Any) -> Any:
-    """A Sequential's forward with some of its children taken together. One module may be a child several times."""
+    """A Sequential's forward that runs each segment's children as a unit. One module may be a child several times."""
     starts = {wrap.fqn.rpartition(".")[2]: wrap for wrap in wraps}
     children = list(sequential._modules.items())
     i = 0
@@ -256,7 +255,7 @@ def _run(
 
 
 def _with_keywords(function: Callable[..., Any], names: Sequence[str], *args: Any) -> Any:
-    """The values of keyword arguments come last by position."""
+    """Calls `function` with the last positional arguments bound to `names` as keywords."""
     first = len(args) - len(names)
     return function(*args[:first], **dict(zip(names, args[first:], strict=True)))
 
@@ -266,11 +265,11 @@ def _without_witnesses(function: Callable[..., Any], _: Any, *args: Any) -> Any:
 
 
 def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torch.Tensor, ...]:
-    """One tensor of each device that `modules` are on and no tensor of `args` is; the CPU needs none.
+    """One tensor for each device of `modules` that no tensor of `args` is on; the CPU needs none.
 
-    torch stashes the generators of those devices alone that it meets among the positional arguments of `checkpoint`
-    (get_device_states). A unit that moves its input to its own device would draw other dropout masks when it runs
-    again. Given as one tuple, witnesses are seen there, and autograd saves none of them.
+    torch stashes only the generators of devices that it finds among the positional arguments of `checkpoint`
+    (get_device_states). Without witnesses a unit that moves its input to another device would draw other dropout masks
+    at recompute. torch looks into a tuple of witnesses, and autograd saves none of its tensors.
     """
     tensors = [tensor for module in modules if (tensor := next(module.parameters(), None)) is not None]
     known = {leaf.device for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)}
@@ -279,7 +278,7 @@ def witnesses(args: tuple[Any, ...], modules: Sequence[nn.Module]) -> tuple[torc
 
 
 class _FirstThenAgain:
-    """Reentrant checkpointing takes no context_fn, but calls the same function first for forward and then again."""
+    """Reentrant checkpointing has no context_fn: its function runs plainly at first, then inside `again`."""
 
     def __init__(self, function: Callable[..., Any], again: Callable[[], RunningAgain]) -> None:
         self._function = function

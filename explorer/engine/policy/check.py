@@ -1,4 +1,4 @@
-"""Whether a policy can be put onto this model: every fault is collected before anything is changed."""
+"""Checks whether a policy fits a model: every fault is collected before the model is changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHOICES = {
 
 
 def checked(model: nn.Module, policy: Policy, *, is_wrapped: Callable[[nn.Module], bool]) -> None:
-    """Raises InvalidPolicy that tells every fault in one message."""
+    """Raises InvalidPolicy with every fault in one message."""
     if any(is_wrapped(module) for module in model.modules()):
         raise InvalidPolicy(
             "A policy was to be applied to a model that already carries one.",
@@ -88,12 +88,12 @@ def _unit(unit: Unit, modules: dict[str, nn.Module]) -> Iterator[str]:
 
 
 def _has_forward(module: nn.Module) -> bool:
-    """Lists and dictionaries of modules have none, unless somebody gave their own class one."""
+    """Whether the module has a forward. Lists and dictionaries of modules have none, unless a subclass defines one."""
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
 def runs_its_children(parent: nn.Module) -> bool:
-    """Whether it is a Sequential, whose own forward calls its children one after the other."""
+    """Whether `parent` is a Sequential whose forward calls its children one after the other."""
     return isinstance(parent, nn.Sequential) and type(parent).forward is nn.Sequential.forward
 
 

@@ -1,12 +1,12 @@
-"""Saved activations that wait on the host until backward: each tensor crosses once each way, however many save it.
+"""Keeps saved activations on the host until backward: each tensor crosses once each way, however often it is saved.
 
     compute   ── block 0 ──┬── block 1 ──┬── ...          ── backward 1 ── wait, bring back ── backward 0 ──
     own stream             └─ copy out   └─ copy out
 
-1. The copy out runs in a stream of its own, into pinned memory; the tensor stays on the GPU until it is through.
-2. What is expanded crosses unexpanded. Parameters stay where they are; on the CPU nothing moves.
-3. The way back is in the stream that needs the tensor, which waits for it.
-Source: torch.autograd.graph.save_on_cpu, which copies parameters too, and what is saved thrice three times.
+1. The copy out runs in a separate stream, into pinned memory; the tensor stays on the GPU until the copy is done.
+2. An expanded tensor crosses unexpanded. Parameters stay where they are; on the CPU nothing moves.
+3. The copy back runs in the stream that needs the tensor, which waits for the copy.
+Source: torch.autograd.graph.save_on_cpu, which also copies parameters and copies a tensor each time it is saved.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 Back = Callable[[], Tensor]
 Out = Callable[[Tensor], Back | None]
-"""Starts to copy a tensor to the host and says how to get it back; None: it stays where it is."""
+"""Starts the copy of a tensor to the host and returns the function that brings it back; None if the tensor stays."""
 
 
 class HostBytes:
-    """Bytes that offloaded tensors hold on the host now, and the most since `restart`."""
+    """Bytes that offloaded tensors hold on the host now, and their peak since `restart`."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
@@ -38,7 +38,7 @@ class HostBytes:
         self.peak_bytes = self._now
 
     def hold(self, owner: object, n_bytes: int) -> None:
-        """Until `owner` is gone."""
+        """Counts `n_bytes` until `owner` is deleted."""
         self._add(n_bytes)
         weakref.finalize(owner, self._add, -n_bytes).atexit = False
 
@@ -52,12 +52,12 @@ HOST = HostBytes()
 
 
 class _OnHost:
-    """One tensor that has left. Backward may ask for it several times; while it is there it is not brought again."""
+    """A tensor on the host. Backward may ask for the tensor several times; a copy that is still alive is used again."""
 
     def __init__(self, back: Back, shape: torch.Size, n_bytes: int) -> None:
         self._back, self._shape = back, shape
         self._here: tuple[weakref.ref[Any], tuple[Any, ...]] | None = None
-        """The storage, which lives while anybody uses it, and how the tensor lies in it."""
+        """A weak reference to the storage of the copy, and the tensor's type, offset, size and stride in it."""
         HOST.hold(self, n_bytes)
 
     def tensor(self) -> Tensor:
@@ -71,7 +71,7 @@ class _OnHost:
 
 
 def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> AbstractContextManager[Any]:
-    """What autograd saves inside waits on the host; `modules` own the parameters that stay."""
+    """A context in which tensors that autograd saves move to the host. Parameters of `modules` stay."""
     own = {parameter.untyped_storage()._cdata for module in modules for parameter in module.parameters()}
     gone: dict[Any, tuple[weakref.ref[Any], weakref.ref[_OnHost]]] = {}
     copy_out = out or to_host
@@ -83,11 +83,11 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> Abstr
         key = (storage._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor._version)
         of, known = gone.get(key, (None, None))
         there = known() if known is not None and of is not None and of() is storage else None
-        if there is None:  # never seen, or an address that was handed out again
+        if there is None:  # a new tensor, or an address that was handed out again
             small = _unexpanded(tensor)
             back = copy_out(small)
             if back is None:
-                return tensor.detach()  # an output would hold the operation that saves it, and that one the output
+                return tensor.detach()  # an output and the operation that saves it would hold each other in a cycle
             there = _OnHost(back, tensor.shape, small.nbytes)
             gone[key] = weakref.ref(storage), weakref.ref(there)
         return there
@@ -99,7 +99,7 @@ def offload_saved(modules: Sequence[nn.Module], out: Out | None = None) -> Abstr
 
 
 def to_host(tensor: Tensor) -> Back | None:
-    """From a GPU, behind all that its stream has been asked so far."""
+    """Copies a GPU tensor to the host, after all work queued in its stream; None for a tensor on another device."""
     if tensor.device.type != "cuda":
         return None
     device, lane = tensor.device, _lane(tensor.device)
@@ -123,7 +123,7 @@ def _lane(device: torch.device) -> torch.cuda.Stream:
 
 
 def _unexpanded(tensor: Tensor) -> Tensor:
-    """One of the copies where a dimension is the same number over and over."""
+    """The tensor narrowed to one element in each dimension of stride 0."""
     for dim, (size, step) in enumerate(zip(tensor.shape, tensor.stride())):
         if step == 0 and size > 1:
             tensor = tensor.narrow(dim, 0, 1)

@@ -1,4 +1,4 @@
-"""A model's own checkpointing, switched off for a while: by the flags of known libraries, and torch's own as a call.
+"""Switches off the checkpointing inside a model: by the flags of known libraries, and inside torch as a plain call.
 
 transformers  gradient_checkpointing      timm  grad_checkpointing      guided-diffusion  use_checkpoint
 mmcv  with_cp      torchvision's DenseNet  memory_efficient
@@ -17,12 +17,12 @@ SWITCHES = (
     "gradient_checkpointing", "grad_checkpointing", "use_checkpoint", "use_checkpointing", "use_grad_checkpointing",
     "use_gradient_checkpointing", "activation_checkpointing", "checkpointing", "with_cp", "memory_efficient",
 )  # fmt: skip
-"""Attributes of modules that say True where the module runs again for backward."""
+"""Attributes that are True on a module that checkpoints itself."""
 
 
 @contextmanager
 def checkpointing_off(model: nn.Module) -> Iterator[None]:
-    """Every known switch of `model` is off, and torch.utils.checkpoint calls what it is given, nothing else."""
+    """Turns every known switch of `model` off, and makes torch.utils.checkpoint a plain call of its function."""
     on = [(module, name) for module in model.modules() for name in SWITCHES if getattr(module, name, None) is True]
     torchs_own = (torchs.CheckpointFunction, torchs._checkpoint_without_reentrant_generator)
     for module, name in on:
@@ -46,5 +46,5 @@ class _Call:
 
 
 def _nothing_kept(*args: Any, **kwargs: Any) -> Iterator[None]:
-    """The other one: what surrounds the call does nothing."""
+    """Non-reentrant checkpointing as a plain call: the generator around the call does nothing."""
     yield

@@ -1,18 +1,18 @@
-"""What is different while a block runs again for backward.
+"""The context of a recompute: what differs while a block runs again for backward.
 
 The problem. A checkpointed block runs twice in one step: in forward, and again in backward to make what it did not
-keep. The second run must compute exactly what the first one did, and must leave no trace, or training changes. torch
-puts its own generators back for the second run, and nothing else: a BatchNorm moves its statistics twice
-(pytorch #96136), Python's and numpy's dice and generator objects roll on.
+keep. The second run must compute exactly what the first run did and leave no trace, or training changes. torch
+restores only its own generators for the second run. A BatchNorm moves its statistics twice (pytorch #96136), and the
+generators of Python, numpy and the model move on.
 
-The idea. Whoever wraps a block (apply.py, segments) surrounds each second run with one context, made in forward, where
-it can still read how things stood.
+The idea. The code that wraps a block (apply.py, segments) surrounds each second run with one context. The context is
+made in forward, where it can still read the state of the generators.
 
 The mechanism, on entry, undone in reverse order on exit:
-1. Running statistics are hidden behind copies: the second run moves the copies, which are then dropped.
-2. Generators that torch does not stash go back to where the forward found them, and afterwards on from where they were.
-3. `is_recomputing()` becomes true in the thread that recomputes; on CUDA that is autograd's own, not the caller's.
-4. Observers are told, because a block's own hooks stay silent when a policy calls its `forward` directly.
+1. Copies replace the running statistics: the second run moves the copies, which are then dropped.
+2. Generators that torch does not stash return to their state at the forward; on exit they get their later state back.
+3. `is_recomputing()` becomes true in the thread that recomputes; on CUDA this is autograd's thread, not the caller's.
+4. Observers are called, because a block's own hooks stay silent when a policy calls its `forward` directly.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_recomputing() -> bool:
 
 @contextmanager
 def observe_recompute(observer: Observer) -> Iterator[None]:
-    """Tells `observer` whenever a unit starts and ends running again, in whatever thread that happens."""
+    """Calls `observer` whenever a recompute of a unit starts or ends, in any thread."""
     _observers.append(observer)
     try:
         yield
@@ -54,7 +54,7 @@ def observe_recompute(observer: Observer) -> Iterator[None]:
 
 
 class RunningAgain:
-    """Context in which `modules` run again. Can be entered repeatedly and within itself: second order does both."""
+    """Context in which `modules` run again. It can be entered repeatedly and inside itself: second order does both."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RunningAgain:
     def __enter__(self) -> Self:
         # 1.
         hidden = _hide_statistics(self._modules) if self._hide else []
-        # 2. Where they stand now is read first: outside of this block the step has gone on drawing.
+        # 2. The current state is read first: the step outside of this block has drawn more numbers.
         stood = None
         if self._outside is not None and self._at_forward is not None:
             stood = self._outside.read()
@@ -90,7 +90,7 @@ class RunningAgain:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Early stop leaves through here too, by an exception of torch's own.
+        # Early stop leaves through here too, by an exception of torch.
         for observer in reversed(tuple(_observers)):
             observer(self._fqn, False)
         _thread.depth -= 1
@@ -102,12 +102,12 @@ class RunningAgain:
 
 
 def running_again(block: nn.Module, fqn: str = "") -> RunningAgain:
-    """`with running_again(block):` for code that recomputes by its own hand."""
+    """The context for code that recomputes without torch.utils.checkpoint: `with running_again(block):`."""
     return RunningAgain((block,), fqn)
 
 
 def _hide_statistics(modules: Sequence[nn.Module]) -> list[tuple[nn.Module, str, torch.Tensor]]:
-    """BatchNorm and InstanceNorm alike get copies to move; the real ones come back on exit."""
+    """Replaces the statistics of BatchNorm and InstanceNorm by copies; exit puts the returned originals back."""
     hidden: list[tuple[nn.Module, str, torch.Tensor]] = []
     norms = {m: None for module in modules for m in module.modules() if isinstance(m, _NormBase)}
     for norm in norms:
