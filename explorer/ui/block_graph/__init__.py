@@ -48,13 +48,13 @@ class Paint(Record):
 
 @dataclass(slots=True, kw_only=True)
 class GraphMarks:
-    """What is marked in one graph. Changed in place: the page and the browser take turns."""
+    """Marks of a graph. The page and the browser change the marks in place, by turns."""
 
     on: list[str] = field(default_factory=list)
     """Blocks to recompute."""
     cuts: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
-    """What is unfolded."""
+    """Containers and runs that are unfolded."""
     selected: str = ""
     seq: int = 0
     """The last click of the browser's that is in."""
@@ -114,11 +114,11 @@ def flipped(marks: Iterable[str], flips: Collection[str]) -> list[str]:
 
 
 def block_graph(drawing: Layout, state: GraphMarks, paint: Paint, *, key: str) -> None:
-    """Draws the graph; what a person marks arrives in `st.session_state[key]["marks"]` for `adopt`.
+    """Draws the graph; a person's marks arrive in `st.session_state[key]["marks"]` for `adopt`.
 
-    The page adopts it when it is drawn: a callback of the graph could not tell what came before it in the same rerun.
+    The page adopts the marks when it is drawn: a callback cannot tell which events came first in the same rerun.
 
-    Where `paint.window` is a guess or much different from the browser's, that arrives as "window".
+    If `paint.window` is a guess or differs much from the browser's window, the latter arrives as "window".
     """
     _component()(
         key=key,
@@ -134,7 +134,7 @@ def _nothing() -> None:
 
 
 def payload(drawing: Layout, state: GraphMarks, paint: Paint) -> dict[str, Any]:
-    """What travels to the browser: short rows, and labels only for what is in view."""
+    """Data for the browser: short rows, and labels of the rows in view."""
     in_view = {row.id for row in drawing.rows}
     return {
         "geometry": _geometry(drawing),

@@ -1,1 +1,1 @@
-"""The Explore page."""
+"""The Explore page: a drawn policy comes in, its forecast and measured figures go out. Read page.py first."""

@@ -25,12 +25,12 @@ FIELD_WIDTH = 190
 SLIDER_KEY = "front_slider"
 LOOK_EVERY_S = 0.5
 WORTH_SAYING = 0.01
-"""The front is said to be better where it saves this share of the step."""
+"""Smallest share of the step that the front must save before the page calls it better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A plan as the page foretells it: against its own baseline, under the options that are drawn."""
+    """A plan as the page predicts it: against the page's baseline, under the drawn options."""
 
     plan: Plan
     peak_bytes: int
@@ -89,8 +89,8 @@ def _drawn(known: Shown, foreseen: Forecast) -> tuple[int | None, float | None]:
 def _slider(
     state: ExploreState, graph: ModelGraph, drawn: tuple[int | None, float | None], front: tuple[Point, ...]
 ) -> None:
-    """One position for each plan. The drawn policy stands at its plan or at the plan of the nearest peak; the label of
-    that position has the figures of the drawn policy."""
+    """Draws the slider, one position per plan. The drawn policy stands at its plan, or at the plan of the nearest peak.
+    The label of the position has the figures of the drawn policy."""
     units, (peak, ratio) = state.draft.spec.policy.units, drawn
     usual = peak or (front[-1].peak_bytes if front else 0)
     near = min(range(len(front)), key=lambda i: abs(front[i].peak_bytes - usual), default=0)
@@ -123,7 +123,7 @@ def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
 
 
 def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
-    """What the worker does, or how the drawn policy does."""
+    """Writes a line on the planner's work, or on the drawn policy."""
     search, mine = plans.look(known, graph), state.budget
     if mine.none_because:
         small(f":red[{plain(mine.none_because)}]")

@@ -59,7 +59,7 @@ def _take_upload(state: ExploreState, graph: ModelGraph) -> None:
 
 
 def take_policy(state: ExploreState, graph: ModelGraph, data: bytes) -> None:
-    """Replaces the policy by the one in `data`; undo brings the old one back. What is wrong becomes a failure."""
+    """Replaces the policy by the one in `data`; undo restores the old policy. An error becomes a failure."""
     with page_job.refusing(state.job):
         if len(data) > LARGEST_POLICY:
             raise UnreadableFile(f"The policy file has {len(data):,} bytes; at most {LARGEST_POLICY:,} are read.")
@@ -96,7 +96,7 @@ def policy_text(state: ExploreState, graph: ModelGraph) -> str:
 
 
 def _warning(state: ExploreState, graph: ModelGraph) -> str:
-    """What is known to go wrong, as the first lines of the file."""
+    """Known hazards, as the first lines of the file."""
     spec = state.draft.spec
     return in_file(hazards(graph, spec.policy, spec.plan, spec))
 

@@ -1,4 +1,4 @@
-"""What the drawn policy should do before anybody runs it: a forecaster is kept ready and asked at every toggle."""
+"""Predicted peak, cost and saved bytes of the drawn policy. A stored forecaster answers every toggle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from explorer.view.drawing.units import MINUS, mib, percent
 
 
 def _forecaster(baseline: Measurement | None, graph: ModelGraph | None, key: str | None) -> Forecaster | None:
-    # It replays a step that kept everything, and asks the graph where recompute stops.
+    # A forecaster replays a step that kept everything; the graph says where recompute stops.
     if baseline is None or not baseline.complete or graph is None or key is None or baseline.spec.policy.units:
         return None
     forecaster: Forecaster | None = backend.records().get(f"forecaster {key}")
@@ -28,7 +28,7 @@ def _forecaster(baseline: Measurement | None, graph: ModelGraph | None, key: str
 def foretold_line(
     baseline: Measurement | None, graph: ModelGraph | None, policy: Policy, *, key: str | None
 ) -> Bytes | None:
-    """What `policy` should hold at every event of `baseline`; None where nothing can be said, or nothing changes."""
+    """Predicted bytes of `policy` at every event of `baseline`; None without a forecaster or a recomputed unit."""
     forecaster = _forecaster(baseline, graph, key)
     return forecaster.line(policy) if forecaster is not None and policy.units else None
 
@@ -49,12 +49,12 @@ def worth_recomputing(graph: ModelGraph) -> frozenset[str]:
 
 
 def price_tags(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, str]:
-    """What toggling one kept block would do to `measured`, in a few words, by fqn."""
+    """Effect of toggling a block on `measured`, in a few words, by fqn."""
     return {fqn: _words(price) for fqn, price in _prices(measured, graph, key).items()}
 
 
 def price_figures(measured: Measurement | None, graph: ModelGraph, *, key: str) -> dict[str, float]:
-    """The same as MiB of peak for one percent of the step's FLOPs; blocks without a price are left out."""
+    """Prices as MiB of peak for one percent of the step's FLOPs, by fqn; blocks without a price are left out."""
     priced = _prices(measured, graph, key)
     return {fqn: price.mib_per_percent for fqn, price in priced.items() if price.mib_per_percent is not None}
 

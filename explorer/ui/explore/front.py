@@ -27,7 +27,7 @@ MOST_MEASURED = 4
 
 
 def front_panel(state: ExploreState, view: Shown, graph: ModelGraph) -> None:
-    """What a click does and the button that measures; below them chart and table, drawn as plans come."""
+    """Draws a hint on clicks, the button that measures, and below them chart and table, redrawn as plans arrive."""
     state.charted = state.draft.spec.policy
     search = plans.look(view, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="center", key="front_row"):
@@ -58,7 +58,7 @@ def _take(state: ExploreState, graph: ModelGraph, mark: Mark) -> None:
 
 
 def marks_of(state: ExploreState, known: Shown, graph: ModelGraph) -> tuple[Mark, ...]:
-    """Everything on the plane, in the order of the table; what was measured is not foretold beside it."""
+    """All marks on the plane, in the order of the table. A measured policy has no predicted mark."""
     policy = state.draft.spec.policy
     front, counts = points(state, known, graph, plans.look(known, graph)), cost_word(known)
     marks = [

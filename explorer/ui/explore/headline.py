@@ -28,7 +28,7 @@ INSTEAD = {
     Freshness.PREDICTED_OTHER_OPTIONS: "nothing runs",
     Freshness.PREDICTED_STALE: "nothing runs",
 }
-"""What stands there instead where no run can measure it, by freshness."""
+"""Text instead of a figure that no run can measure, by freshness."""
 COLOURS: dict[str, Literal["green", "red", "gray"]] = {"good": "green", "bad": "red", "neutral": "gray"}
 NOWHERE: tuple[Origin, ...] = ()
 """Origin of a figure that says itself that it is unknown, or that is a person's choice."""
@@ -93,7 +93,7 @@ def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
 
 
 def _drawn(base: Measurement | None, drawn: Drawn, instead: str | None) -> tuple[Headline, ...]:
-    """Before a run: the baseline measured, the policy predicted. `instead`: what is said where Run has no use."""
+    """Figures before a run: the baseline measured, the policy predicted. `instead`: the text if Run has no use."""
     policy, forecast = drawn.policy, drawn.forecast
     plain = not policy.units
     of_base = "everything kept"
@@ -163,7 +163,7 @@ def _flops(ratio: float | None, *, plain: bool, counted: bool) -> Headline:
 
 
 def _gradients(hazards: tuple[Hazard, ...]) -> Headline:
-    """Not compared yet; but what is known to go wrong is said before anything runs."""
+    """The verdict before a comparison; known errors are shown before a run."""
     wrong = errors(hazards)
     if not wrong:
         return _headline("verdict", "Gradients", "not compared", PRESS)

@@ -1,4 +1,4 @@
-"""Where the peak is, what is alive there, and why the policy helped or did not."""
+"""Panel on the peak: its moment, the bytes alive there, and the reason why the policy helped or did not."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _by_block() -> bool:
 
 
 def _answer(state: ExploreState, baseline: Measurement, candidate: Measurement | None, at: Picked) -> None:
-    """What was held at the picked moment, above the chart, and the way back to the peak."""
+    """Writes the bytes held at the picked moment above the chart, with a button back to the peak."""
     run = candidate if at and at[0] == "candidate" else baseline
     if at is None or run is None or run.allocations is None or at[1] > run.allocations.n_ticks:
         return

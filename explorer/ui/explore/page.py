@@ -1,4 +1,4 @@
-"""What does this policy buy, what does it cost, is it still the same gradient? One screen answers.
+"""The Explore page: a policy's savings, its cost and the check of its gradients on one screen.
 
 headline strip                                   redrawn with every toggle (a fragment with the graph)
 model, options, graph   |   memory, cost, ...    redrawn when something was measured or selected
@@ -46,7 +46,7 @@ FILES_WIDTH = 310
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """Where a click in the graph changes words outside of it."""
+    """Places outside the graph whose words change with a click in the graph."""
 
     strip: Any
     run: Any
@@ -98,8 +98,8 @@ def page() -> None:
 
 
 def _tour(state: ExploreState, view: Shown) -> None:
-    """The guided path, as far as this page knows; it walks by what is measured, and the model may have been read while
-    the page was being drawn."""
+    """Draws the guided tour, which advances with measured results. The model may be read while the page is drawn, so
+    the graph is looked up here."""
     if state.draft.predict:
         return
     graph, policy = drafts.graph_of(state.draft), state.draft.spec.policy
@@ -132,7 +132,7 @@ def _trouble(state: ExploreState) -> None:
 
 
 def _told(state: ExploreState, read: Reading) -> None:
-    """What became of an imported policy, until a person takes the note away."""
+    """Draws notes on an imported policy, until a person dismisses them."""
     with st.container(border=True, key="read_policy"):
         small(f":{exports.COLOURS[read.fit]}-badge[{read.fit}] read from {plain(read.source)}")
         for sentence in read.told:
@@ -185,7 +185,7 @@ def _desk(state: ExploreState, places: Places) -> None:
 
 
 def _freshness(known: Shown) -> str:
-    """What the figures are about, and where a run was cut short."""
+    """Words for the run that the figures are about, and for a run that was cut short."""
     line = glossary.FRESHNESS[known.freshness]
     if known.baseline is not None and known.freshness is Freshness.RECORDED:
         return f"{line} {plain(known.baseline.recorded_in)}. {glossary.NO_MODEL}"
@@ -199,7 +199,7 @@ def _freshness(known: Shown) -> str:
 
 
 def _danger(places: Places, hazards: tuple[Hazard, ...]) -> None:
-    """What is known to go wrong stands where a person runs the policy, and where it is taken away."""
+    """Shows known hazards beside the buttons that run and download the policy."""
     warning = plain(danger(hazards))
     if warning:
         places.run.error(warning, icon=":material/gpp_bad:")
@@ -241,7 +241,7 @@ def _start(state: ExploreState, graph: ModelGraph | None) -> None:
 
 
 def _next_step(state: ExploreState, view: Shown) -> str:
-    """What stands beside Run while nothing runs."""
+    """Text beside Run while nothing runs."""
     if state.job.run_failed:
         return "The last run has no result; the reason is shown above."
     if state.draft.predict:

@@ -114,7 +114,7 @@ def gradients_panel(comparison: Comparison) -> None:
 
 
 def _rest(comparison: Comparison) -> list[tuple[str, str, list[dict[str, object]]]]:
-    """What else has to be equal; what was not checked is left out."""
+    """Further tables of the comparison; checks without rows are left out."""
     checked = [
         ("buffers", "Buffers after the step", buffer_table(comparison)),
         ("inputs", "Gradients of the inputs", diff_table(comparison.input_gradients)),
@@ -143,7 +143,7 @@ def table_panel(run: Comparison | Measurement, *, block: str) -> None:
 
 
 def _costs(baseline: Measurement, candidate: Measurement) -> list[dict[str, object]]:
-    """One row a block that ran."""
+    """Table rows, one per block that ran."""
     rows = []
     for cost in candidate.blocks:
         before = baseline.by_fqn.get(cost.fqn)

@@ -1,7 +1,7 @@
-"""Plans that the worker finds beside everything else: the front of a measured step, and what a person wished for.
+"""Plans that the idle worker finds: the front of a measured step, and the plan for a person's budget.
 
-a baseline is there ──▶ the front is looked for, plan by plan ──▶ kept for every visitor of that step
-a run is asked for  ──▶ the front gives way, and is looked for again once nothing else is under way
+a baseline exists  ──▶ the worker finds the front, plan by plan ──▶ every visitor of the step shares the front
+a run is requested ──▶ the search for the front stops, and starts again when the worker is idle
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from explorer.ui.shared.draft import with_units
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The front as far as it is known."""
+    """The known part of the front."""
 
     plans: tuple[Plan, ...] = ()
     n_expected: int = 0
@@ -35,7 +35,7 @@ class Found:
 
 
 def look(known: Shown, graph: ModelGraph | None, *, start: bool = False) -> Found:
-    """What was found so far. With `start` a front that nobody has looked for is, if the worker is idle."""
+    """The plans found so far. `start`: an idle worker begins a search that has not begun or was cut off."""
     kept = known.kept
     if graph is None or kept is None or not kept.complete or kept.allocations is None:
         return Found()
@@ -57,12 +57,12 @@ def _was_cut_off(job: Job) -> bool:
 
 
 def _key(kept: Measurement, graph: ModelGraph) -> str:
-    """The key of one step: measured again it has the same timeline; foreseen it has no times."""
+    """Key of a step. A second measurement has the same timeline; a predicted step has another origin and no times."""
     return f"{graph.fingerprint} {kept.origin} {kept.step_peak_bytes} {to_json(kept.spec).decode()}"
 
 
 def ask(state: ExploreState, known: Shown, graph: ModelGraph, text: str) -> None:
-    """Takes over what was typed, and has the plan for it looked for. What asks for nothing gets its sentence."""
+    """Takes over the typed budget and submits the search for its plan. An unusable text gets a sentence."""
     before, state.budget = state.budget, Budget(text=text.strip())
     mine = state.budget
     if before.job is not None and (job := backend.worker().job(before.job)) is not None:

@@ -1,4 +1,4 @@
-"""What was measured, and whether it is about the policy that is drawn now: the facts behind strip, graph and charts."""
+"""Measured results and their relation to the drawn policy: the facts behind strip, graph and charts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Picked = tuple[str, int] | None
 
 
 class Freshness(StrEnum):
-    """What the figures on the page are about; `glossary.FRESHNESS` has a sentence for each."""
+    """Relation of the figures to the drawn policy; `glossary.FRESHNESS` has a sentence for each."""
 
     NOTHING = "nothing"
     BASELINE = "baseline"
@@ -56,7 +56,7 @@ class Freshness(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What was measured, and whether it is about the policy that is drawn now."""
+    """Measured results, and whether they are about the drawn policy."""
 
     comparison: Comparison | None
     baseline: Measurement | None
@@ -66,7 +66,7 @@ class Shown:
     """The run that kept everything, where the baseline is a pinned one: forecasts are about it."""
     kept_key: str | None = None
     did_not_fit: str = ""
-    """What was out of memory before a run fitted, and that the baseline is put together from that one."""
+    """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
     foreseen: bool = False
     """Whether nothing ran: the baseline was played without data."""
     other_options: bool = False
@@ -92,7 +92,7 @@ class Shown:
 
     @property
     def against(self) -> str:
-        """What measured figures are compared with, where that did not keep everything; the empty string: it did."""
+        """Words for the baseline of measured figures; empty if the baseline kept everything."""
         if self.pinned is None:
             return ""
         return "what fitted" if self.did_not_fit else "the pinned baseline"
@@ -213,12 +213,12 @@ def _step_ms(run: Measurement) -> float | None:
 
 
 def cost(foreseen: Forecast) -> float | None:
-    """Step time over that with everything kept; of a step that nobody timed its FLOPs."""
+    """Step time over the time with everything kept; the FLOPs ratio if the step is not timed."""
     return foreseen.time_ratio if foreseen.time_ratio is not None else foreseen.flop_ratio
 
 
 def cost_word(known: Shown) -> CostWord:
-    """What `cost` counts: a step that did not fit was never timed."""
+    """Quantity that `cost` counts: FLOPs if the step did not fit and so has no times."""
     return "time" if known.kept is None or known.kept.times is not None else "FLOPs"
 
 
@@ -279,7 +279,7 @@ def _overlay(what: str, known: Shown, priced: dict[str, float]) -> Overlay | Non
 
 
 def ledger_of(baseline: Measurement | None, candidate: Measurement | None, at: Picked) -> Ledger | None:
-    """What is alive at the picked point; None where nothing is picked or that run has no timeline."""
+    """Bytes alive at the picked point; None without a picked point or without a timeline."""
     if at is None:
         return None
     run = candidate if at[0] == "candidate" else baseline

@@ -1,4 +1,4 @@
-"""What the Explore page shows of one visitor's draft: keys of what was measured, and how a person looks at it."""
+"""State of the Explore page for one visitor: keys of measured results, and choices of views."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BY_ROLE = "by role"
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """What a person typed into the budget field, and what came of it."""
+    """Text typed into the budget field, and its outcome."""
 
     text: str = ""
     wish: Wish | None = None
@@ -40,7 +40,7 @@ class ExploreState:
     """The state of one visitor. Records are held by their key, which is their run's id where the store has it."""
 
     draft: Draft
-    """What is drawn: the one that every page shares."""
+    """The draft that every page shares."""
     about: str = ""
     """The draft's graph when this was new: another one means another model."""
     job: PageJob = field(default_factory=PageJob)
@@ -56,7 +56,7 @@ class ExploreState:
     """The quantity that is drawn on all blocks."""
     budget: Budget = field(default_factory=Budget)
     slid: Policy | None = None
-    """What the slider drew last: a drag is one step of undo."""
+    """Policy that the slider drew last: a drag is one step of undo."""
     charted: Policy | None = None
     """The policy that a chart is about which follows the graph; None: no such chart is open."""
     to_measure: list[Policy] = field(default_factory=list)
@@ -68,9 +68,9 @@ class ExploreState:
     warning: str = ""
     """Why the store could not keep the last run."""
     doubt: str = ""
-    """What an imported policy file's own evidence says against it."""
+    """Warning from the evidence in an imported policy file."""
     read: Reading | None = None
-    """An imported policy of which something has to be told, until it is read."""
+    """An imported policy with notes to show, until a person dismisses the notes."""
 
 
 def current() -> ExploreState:

@@ -1,4 +1,4 @@
-"""What the worker does for the Explore page: describe, measure, compare, draw; and where each result stands."""
+"""The worker's tasks for the Explore page: describe, measure, compare, draw; and the keys of the results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def take(state: ExploreState, job: Job) -> None:
 
 
 def prepare(state: ExploreState) -> None:
-    """First visit: the model is described and its baseline measured without being asked. One attempt each."""
+    """On the first visit, describes the model and measures its baseline without a press. One attempt each."""
     spec, baseline = state.draft.spec, wanted(state)
     if spec.model.is_recorded:  # its model is not here: nothing can be described or measured
         state.baseline = state.baseline or backend.recorded_run(spec.model)
@@ -67,7 +67,7 @@ def prepare(state: ExploreState) -> None:
 
 
 def _foresee(state: ExploreState, baseline: RunSpec) -> None:
-    """The same without a byte for the model, and again where an option was changed: nobody has to press for it."""
+    """Describes the model and predicts its baseline without data, and predicts again after each change of an option."""
     key, spec = backend.foreseen_key(baseline), state.draft.spec
     if backend.records().get(key) is not None:
         state.baseline = key
@@ -80,13 +80,13 @@ def _foresee(state: ExploreState, baseline: RunSpec) -> None:
 
 
 def wanted(state: ExploreState) -> RunSpec:
-    """The baseline of what is drawn; of what is only foreseen, everything kept."""
+    """The baseline of the draft; if the draft is only predicted, the run that keeps everything."""
     spec = state.draft.spec
     return msgspec.structs.replace(spec, policy=KEEP_ALL) if state.draft.predict else pins.baseline_of(spec)
 
 
 def baseline_of(candidate: RunSpec) -> RunSpec:
-    """What `candidate` is compared with: as asked, or what fitted where that was refused for want of memory."""
+    """Baseline of `candidate`: as requested, or the run that fitted if the request was out of memory."""
     asked = pins.baseline_of(candidate)
     instead = None if known.measured(asked) else known.fitted(asked)
     return asked if instead is None else instead[1].spec
@@ -146,7 +146,7 @@ def measure_next(state: ExploreState) -> None:
 
 
 def result(state: ExploreState, name: Literal["baseline", "shown", "pictures"]) -> Any:
-    """The record that `name` points to; None where there is none. What cannot be read is forgotten, and said."""
+    """The record that `name` points to; None without a record. An unreadable record becomes the failure."""
     record = page_job.record(state.job, getattr(state, name))
     if record is None:
         setattr(state, name, None)

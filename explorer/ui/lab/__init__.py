@@ -1,1 +1,1 @@
-"""The Lab page."""
+"""The Lab page: an experiment with its switches comes in, its findings go out. Read page.py first."""

@@ -1,8 +1,8 @@
-"""The lab: read a story, flip its switches, run it for real, see what there is to take away.
+"""The Lab page: read a story, flip its switches, run the experiment, see the findings.
 
     experiment, story, switches, Run   |   take-aways, chart, table
 
-A run starts by its button; only the first visit runs the experiment it opens with, so that nothing is empty.
+A button starts a run. On the first visit the open experiment runs without a press, so that no panel is empty.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ ORIGINS = {
 
 @dataclass(slots=True, kw_only=True)
 class LabState:
-    """One visitor's choices in the lab. Changed in place, as the page is drawn again and again."""
+    """A visitor's choices in the lab. The page changes the state in place."""
 
     name: str = field(default_factory=lambda: lessons()[0].name)
     """The experiment that is open."""
@@ -166,7 +166,7 @@ def _words(lesson: Lesson) -> None:
 
 
 def _result(state: LabState, request: RunLab) -> None:
-    """What the run said; an older run of the experiment is marked as such."""
+    """Draws the outcome; an outcome of an older run has a mark."""
     outcome, fresh = _outcome(request), True
     if outcome is None:
         last = state.shown.get(request.name)

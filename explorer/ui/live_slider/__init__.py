@@ -1,4 +1,4 @@
-"""A slider as a component of the page: what it moves follows while it is dragged, not only when it is let go."""
+"""A slider as a component of the page. The page follows while a person drags the slider, not only at its release."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int], object], *, key: str) -> None:
-    """One place a label; `take` gets each place that a person moves it to. Of fewer than two it cannot be moved."""
+    """Draws a slider with a place per label; `take` gets each new place. Fewer than two places cannot move."""
     drawn: _Drawn = st.session_state.setdefault(f"{key}, drawn", _Drawn())
     drawn.take, drawn.n_places = take, len(labels)
     data = {"name": name, "labels": list(labels), "at": at}
@@ -35,7 +35,7 @@ def catch_up(key: str) -> None:
 
 @dataclass(slots=True)
 class _Drawn:
-    """A slider as it was drawn last, and the last move that was taken over."""
+    """A slider as last drawn, and the last move taken over."""
 
     take: Callable[[int], object] = int
     n_places: int = 0

@@ -1,7 +1,7 @@
-"""What the address bar says of a pipeline plan: readable, and read strictly.
+"""The pipeline plan in the address bar: readable, and read strictly.
 
 `?cuts=3.6&microbatches=8&schedule=1F1B` puts the first three blocks of the chain on stage 0 and the next three on
-stage 1. What is usual is left out; a part that cannot be read gets a sentence, never half a plan.
+stage 1. Default values are left out. An unreadable part gives a sentence, never half a plan.
 """
 
 from __future__ import annotations

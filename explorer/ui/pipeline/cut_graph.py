@@ -53,7 +53,7 @@ def drawing(graph: ModelGraph, opened: list[str], n_microbatches: int) -> Layout
 
 
 def labels(graph: ModelGraph, policy: Policy, plan: PipelinePlan, profile: PipelineProfile | None) -> dict[str, Label]:
-    """What stands on every block: its parameters, its stage, and what it costs alone."""
+    """Labels of the blocks: parameters, stage, and cost of the block alone."""
     stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
     costs = {cost.blocks[0]: cost for cost in profile.blocks if len(cost.blocks) == 1} if profile else {}
     on = set(policy.blocks)

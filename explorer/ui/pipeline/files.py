@@ -1,4 +1,4 @@
-"""What leaves the Pipeline page: the policy file with the plan, and what torchrun needs on real ranks."""
+"""Downloads of the Pipeline page: the policy file with the plan, and the files for torchrun on real ranks."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...], 
 
 
 def zipped(files: dict[str, str]) -> bytes:
-    """One archive with everything in a folder of its own."""
+    """A zip archive with all files in one folder."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():

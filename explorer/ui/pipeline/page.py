@@ -1,4 +1,4 @@
-"""Where to split the model, which schedule drives the stages, and does the gradient survive it?
+"""The Pipeline page: choose cuts and a schedule, then check step time, memory and gradients.
 
 strip: step, bubble, highest peak, gradients        predicted at once with every change, measured after Run
 model, plan, graph with cuts  |  schedule, memory, gradients, calls, hazards, files
@@ -122,7 +122,7 @@ def _plan(split: PipelineState, graph: ModelGraph) -> Results:
 
 
 def _forecast(profile: PipelineProfile | None, plan: PipelinePlan, spec: RunSpec) -> tuple[PlayedSchedule | None, str]:
-    """What the profile says about this plan, or why the plan cannot run."""
+    """The plan simulated from the profile, or the reason why the plan cannot run."""
     if profile is None:
         return None, ""
     try:

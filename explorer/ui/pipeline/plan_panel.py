@@ -106,7 +106,7 @@ def _bound(split: PipelineState, name: str, key: str) -> Bound:
 
 
 def _choice(split: PipelineState, name: str, label: str, offered: tuple[Sequence[Any], str]) -> None:
-    """One of some values; `offered` with the words that explain it."""
+    """Draws a choice of values; `offered`: the values and their help text."""
     options, help = offered
     now = _bound(split, name, f"pipeline_{name}")
     st.selectbox(label, options, options.index(now.value), help=help, **now.wired)
@@ -165,7 +165,7 @@ def _more(split: PipelineState) -> None:
 
 
 def _first_cut(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """A model nobody has cut yet has two even stages, evened out again once its blocks are priced; no step to undo."""
+    """Cuts a new model into two even stages, and again when its blocks are priced. Neither is a step of undo."""
     if not split.uncut:
         return
     pipeline_state.choose(split, "n_microbatches", fitting(split.choices.n_microbatches, graph))

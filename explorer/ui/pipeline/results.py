@@ -1,4 +1,4 @@
-"""What came of a plan: the schedule in time, memory by rank, whose fault a difference is, how often blocks ran."""
+"""Results of a plan: the schedule in time, memory by rank, causes of differences, number of runs of blocks."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def _schedule(known: Results) -> None:
 
 
 def _multiplied(hazards: tuple[Hazard, ...]) -> None:
-    """Recompute that the schedule multiplies is said beside the schedule, not only in the list of hazards."""
+    """Warns of multiplied recompute beside the schedule, not only in the list of hazards."""
     for hazard in hazards:
         if hazard.rule == "multiplied-recompute":
             st.warning(plain(f"{hazard.sentence} {hazard.remedy}"), icon=":material/warning:")

@@ -1,4 +1,4 @@
-"""Who does what in which order: a schedule by name on a number of ranks, or the rows of an own file."""
+"""Choice of the schedule: by name on a number of ranks, or as rows of a person's file."""
 
 from __future__ import annotations
 

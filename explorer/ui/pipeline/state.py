@@ -1,8 +1,7 @@
-"""What one visitor has decided on the Pipeline page: where to cut, which schedule, which executor.
+"""A visitor's decisions on the Pipeline page: cuts, schedule, executor.
 
-Model, policy and options are the draft that every page shares. The recompute marks of the graph are its policy:
-`absorb` keeps the two the same. What changed elsewhere is laid under the clicks first, then the clicks become the
-policy.
+Model, policy and options are in the draft that every page shares. `absorb` keeps the graph's recompute marks equal to
+the draft's policy. Changes from other pages are applied to the marks first; then the clicks become the policy.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ WIDGET = "pipeline_graph"
 
 
 class Before(Record):
-    """What one step of undo brings back: the cuts, or the policy, that were."""
+    """Cuts or policy that one step of undo restores."""
 
     cuts: tuple[str, ...] | None = None
     policy: Policy | None = None
@@ -49,7 +48,7 @@ class PipelineState:
     """Changed in place: parts of the page hold it from one drawing to the next."""
 
     draft: Draft
-    """What is drawn: the one that every page shares."""
+    """The draft that every page shares."""
     choices: PlanChoices = plan_link.USUAL
     """Microbatches, schedule and switches of the plan."""
     own_schedule: tuple[tuple[str, ...], ...] = ()
@@ -63,7 +62,7 @@ class PipelineState:
     places: list[int] | None = None
     """Behind how many blocks an address or a stored run cuts, until the graph is known that has these blocks."""
     uncut: bool = True
-    """Nobody has cut this model yet: the page cuts it in two."""
+    """True until a person cuts the model; the page cuts it in two."""
     history: History[Before] = field(default_factory=History)
     jump: tuple[str, int] | None = None
     """Block to scroll to, and how many jumps there were."""
@@ -73,7 +72,7 @@ class PipelineState:
     message: str = ""
     """Why the plan in the address could not be read."""
     cap: str = ""
-    """What every rank may hold, as it was typed."""
+    """Typed limit on the bytes of every rank."""
     planned: JointPlan | None = None
     """The last plan below a cap."""
 
@@ -114,7 +113,7 @@ def _of_a_run(draft: Draft, run: PipelineRun, run_id: str) -> PipelineState:
 
 
 def choose(split: PipelineState, name: str, value: Any) -> None:
-    """One of the plan's choices by its name."""
+    """Sets one of the plan's choices by name."""
     split.choices = msgspec.structs.replace(split.choices, **{name: value})
 
 
@@ -125,7 +124,7 @@ def forget(split: PipelineState) -> None:
 
 
 def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
-    """The state of the drawn graph, made anew for every model: the chain in view, cut where the link says."""
+    """The marks of the drawn graph, new for every model: the chain is in view, with the link's cuts."""
     if split.marks is None or split.model != graph.fingerprint:
         if split.marks is not None:
             forget(split)
@@ -141,9 +140,9 @@ def marks_of(split: PipelineState, graph: ModelGraph) -> GraphMarks:
 
 
 def absorb(split: PipelineState, graph: ModelGraph, *, until_press: bool = False) -> None:
-    """Takes over what was clicked since the last look: cuts, and blocks to recompute, each an undo step.
+    """Takes over new clicks: cuts, and blocks to recompute, each an undo step.
 
-    With `until_press` only what was clicked before the button whose callback calls this.
+    With `until_press`, takes over only the clicks before the button whose callback calls this function.
     """
     marks = marks_of(split, graph)
     policy = split.draft.spec.policy
@@ -190,7 +189,7 @@ def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
 
 
 def undo(split: PipelineState, graph: ModelGraph, *, forward: bool = False) -> None:
-    """One cut or toggle back, or forward again."""
+    """Undoes one cut or toggle; `forward` redoes it."""
     absorb(split, graph, until_press=True)
     marks, policy = marks_of(split, graph), split.draft.spec.policy
 

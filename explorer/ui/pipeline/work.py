@@ -1,6 +1,6 @@
-"""What the worker does for the Pipeline page: read the model, price its blocks, plan below a cap, run the plan.
+"""The worker's tasks for the Pipeline page: read the model, price its blocks, plan below a cap, run the plan.
 
-A result is found again by what was asked, so a plan that ran already shows its figures as soon as it is drawn again.
+The request is the key of its result, so the figures of a plan return as soon as the plan is drawn again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ASKED = (Describe, ProfileStages, FindJointPlan, RunPipeline)
 
 
 def prepare(split: PipelineState) -> None:
-    """First visit: the model is described and its blocks are priced, without being asked. One attempt each."""
+    """On the first visit, describes the model and prices its blocks without a press. One attempt each."""
     if split.job.id is not None or split.job.run_failed or split.draft.predict:
         return
     spec = split.draft.spec
@@ -82,8 +82,8 @@ def _last(split: PipelineState) -> PipelineRun | None:
 
 
 def _unsplit(spec: RunSpec) -> RunSpec:
-    """A profile holds for every plan and policy, as it prices each block kept and recomputed; what saves operators
-    or offloads is priced as it is."""
+    """The specification without plan and recompute. A profile prices each block kept and recomputed, so one profile
+    serves every plan and policy; units that save operators or offload stay in the specification."""
     special = tuple(unit for unit in spec.policy.units if unit.action != "recompute")
     return msgspec.structs.replace(spec, policy=msgspec.structs.replace(spec.policy, units=special), plan=None)
 

@@ -1,1 +1,1 @@
-"""The Runs page."""
+"""The Runs page: stored runs and files come in; opened, compared and exported runs go out. Read page.py first."""

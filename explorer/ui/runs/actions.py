@@ -1,4 +1,4 @@
-"""What can be done with the selected runs: open, rename, note, pin, carry away, delete, and hold side by side."""
+"""Actions on the selected runs: open, rename, note, pin, download, delete, compare side by side."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def several(runs: Sequence[StoredRun]) -> None:
 
 
 def _unlike(names: Sequence[str]) -> list[str]:
-    """Runs of one name are told apart by their place among the selected."""
+    """Names of the selected runs; equal names get their position as a suffix."""
     return [name if names.count(name) == 1 else f"{name} ({place})" for place, name in enumerate(names, 1)]
 
 

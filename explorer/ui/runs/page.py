@@ -44,7 +44,7 @@ def page() -> None:
 
 
 def _say(state: RunsState) -> None:
-    """What came of the last action, once."""
+    """Shows the outcome of the last action, once."""
     if state.error:
         st.error(plain(state.error))
     if state.done:

@@ -1,4 +1,4 @@
-"""The ranks of one recorded step side by side; each opens as a run of its own."""
+"""The ranks of one recorded step side by side; each rank opens as a separate run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one visitor has done on the Runs page: which run is selected, which files were taken, what is to be said."""
+"""State of the Runs page for one visitor: the selected run, the uploaded files, the messages to show."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class RunsState:
     select: str | None = None
     """Id of the run that the next table begins with."""
     done: str = ""
-    """What was done last, until it is said."""
+    """Message on the last action, until it is shown."""
     error: str = ""
-    """Why it was not."""
+    """Reason why the last action failed, until it is shown."""
     taken: set[str] = field(default_factory=set)
     """Ids of the uploaded files that were added already."""
 

@@ -1,1 +1,1 @@
-"""What one visitor's session is made of: backend, address, widgets, window, what is known."""
+"""Parts of a visitor's session: backend, address, widgets, window, known runs. Read kept.py first."""

@@ -1,8 +1,7 @@
-"""What the address bar says, so that a refresh and a shared link restore the page.
+"""The run specification in the address bar, so that a refresh and a shared link restore the page.
 
 `?model=sample_models/gpt.py&size=small&weights=FILE` stay readable; the rest of the run specification is packed,
-because a policy may name a thousand blocks. Reading is strict: a link that was cut short gets a sentence, never half a
-policy.
+because a policy may name a thousand blocks. Reading is strict: a truncated link gives a sentence, never half a policy.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def store() -> Store:
 
 @st.cache_resource(show_spinner=False)
 def records() -> Records:
-    """What was computed or opened lately."""
+    """Records computed or opened lately."""
     return Records()
 
 
@@ -84,7 +84,7 @@ def fronts() -> Records:
 
 
 def give_way() -> None:
-    """Stops looking for plans that nobody asked for: somebody waits for something else."""
+    """Cancels searches for fronts, which no person requested, so that the worker is free for a request."""
     for job in worker().open_jobs():
         if isinstance(job.request, FindPlans) and job.request.wish == Wish():
             job.cancel()
@@ -98,9 +98,9 @@ def known() -> Records:
 
 @st.cache_resource(show_spinner=False)
 def samples() -> tuple[Sample, ...]:
-    """What the page offers: the sample models, and those named on the command line after `--model`.
+    """Models on offer: the sample models, and models named on the command line after `--model`.
 
-    The browser supplies neither code nor paths: it picks from this list.
+    The browser supplies neither code nor paths, but picks from this list.
     """
     given = given_after("--model", sys.argv[1:])
     known = catalogue()
@@ -185,9 +185,9 @@ def foreseen_key(spec: RunSpec) -> str:
 
 
 def graph_of(spec: RunSpec, *, without_data: bool = False) -> ModelGraph | None:
-    """Graph of the model of `spec` on its device, if it was described lately; a recorded step brings its own.
+    """Graph of the model of `spec` on its device, if described lately; a recorded step contains its graph.
 
-    One that was seen without data may lack what only values tell.
+    A graph described without data may lack properties that depend on values.
     """
     if spec.model.is_recorded:
         try:

@@ -1,11 +1,11 @@
-"""Widgets that show a record and change it: the record owns the truth, and a widget lives as long as it tells it.
+"""Widgets that show and change a record. The record has the true value; a widget that differs is replaced.
 
-    a person chooses ──▶ callback: the record is changed, before anything is drawn ──▶ the same widget, same value
-    undo, a link, an import, another model, a number that was refused ──▶ the record says something else than the
-    widget ──▶ another widget takes its place, with the record's value
+    a person chooses ──▶ callback: the record changes before the page is drawn ──▶ the same widget, same value
+    undo, a link, an import, another model, a refused number ──▶ the record differs from the widget
+    ──▶ another widget takes its place, with the record's value
 
-Another widget, by its key, because the browser owns the value of the one that it has: it would send an old value back,
-from a popover that is closed too.
+The new widget has a new key because the browser owns the value of an existing widget. The browser would send the old
+value back, even from a closed popover.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import streamlit as st
 
 
 class Bound(NamedTuple):
-    """What a widget is given: its key, the record's value as its default, and what to do with a choice."""
+    """Arguments of a widget: its key, the record's value as its default, and the callback for a choice."""
 
     key: str
     value: Any

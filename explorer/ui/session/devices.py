@@ -1,4 +1,4 @@
-"""Where a step can run, as far as a process without torch can tell: a GPU is there where its driver is."""
+"""Devices that can run a step, found without torch: a machine with a GPU driver has a GPU."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from explorer.record.run import Device
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""What stands there on Linux, and on Linux within Windows."""
+"""Device files of the driver on Linux, and on Linux within Windows."""
 
 
 def devices(drawn: Device) -> tuple[Device, ...]:
-    """What is offered. `drawn` is always among them: a link or a run may come from another machine."""
+    """Devices on offer, always including `drawn`: a link or a run may come from another machine."""
     return ("cpu", "cuda") if _has_gpu() or drawn == "cuda" else ("cpu",)
 
 

@@ -1,7 +1,7 @@
-"""What one visitor's session keeps from one run of a page to the next: one object of one class under each name.
+"""Objects that a visitor's session keeps between runs of a page: one object of one class under each name.
 
-Streamlit loads the code anew when a file of it changed, and the session goes on with objects of the classes that were.
-They are carried over field by field: a field that is new has its default, and what fits no more starts afresh.
+Streamlit reloads a changed file, and the session still has objects of the old classes. Such objects are copied field
+by field. A new field has its default; an object that does not fit starts afresh.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def kept(name: str, kind: type[T], first: Callable[[], T]) -> T:
-    """The visitor's object under `name`; on the first visit what `first` makes."""
+    """The visitor's object under `name`; on the first visit `first` makes the object."""
     held = st.session_state.get(name)
     if type(held) is kind:
         return held
@@ -28,7 +28,7 @@ def kept(name: str, kind: type[T], first: Callable[[], T]) -> T:
 
 
 def carried_over(held: object, kind: type[T]) -> T | None:
-    """`held`, which an earlier form of the code made, as a `kind`; None where its fields do not fit."""
+    """`held`, an object of older code, as a `kind`; None if its fields do not fit."""
     try:
         return from_plain(to_plain(held), kind)
     except (ExplorerError, TypeError, AttributeError):

@@ -1,7 +1,7 @@
-"""Which runs are known of what is drawn now, so that a refresh, undo or a preset shows what was measured before.
+"""Known runs of the draft, so that a refresh, undo or a preset shows earlier measurements.
 
-Of this app by what was asked; once for each model also the newest of the store, if they were made on this machine and
-are younger than the model's file: a run of code that has changed since says nothing about the code that is there.
+Runs of this app are found by their request. For each model the newest runs of the store are read once. Stored runs
+must be from this machine and younger than the model's file, as a run of old code says nothing about new code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from explorer.record.run import RunSpec
 from explorer.ui.session import backend
 
 MOST_READ = 12
-"""Runs of one model that are opened to see what they measured."""
+"""Number of stored runs that are opened for a model."""
 
 
 def note(key: str, record: Any) -> None:
-    """Remembers that the run under `key` measured what `record` says."""
+    """Notes that the run under `key` answers the requests of `record`."""
     for name in _asked(record):
         backend.known().keep(name, key)
     if isinstance(record, Comparison):
@@ -34,7 +34,7 @@ def note(key: str, record: Any) -> None:
 
 
 class Measured(NamedTuple):
-    """What a comparison with everything kept said of one policy."""
+    """Result for a policy in a comparison with everything kept."""
 
     policy: Policy
     step_peak_bytes: int
@@ -124,7 +124,7 @@ def _made_here(record: Any) -> bool:
 
 
 def _asked(record: Any) -> list[str]:
-    """What `record` answers. A run that was cut short answers no question about a whole one, one foreseen none."""
+    """Keys of the requests that `record` answers. A run cut short answers none about whole runs; a prediction none."""
     if isinstance(record, Measurement):
         if not record.complete or record.origin == "predicted":
             return []

@@ -1,4 +1,4 @@
-"""The life of a job that a page asked the worker for, written once: start, look, settle, fail, cancel, forget.
+"""The life of a page's job in the worker: start, look, settle, fail, cancel, forget.
 
     start ──▶ under way ──▶ settle: the page takes the result, or the failure stays there until the next start
                  ├── cancel ──▶ cancelling ──▶ settle
@@ -31,7 +31,7 @@ LOST = Failure(kind="crash", sentence="The app was restarted while this ran.", h
 
 @dataclass(slots=True, kw_only=True)
 class PageJob:
-    """What the worker does for one page. `asked` and `failure` belong to it: they begin and end with a job."""
+    """The worker's job for a page. `asked` and `failure` begin and end with a job."""
 
     id: str | None = None
     """The job under way; None: there is none, and the next may start."""
@@ -62,7 +62,7 @@ def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
 
 
 def start(life: PageJob, request: Request) -> None:
-    """Hands `request` to the worker, unless something is under way. What goes wrong stays as the failure."""
+    """Hands `request` to the worker, unless a job is under way. An error becomes the failure."""
     if life.id is not None:  # a button that was drawn before that started
         return
     life.failure, life.cancelling = None, False
@@ -132,7 +132,7 @@ def forget(life: PageJob) -> None:
 
 
 def record(life: PageJob, key: str | None) -> Any:
-    """The record under `key`; None where there is none. What cannot be read becomes the failure."""
+    """The record under `key`; None without a record. An unreadable record becomes the failure."""
     with refusing(life):
         return backend.record(key)
     return None

@@ -28,7 +28,7 @@ def read() -> None:
 
 
 def baseline_of(candidate: RunSpec) -> RunSpec:
-    """What `candidate` is compared with: the policy of its model's pinned run, or everything kept."""
+    """Baseline of `candidate`: the policy of its model's pinned run, or everything kept."""
     if KEY not in st.session_state:
         read()
     pinned = (from_plain(plain, RunSpec) for plain in st.session_state[KEY])

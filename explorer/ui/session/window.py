@@ -1,9 +1,9 @@
-"""The visitor's window, which the server cannot see: a block graph says how large it is as soon as it stands.
+"""The size of the visitor's window, which the server cannot see. A block graph reports the size once drawn.
 
-first visit   strip and graph ──▶ the graph says "window" ──▶ the page again, laid out for it, charts included
-later         the window is known; one of much other size arrives the same way
+first visit   strip and graph ──▶ the graph reports "window" ──▶ the page again, laid out for the window, with charts
+later         the window is known; a very different size arrives the same way
 
-So whoever comes sees the graph before the browser fetches what draws charts, and charts are drawn for a known width.
+A visitor sees the graph before the browser loads the chart library, and charts are drawn for a known width.
 """
 
 from __future__ import annotations
@@ -47,5 +47,5 @@ def narrow() -> bool:
 
 
 def laid_out_for() -> Window:
-    """What the page is laid out for now."""
+    """The window that the page is laid out for now."""
     return Window(height=USUAL_HEIGHT + extra_height(), narrow=narrow(), known=is_known())

@@ -1,1 +1,1 @@
-"""Parts that several pages have: charts, model, progress, failure."""
+"""Parts of several pages: draft, model, charts, progress, failure. Read draft.py first."""

@@ -1,8 +1,8 @@
-"""Whatever leaves the app as a file: one kind of button, and the page stays as it is when it is pressed.
+"""Download buttons for all files that leave the app. A press does not change the page.
 
-A file that is made on a press is shown by no page, and Streamlit drops such a file after two reruns of any page at all.
-A page that watches a job reruns several times a second, so a browser on a busy machine would ask for the file in vain.
-The last few files are therefore held on to.
+A file made on a press is shown by no page, and Streamlit drops such a file after two reruns of any page. A page that
+watches a job reruns several times a second, so a browser on a busy machine would request the file in vain. The last
+few files therefore stay in memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The run as one visitor draws it, on whichever page: model, policy and options, with undo; never what was measured.
+"""The run that a visitor draws on any page: model, policy and options, with undo, without measured results.
 
-Clicks in the Explore page's graph arrive in `absorb`. Another model is another graph widget: marks under way for the
-old one must not reach the new one, and its name tells the pages that what they measured is about another model.
+Clicks in the Explore page's graph arrive in `absorb`. Another model has another graph widget, so that late marks for
+the old widget cannot reach the new widget. The widget's name shows pages whose results are about another model.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ def _new_widget() -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """What a person has decided. Changed in place: parts of a page hold it from one drawing to the next."""
+    """A person's decisions. Changed in place: parts of a page hold the draft between drawings."""
 
     spec: RunSpec
     """The run as it is drawn now: the candidate."""
     predict: bool = False
-    """Nothing of the model is allocated and nothing runs: its step is played without data."""
+    """True: the step is simulated without data, so nothing is allocated and nothing runs."""
     widget: str = field(default_factory=_new_widget)
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
@@ -124,7 +124,7 @@ def choose_model(draft: Draft, model: ModelRef) -> None:
 
 
 def set_predict(draft: Draft, *, on: bool) -> None:
-    """Another sight of the same model, which starts afresh; the policy stays. What is foreseen is played on the CPU."""
+    """Switches prediction on or off and starts the model afresh; the policy stays. Predictions use the CPU."""
     restart(draft, msgspec.structs.replace(draft.spec, device="cpu") if on else draft.spec, predict=on)
     to_address(draft)
 
@@ -136,7 +136,7 @@ def choose(draft: Draft, spec: RunSpec) -> None:
 
 
 def set_option(draft: Draft, graph: ModelGraph | None, name: str, value: Any) -> None:
-    """One option of the step, or of its policy: that is a step of undo too."""
+    """Sets an option of the step or of its policy; an option of the policy is a step of undo."""
     spec = draft.spec
     if name not in Policy.__struct_fields__:
         choose(draft, msgspec.structs.replace(spec, **{name: value}))
@@ -183,7 +183,7 @@ def set_policy(draft: Draft, policy: Policy, graph: ModelGraph) -> None:
 
 
 def undo(draft: Draft, graph: ModelGraph, *, forward: bool = False) -> None:
-    """One decision back, or forward again."""
+    """Undoes one decision; `forward` redoes it."""
     absorb(draft, graph, until_press=True)
     policy = draft.history.step(lambda _: draft.spec.policy, forward=forward)
     if policy is None:
@@ -231,7 +231,7 @@ def to_address(draft: Draft) -> None:
 
 
 def to_query(draft: Draft) -> dict[str, str]:
-    """The address of what is drawn; whether it is only foreseen is named where that is not how the app was started."""
+    """The address of the draft; `predict` is named if it differs from the start option of the app."""
     predict = {} if draft.predict == backend.predicts() else {"predict": str(int(draft.predict))}
     return address.to_query(draft.spec) | predict
 

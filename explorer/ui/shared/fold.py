@@ -8,7 +8,7 @@ import streamlit as st
 
 
 def fold(title: str, *, key: str, icon: str | None = None, expanded: bool = False) -> Any:
-    """An expander; `expanded` is how it stands until somebody opens or closes it."""
+    """An expander; `expanded` is its state until a person opens or closes it."""
     left: dict[str, bool] = st.session_state.setdefault("folds", {})
 
     def note() -> None:

@@ -1,4 +1,4 @@
-"""What is known to go wrong before anything runs, one box a hazard with its remedy."""
+"""Hazards known before a run, one box per hazard with its remedy."""
 
 from __future__ import annotations
 

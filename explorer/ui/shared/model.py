@@ -42,8 +42,8 @@ NUMBERS = {name: limits(RunSpec, name) for name in ("n_accumulation", "n_repeats
 
 
 def model_row(draft: Draft, choose: Choose, *, key: str) -> None:
-    """Model, size, weights, its numbers and the options of the step; a change takes effect at once, and runs nothing
-    except the first look at a new model. `choose` takes another model; `key` tells the row of one page from another's.
+    """Draws model, size, weights, arguments and options of the step. A change takes effect at once; only a new model
+    starts a job, its description. `choose` takes another model; `key` differs from page to page.
     """
     spec, samples = draft.spec, backend.samples()
     graph = drafts.graph_of(draft)

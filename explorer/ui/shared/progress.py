@@ -1,8 +1,8 @@
-"""A job under way: what is happening, how far it is, how long it has taken, and Cancel.
+"""Progress of a job: its current work, its share done, its elapsed time, and Cancel.
 
     Run ──▶ the bar alone is drawn again: it starts the job and shows it ──▶ five looks a second ──▶ the whole page
 
-Charts are drawn once, when there is something new in them.
+Charts are drawn once, when their data is new.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ RUN_WIDTH = 140
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBar:
-    """What differs from page to page."""
+    """The parts of a run bar that differ between pages."""
 
     key: str
     """Begins the keys of its widgets."""

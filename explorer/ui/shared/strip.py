@@ -17,17 +17,17 @@ EMPTY_LINE = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One figure as it stands on the page."""
+    """A figure as shown on the page."""
 
     label: str
     value: str
     delta: str = ""
-    """What stands beside the value, most often a change."""
+    """Text beside the value, most often a change."""
     colour: Literal["green", "red", "gray", "off"] = "off"
     help: str
     """Markdown, as is `below`."""
     below: str = ""
-    """Where the figure comes from."""
+    """Origin of the figure."""
 
 
 def strip(cells: tuple[Cell, ...]) -> None:

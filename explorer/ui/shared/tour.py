@@ -46,7 +46,7 @@ class Tour:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnPage:
-    """What a page knows that steps ask for."""
+    """Facts of a page that the steps of the tour use."""
 
     model: ModelRef
     """The model that is drawn."""
@@ -60,7 +60,7 @@ class OnPage:
     n_units: int = 0
     has_split: bool = False
     is_read: bool = True
-    """False while the model is being read; nothing is foretold until then."""
+    """False while the model is being read; no prediction exists before."""
 
 
 def current() -> Tour:
@@ -164,7 +164,7 @@ def _is_done(key: str, tour: Tour, seen: OnPage) -> bool:
 
 
 def _filled(text: str, seen: OnPage) -> str:
-    """The text with this page's own figures; what is not measured is said so."""
+    """The text with the page's figures filled in; missing figures are named as missing."""
     run = seen.comparison
     ratio = run.headlines()["time_ratio"] if run else None
     return text.format(
