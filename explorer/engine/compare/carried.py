@@ -1,7 +1,7 @@
-"""What the model carries on to its next step, of both runs: everything remembered, leaf by leaf.
+"""Compares the state that a model carries to its next step, leaf by leaf, between baseline and candidate.
 
-Tensors and floats are held against float64 as gradients are; all else has to be equal. An attribute about which two
-runs of the baseline do not agree (an address, a clock) is left out and named.
+Tensors and floats are compared with float64, as gradients are; other values must be equal. An attribute in which two
+runs of the baseline differ (an address, a clock) is left out and named.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient
 
 
 def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
-    """Attributes and buffers about which two runs of one spec do not agree, after any of their steps."""
+    """Attributes and buffers in which two runs of one spec differ after any step."""
     pairs = zip(first.states, second.states)
     return frozenset(
         key for left, right in pairs for key in left.keys() | right.keys()
@@ -32,7 +32,7 @@ def unstable(first: Outcome, second: Outcome) -> frozenset[StateKey]:
 
 
 def not_walked(outcome: Outcome) -> Iterator[StateKey]:
-    """Attributes of which a limit left something out."""
+    """Attributes whose copy is incomplete, because the walk reached a limit."""
     for key, value in (outcome.states[-1] if outcome.states else {}).items():
         if any(part == BEYOND for _, part in leaves(value) if isinstance(part, str)):
             yield key
@@ -47,7 +47,7 @@ def carried(
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):
         runs = [outcome.states[i] if outcome else {} for outcome in (yardsticks.rerun, yardsticks.exact)]
         for key in [*left, *(key for key in right if key not in left)]:
-            if key in skipped or (i == 0 and key[2] == "buffer"):  # those of the first step have a family of their own
+            if key in skipped or (i == 0 and key[2] == "buffer"):  # buffers of the first step: `Comparison.buffers`
                 continue
             if not same_state(left.get(key), right.get(key)):
                 differences.append(
@@ -62,12 +62,12 @@ def n_looked_at(outcome: Outcome) -> int:
 
 
 def names(keys: Iterable[StateKey]) -> tuple[str, ...]:
-    """`blocks.0.step`"""
+    """The keys as sorted text, such as `blocks.0.step`."""
     return tuple(sorted(_name(key) for key in keys))
 
 
 def _moved(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> Iterator[StateDiff]:
-    """Parameters that forward or backward moved: momentum encoders, averages, an optimizer inside backward."""
+    """Differences of parameters that forward or backward moved: momentum encoders, averages, a step in backward."""
     for diff in differences(TensorDiff, baseline.moved, candidate.moved, yardsticks.of("moved")):
         if not diff.bitwise:
             block = diff.name.rpartition(".")[0]
@@ -76,7 +76,7 @@ def _moved(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> Ite
 
 
 def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardsticks) -> StateDiff:
-    """`values`: those of baseline, candidate, rerun and reference."""
+    """The largest difference within one attribute. `values` are of baseline, candidate, rerun and reference."""
     left, right, rerun, exact = (dict(leaves(value)) if value is not None else {} for value in values)
     yardstick = yardsticks.yardstick(_tensors(rerun), _tensors(exact))
     parts = [_part(path, left, right, yardstick) for path in {**left, **right}]
@@ -99,7 +99,7 @@ def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yar
 
 
 def _tensors(parts: Mapping[str, Any]) -> dict[str, Tensor | None]:
-    """The parts that have a distance; a Python float counts as float64."""
+    """The parts that are tensors or floats; a Python float becomes a float64 tensor."""
     return {
         path: part if isinstance(part, Tensor) else torch.tensor(part, dtype=torch.float64)
         for path, part in parts.items()

@@ -1,6 +1,6 @@
-"""Is it still the same step? Baseline and candidate from one state, measured in turns, then compared bit by bit.
+"""Runs baseline and candidate from one state, measures them in turns, then compares their results bit by bit.
 
-measure_pair ─▶ what it buys and costs
+measure_pair ─▶ saved bytes and added time
 baseline ─▶ baseline again ─▶ float64 ─▶ candidate ─▶ candidate, watched
             └ noise floor     └ rounding             └ masks, state
 """
@@ -53,7 +53,7 @@ _N_STAGES = 5
 
 
 class Meter:
-    """Progress over measuring and judging as one count."""
+    """Progress over the measurement and the comparison as one count."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -71,11 +71,11 @@ class Meter:
 
 
 def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report: Report = silent) -> Comparison:
-    """Measures both and says whether gradients, buffers, parameters and generators are the same.
+    """Measures both runs and compares their gradients, buffers, parameters and generators.
 
-    `full` False leaves out rerun, float64 reference, further steps, masks and state audit. A candidate that fails is a
-    result: `failure` says why, and the baseline's measurement is kept.
-    Raises BadInput where the two differ in more than policy and plan, and what loading the model raises.
+    `full` False leaves out rerun, float64 reference, further steps, masks and state audit. The failure of a run is a
+    result: `failure` gives the reason beside both measurements.
+    Raises BadInput if the specs differ in more than policy and plan, and what loading the model raises.
     """
     _same_but_for_the_policy(baseline, candidate)
     meter = Meter(report)
@@ -93,10 +93,10 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
 
 
 def with_causes(comparison: Comparison) -> Comparison:
-    """With likely causes; the hazards of a candidate that is not the same are among them."""
+    """The comparison with likely causes, which include the hazards of a candidate that differs."""
     spec, fired = comparison.candidate.spec, tuple[Hazard, ...]()
     if comparison.verdict in ("different", "state moved") and spec.policy.units:
-        with suppress(Exception):  # what runs may still not be described: causes are read without hazards then
+        with suppress(Exception):  # a model that runs may fail to be described: causes then lack hazards
             fired = hazards(describe(spec.model, seed=spec.seed, device=spec.device), spec.policy, spec=spec)
     return msgspec.structs.replace(comparison, causes=(*_hidden(comparison), *causes(comparison, fired)))
 
@@ -112,7 +112,7 @@ def _hidden(comparison: Comparison) -> tuple[str, ...]:
 
 
 def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | None:
-    """Its sentence says which run it was."""
+    """The failure of the baseline, else of the candidate; the sentence names the run."""
     for name, run in (("baseline", baseline), ("candidate", candidate)):
         if run.failure is not None:
             return msgspec.structs.replace(run.failure, sentence=f"In the {name}: {run.failure.sentence}")
@@ -120,7 +120,7 @@ def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | N
 
 
 def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
-    """The fields of a Comparison that judge: both specs run from copies of one loaded model."""
+    """The fields of a Comparison that give its verdict: both specs run from copies of one loaded model."""
     loaded = load_for(baseline)
     start = AtFirst(loaded.model)
 
@@ -141,7 +141,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         rerun, own_changes = _rerun(fresh(baseline), base)
         because, unjudged = not_reproducible_because(base, rerun), unstable(base, rerun)
         fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
-        rerun = rerun if because else base  # one copy of what is equal is enough
+        rerun = rerun if because else base  # equal outcomes need one copy
         meter.step("baseline in float64: how far is it from exact?")
         start.put_back()
         exact, because = reference(baseline, loaded, base)
@@ -160,7 +160,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
                 fields["equal_without_early_stop"] = same_gradients(base, _to_the_end(fresh, candidate, base))
     except Cancelled:
         raise
-    except Exception as error:  # whatever a stranger's model raises when it runs again
+    except Exception as error:  # a user's model may raise anything when it runs again
         return {**fields, "failure": failure_in_words(error, trainee.model)}
     yardsticks = Yardsticks(coarsest_epsilon(baseline, base.gradients), rerun, exact)
     fields |= {"carried": carried(base, cand, yardsticks, unjudged), "n_carried": n_looked_at(base) - len(unjudged)}
@@ -173,7 +173,7 @@ def _to_the_end(fresh: Callable[[RunSpec], Trainee], candidate: RunSpec, base: O
 
 
 def _moved_again(fields: dict[str, Any]) -> dict[str, Any]:
-    """What a recompute was seen to move once more differs by no rounding, however coarse the run computes."""
+    """Clears `candidate_error` of state that a recompute moved twice: such a difference is never rounding."""
     changed = {f"{change.block}.{change.name}".lstrip(".") for change in fields.get("state_changes", ())}
     return fields | {
         family: tuple(
@@ -205,7 +205,7 @@ def side_by_side(base: Outcome, cand: Outcome, yardsticks: Yardsticks) -> dict[s
 
 
 def runs_strictly(baseline: RunSpec) -> bool:
-    """Whether the step runs with deterministic kernels alone. Tried on CUDA only: the CPU's answer changes nothing."""
+    """Whether the step runs with deterministic kernels alone. False on a CPU, where the answer changes nothing."""
     if baseline.device == "cpu":
         return False
     try:
@@ -213,19 +213,19 @@ def runs_strictly(baseline: RunSpec) -> bool:
             trainee = prepare(baseline)
             forward_backward(trainee)
             trainee.handle.undo()
-    except RuntimeError:  # torch names the operator that has no such kernel; what the model itself raises comes again
+    except RuntimeError:  # an operator has no deterministic kernel; the model's own errors appear in the next run
         return False
     return True
 
 
 def _rerun(trainee: Trainee, first: Outcome) -> tuple[Outcome, frozenset[StateKey]]:
-    """The baseline once more, and what its own backward changes in the model: no recompute did that."""
+    """A second run of the baseline, and the state that its backward changes without any recompute."""
     audit = StateAudit(trainee.model)
     return take(trainee, on_phase=audit.on_phase, like=first), frozenset(audit.changes)
 
 
 def _watched(trainee: Trainee) -> tuple[tuple[MaskDiff, ...], tuple[StateChange, ...]]:
-    """Random numbers drawn again and state moved again, from a step of the candidate that nobody judges."""
+    """Masks and state changes at recompute, from a separate step of the candidate that is not compared."""
     audit = StateAudit(trainee.model)
     watch = DrawWatch(trainee.model, trainee.spec.policy)
     with watch.watching():

@@ -1,7 +1,7 @@
-"""Two tensors that should be the same: how far apart they are, told so that no usual blind spot hides it.
+"""Distances between two tensors that should be equal, in several measures because each measure has blind spots.
 
-Bits are compared as bits, so NaN equals only the same NaN. Every distance is taken in float64. Whether a distance is
-rounding is said by the record (`TensorDiff.verdict`) from a float64 reference, never by an absolute tolerance.
+Bits are compared as bits, so NaN equals only the same NaN. Every distance is computed in float64.
+`TensorDiff.verdict` tells rounding from a difference by a float64 reference, never by an absolute tolerance.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from explorer.engine.world.bits import dense, same_bits
 from explorer.record.comparison import Presence, TensorDiff
 
 Tensors = Mapping[str, Tensor | None]
-"""Tensors by name, detached and on the CPU; None: the run has none under this name (a gradient that never came)."""
+"""Tensors by name, detached and on the CPU; None if the run has no tensor of the name (a missing gradient)."""
 
 LENGTH_ROUNDS = 512 * torch.finfo(torch.float32).eps
-"""Relative length by which an optimizer's step may be off: Adam's 1 - 0.999 ** n in float32 is right to 3e-5."""
+"""Allowed relative error of a step's length: Adam's 1 - 0.999 ** n in float32 is right to 3e-5."""
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MAX_INT64 = 2**63 - 1
 
@@ -33,14 +33,14 @@ Kind = TypeVar("Kind", bound=TensorDiff)
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What a difference is held against: the baseline's own rerun and the same step in float64."""
+    """The scale of a difference: the baseline's rerun and the same step in float64."""
 
     rerun: Tensors = field(default_factory=dict)
     reference: Tensors = field(default_factory=dict)
     epsilon: float = torch.finfo(torch.float32).eps
-    """Machine epsilon of the coarsest floating type of the run (the autocast type, where there is one)."""
+    """Machine epsilon of the coarsest floating type of the run (the autocast type under autocast)."""
     before: Tensors = field(default_factory=dict)
-    """Parameters that every run moves by an optimizer's step with equal gradients, as they stand before the step."""
+    """Values before the step of parameters that every run moves by an optimizer with equal gradients."""
 
     @cached_property
     def median_norm(self) -> float:
@@ -49,12 +49,12 @@ class Yardstick:
         return statistics.median(norms) if norms else 0.0
 
     def tiny(self, reference: Tensor) -> float:
-        """float32 epsilon (float64's for a float64 run) on the scale of the run, or of the tensor if that is more."""
+        """float32 epsilon (float64's for a float64 run) times the scale of the run or of the tensor, the larger one."""
         epsilon = min(self.epsilon, torch.finfo(torch.float32).eps)
         return epsilon * max(self.median_norm, _norm(reference))
 
     def errors(self, name: str, reference: Tensor, *values: Tensor) -> list[float]:
-        """How far each of `values` is from `reference`. Of a step, the part along it may be float32's rounding."""
+        """Distance of each of `values` from `reference`. An optimizer step may be off by LENGTH_ROUNDS in length."""
         exact, before = in_double(reference), self.before.get(name)
         gaps = [in_double(value) - exact for value in values]
         if before is not None and _norm(step := exact - in_double(before)):
@@ -63,11 +63,11 @@ class Yardstick:
         return [_norm(gap) for gap in gaps]
 
     def trusts(self, reference: Tensor, baseline_error: float) -> bool:
-        """Whether the float64 run followed the baseline at all.
+        """Whether the float64 run followed the baseline closely enough to judge the candidate.
 
-        Other random numbers or another branch in float64 make the baseline look far off, and a candidate may then be
-        anything. Half of the digits must agree (sqrt of epsilon), or the tensor must be zero on the run's scale; or in
-        exact arithmetic, as float64 says of a bias before a norm: then it may be larger, but not on the run's scale.
+        Other random numbers or another branch in float64 put the baseline far off. Half of the digits must agree (sqrt
+        of epsilon), or the tensor must be zero on the run's scale. A tensor that is zero in float64, such as the
+        gradient of a bias before a norm, may be larger, up to half of the digits of the run's scale.
         """
         norm, half = _norm(reference), math.sqrt(self.epsilon)
         floor = max(half * norm, 10 * self.tiny(reference))
@@ -77,7 +77,7 @@ class Yardstick:
 
 
 def differences(kind: type[Kind], baseline: Tensors, candidate: Tensors, yardstick: Yardstick) -> tuple[Kind, ...]:
-    """One record a name, in the baseline's order, then what only the candidate has."""
+    """One record for each name: first the baseline's names in order, then names of the candidate alone."""
     names = [*baseline, *(name for name in candidate if name not in baseline)]
     return tuple(difference(kind, name, baseline.get(name), candidate.get(name), yardstick) for name in names)
 
@@ -85,7 +85,7 @@ def differences(kind: type[Kind], baseline: Tensors, candidate: Tensors, yardsti
 def difference(
     kind: type[Kind], name: str, baseline: Tensor | None, candidate: Tensor | None, yardstick: Yardstick
 ) -> Kind:
-    """How `candidate` differs from `baseline`: shapes are free, and None on either side is a difference."""
+    """The difference of two tensors, of equal or other shapes; None on one side alone is a difference."""
     known = baseline if baseline is not None else candidate
     diff = kind(
         name=name,
@@ -108,9 +108,9 @@ def difference(
 
 
 def relative_distance(expected: Tensors, actual: Tensors) -> float | None:
-    """|actual - expected| / |expected| over all tensors together, absent ones as zero.
+    """|actual - expected| / |expected| over all tensors together; absent tensors count as zero.
 
-    None where it is no number, because nothing is expected or something is infinite.
+    None if the quotient is not finite: `expected` is zero, or a tensor has infinite elements.
     """
     gaps, scales = [0.0], [0.0]
     for name, tensor in expected.items():
@@ -130,7 +130,7 @@ def is_floating(tensor: Tensor) -> bool:
 
 
 def max_ulp(left: Tensor, right: Tensor) -> int | None:
-    """Most representable numbers that lie between two elements; None for complex numbers and where nothing is finite.
+    """Largest distance between two elements in representable numbers; None for complex or wholly infinite tensors.
 
     The bit pattern of a float, with the negative half mirrored, counts the floats from zero: distances are integers.
     """
@@ -166,7 +166,7 @@ def _distances(baseline: Tensor, candidate: Tensor) -> dict[str, float | int | N
 
 
 def step_distances(baseline: Tensor, candidate: Tensor, before: Tensor) -> dict[str, float | None]:
-    """How far apart two moves from `before` are, as fields of a ParameterDiff."""
+    """Distance between two moves from `before`, as fields of a ParameterDiff."""
     start = in_double(before)
     left, right, gap = (in_double(one) - in_double(other) for one, other in
                         ((baseline, before), (candidate, before), (candidate, baseline)))  # fmt: skip
@@ -241,7 +241,7 @@ def _ordered(tensor: Tensor) -> Tensor:
 
 
 def in_double(tensor: Tensor) -> Tensor:
-    """float64, or complex128 for complex numbers."""
+    """The tensor in float64, or in complex128 if it is complex."""
     return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
 
 

@@ -1,12 +1,12 @@
-"""Every random number drawn in forward against the one drawn again at recompute, module by module.
+"""Compares the random numbers of a forward with those of its recompute, module by module.
 
-A dispatch mode sees each random operation; the stack of running blocks says whose it is. Draws are paired call by call:
-a unit that runs again belongs to its latest forward that has not run again yet, because backward goes backwards.
+A dispatch mode sees each random operation; the stack of running blocks gives its block. Draws are paired by call: a
+recompute belongs to the latest forward of its unit that has no recompute yet, because backward runs in reverse.
 
     forward     A₁ B₁ A₂          A called twice
     recompute          A₂ B₁ A₁
 
-This runs apart from the run that is judged: a dispatch mode may change which kernels torch takes.
+The compared runs do not use this mode, because a dispatch mode may change torch's choice of kernels.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _WITH_MASK = (torch.ops.aten.native_dropout, torch.ops.aten._fused_dropout)
 
 @dataclass
 class _Call:
-    """One call of a unit: its draws by the innermost block that made them, in order."""
+    """One call of a unit with its draws in order, by the innermost block that drew."""
 
     unit: int
-    """Its first block."""
+    """First block of the unit."""
     last: int
     again: bool
     is_segment: bool = False
@@ -42,7 +42,7 @@ class _Call:
 
     @property
     def ends_with(self) -> int | None:
-        """The block whose end ends the call; a segment that runs again ends with its scope."""
+        """The block whose end ends the call; None for the recompute of a segment, which ends with its scope."""
         if self.again:
             return None if self.is_segment else self.unit
         return self.last
@@ -64,12 +64,12 @@ class DrawWatch(DispatchMode):
 
     @property
     def masks(self) -> tuple[MaskDiff, ...]:
-        """One entry a block that drew inside a unit which ran again, in the order of the model."""
+        """One entry for each block that drew inside a recomputed unit, in the order of the model."""
         return tuple(sorted(self._found.values(), key=lambda mask: self._scopes.index[mask.block]))
 
     @contextmanager
     def watching(self) -> Iterator[DrawWatch]:
-        """Around forwards and backwards of the model."""
+        """The context around forwards and backwards of the model."""
         with self._scopes, self:
             yield self
 
@@ -128,7 +128,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
 
 
 def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
-    """The random numbers of one call, as they cannot change any more: masks as booleans, the rest copied."""
+    """The random numbers of one call in memory of their own: masks as booleans, other numbers as copies."""
     kind = func.overloadpacket
     if kind in _WITH_MASK:
         return result[1].bool()
@@ -141,7 +141,7 @@ def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | N
 
 
 def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
-    """What `func` was given as `name`, by position or keyword; its default where it was given nothing."""
+    """The value of the argument `name` of `func`, by position or keyword, else its default."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.name == name:
             return args[i] if i < len(args) else kwargs.get(name, argument.default_value)

@@ -1,7 +1,7 @@
-"""Where two programs part in forward: block by block, what goes in and what comes out of one step of each.
+"""Finds the first block in which the forwards of two programs differ, from inputs and outputs of one step of each.
 
-Outputs are held as sketches (norm and two projections), so that no activation is kept. Both steps run apart from those
-that are judged: a hook may change how a model runs. step_program.py runs the steps; draws.py watches a policy's rerun.
+Sketches (norm and two projections) replace inputs and outputs, so that no activation is kept. The compared steps run
+without these hooks, because a hook may change how a model runs. step_program.py runs the steps.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from explorer.engine.model.plain_names import plain_modules
 from explorer.record.comparison import ForwardDiff
 
 _ROUNDS = 256
-"""Units in the last place by which two sketches of one activation may part."""
+"""Units in the last place by which two sketches of one activation may differ."""
 Sketch = tuple[tuple[Any, ...], ...]
 
 
@@ -38,7 +38,7 @@ class Forwards:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Around one step."""
+        """The context around one step."""
         counts: dict[str, int] = defaultdict(int)
         inputs: dict[str, list[Sketch]] = defaultdict(list)
 
@@ -66,7 +66,7 @@ class Forwards:
 
 
 def forward_difference(baseline: Forwards, candidate: Forwards) -> ForwardDiff:
-    """The first call, in the order of the baseline, that returns another output for the same input."""
+    """The first call, in the order of the baseline, whose output differs for the same input."""
     common = [key for key in baseline.calls if key in candidate.calls]
     diff = ForwardDiff(
         n_calls=_n_calls(baseline, candidate),
@@ -88,7 +88,7 @@ def _n_calls(*sides: Forwards) -> tuple[int, int]:
 
 
 def _description(module: nn.Module) -> str:
-    """`LayerNorm(16, eps=1e-05) in eval mode`; of what holds modules the kind alone."""
+    """The module as text: `LayerNorm(16, eps=1e-05) in eval mode`. The class alone if the module has children."""
     own = "" if next(module.children(), None) is not None else f"({module.extra_repr()})"
     return f"{type(module).__name__}{own}{'' if module.training else ' in eval mode'}"
 
@@ -108,7 +108,7 @@ def _of_tensor(tensor: Tensor) -> tuple[Any, ...]:
 
 
 def _same(left: Sketch, right: Sketch) -> bool:
-    """Up to rounding on the way."""
+    """Whether two sketches are equal up to rounding of at most _ROUNDS units in the last place."""
     return len(left) == len(right) and all(
         one[:2] == other[:2]
         and all(

@@ -1,7 +1,7 @@
-"""What a run leaves behind, kept on disk: tensors come back one by one, when somebody asks for one.
+"""Keeps the tensors of an outcome on disk and reads them one by one.
 
-A comparison holds the outcomes of three runs and more, one of them in float64: in memory that was as much again as the
-largest of the runs. What equals an earlier outcome is not written twice.
+A comparison holds the outcomes of three or more runs, one of them in float64: in memory, the outcomes were as large as
+the largest run. A tensor that equals the tensor of an earlier outcome is not written twice.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 from explorer.engine.world.bits import dense, same_bits
 
 DISK = Path("/var/tmp")
-"""By custom on a disk, where /tmp may lie in memory; TMPDIR says otherwise."""
+"""Default folder, on a disk by custom while /tmp may lie in memory; TMPDIR overrides it."""
 
 
 class _File:
-    """A file without a name, which goes when the last tensor in it is forgotten."""
+    """A file without a name, which is deleted with the last reference to a tensor in it."""
 
     def __init__(self) -> None:
         where = DISK if "TMPDIR" not in os.environ and os.access(DISK, os.W_OK) else None
@@ -45,12 +45,12 @@ class _Place:
 
 
 class Kept(Mapping[str, Tensor | None]):
-    """Tensors by name, each a detached copy on the CPU at every reading; None: the run has none under this name."""
+    """Tensors by name; every read returns a detached copy on the CPU. None if the run has no tensor of the name."""
 
     def __init__(
         self, tensors: Iterable[tuple[str, Tensor | None]], like: Mapping[str, Tensor | None] | None = None
     ) -> None:
-        """What is equal bit by bit in `like` is taken from there."""
+        """Writes `tensors`, except tensors that equal those of `like` bit by bit: both share one place on disk."""
         self._file: _File | None = None
         self._end = 0
         self._places: dict[str, _Place | Tensor | None] = {}
@@ -82,7 +82,7 @@ class Kept(Mapping[str, Tensor | None]):
             return known._places[name]
         try:
             return self._write(tensor)
-        except OSError:  # a full disk: memory may still have room, and says so itself where it has none
+        except OSError:  # a full disk: memory may still have room
             return tensor.clone()
 
     def _write(self, tensor: Tensor) -> _Place:
@@ -97,11 +97,11 @@ class Kept(Mapping[str, Tensor | None]):
 
 
 def on_cpu(tensor: Tensor | None) -> Tensor | None:
-    """Dense and detached; the very memory of a dense tensor that is there already."""
+    """The tensor dense, detached and on the CPU. A dense CPU tensor shares its memory with the result."""
     return None if tensor is None else dense(tensor)
 
 
 def as_bytes(tensor: Tensor) -> Any:
-    """A dense tensor's memory as numpy reads it."""
+    """The bytes of a dense tensor as a numpy array."""
     flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy()

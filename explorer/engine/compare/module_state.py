@@ -1,7 +1,7 @@
-"""What a recompute moves once more: all that a model remembers, read before and after backward.
+"""Finds state that a recompute moves a second time, by reading the model's state before and after backward.
 
-A forward that runs again moves such state once more: a counter counts twice, a cache grows, a running mean drifts. No
-gradient shows it. `StateAudit` reads the state at the borders of the phases and never touches the model.
+A forward that runs again moves state twice: a counter counts twice, a cache grows, a running mean drifts. Gradients
+do not show the change. `StateAudit` reads the state at the borders of the phases and never changes the model.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from explorer.record.comparison import StateChange
 
 @dataclass
 class StateAudit:
-    """Collects what backward changed in `model`: give `on_phase` to the step, then read `changes`."""
+    """Collects the state of `model` that backward changes: pass `on_phase` to the step, then read `changes`."""
 
     model: nn.Module
     changes: dict[StateKey, StateChange] = field(default_factory=dict)
     _after_forward: State | None = None
 
     def on_phase(self, phase: Phase | str) -> None:
-        """Called at the start of each phase; a backward that ends is compared with where it started."""
+        """Called at the start of each phase: compares the state after a backward with the state at its start."""
         if phase == "backward" and self._after_forward is None:
             self._after_forward = read_state(self.model)
         elif phase != "backward":
             self.close()
 
     def close(self) -> None:
-        """Ends the backward under way, if there is one."""
+        """Ends the current backward, if any."""
         if self._after_forward is None:
             return
         before, after = self._after_forward, read_state(self.model)

@@ -1,11 +1,11 @@
-"""What a step leaves behind, taken so that two runs can be held against each other bit by bit.
+"""The outcome of a step: everything that two runs are compared in, bit by bit.
 
     equal copies of parameters, buffers, optimizer; every generator seeded; gradients None
       ─▶ forward, backward ─▶ gradients, buffers, positions of the generators
       ─▶ optimizer, and more steps ─▶ parameters ─▶ output in eval mode
 
-The baseline is run twice: a model that does not equal itself cannot be compared. A third run in float64 says how far
-from exact the baseline itself is.
+The baseline runs twice: a model that does not reproduce its own results cannot be compared. A third run in float64
+gives the distance of the baseline from exact.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from explorer.engine.world.rng import RngState, seed_everything
 from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 
 N_STEPS = 2
-"""Optimizer steps behind the comparison of parameters: the second one starts from moved weights and statistics."""
+"""Optimizer steps before parameters are compared: the second step starts from moved weights and statistics."""
 
 EVAL_OUTPUT = "output in eval mode"
 
@@ -39,7 +39,7 @@ Tensors = Mapping[str, Tensor | None]
 
 @dataclass
 class Outcome:
-    """What one run left behind, by full name."""
+    """Results of one run, by full name."""
 
     gradients: Tensors
     input_gradients: Tensors
@@ -47,19 +47,19 @@ class Outcome:
     rng: dict[str, bytes]
     loss: float
     states: list[State] = field(default_factory=list)
-    """All that the model remembers, after the first step's backward and after the last step."""
+    """State of the model after the first step's backward and after the last step."""
     moved: Tensors = field(default_factory=dict)
     """Parameters that forward or backward moved, before any optimizer."""
     trained: frozenset[str] = frozenset()
     """Names of the parameters that require a gradient."""
     n_steps: int = 0
     stepped: bool = True
-    """Whether one of torch's optimizers stepped."""
+    """Whether an optimizer of torch stepped."""
     led: bool = False
-    """Whether its optimizers got the gradients of the run that leads it."""
+    """Whether the optimizers of this run got the gradients of the run `lead`."""
     later_gradients: Tensors = field(default_factory=dict)
     after: list[Tensors] = field(default_factory=list)
-    """All parameters after each step; of a run that follows another, after the last one."""
+    """All parameters after each step; of a run with a `lead`, after the last step only."""
     eval_output: Tensor | None = None
 
     @property
@@ -76,12 +76,12 @@ def take(
     lead: Outcome | None = None,
     like: Outcome | None = None,
 ) -> Outcome:
-    """Runs a fresh trainee, uses it up, and keeps what is left: after one backward, and in `full` after N_STEPS.
+    """Outcome of a fresh trainee after one backward, and if `full` after N_STEPS. The trainee cannot be used again.
 
-    Where rounding parts it from `lead`, each further step starts from the parameters of `lead`: AdamW makes a whole
-    step of a gradient that is zero but for rounding, and all that comes after would be judged by that.
-    `like` is an outcome that is probably the same: it lends what is equal, and leads nobody.
-    What the model raises passes through.
+    If the gradients differ from those of `lead`, each further step starts from the parameters of `lead`. AdamW makes a
+    whole step of a gradient that is zero but for rounding, which would spoil the comparison of all later steps.
+    `like` is an outcome that is probably equal: equal tensors share its place on disk, but it leads no step.
+    Errors of the model pass through.
     """
     model, known = trainee.model, lead or like or _NOTHING
     start = {name: fingerprint(parameter) for name, parameter in model.named_parameters()}
@@ -101,12 +101,12 @@ def take(
     if full:
         _train_on(trainee, outcome, lead, known)
         outcome.eval_output = eval_output(trainee)
-    trainee.handle.undo()  # a policed model is a cycle: on a GPU it would lie beside the next one
+    trainee.handle.undo()  # a wrapped model is a cycle: its GPU memory would stay during the next run
     return outcome
 
 
 def _train_on(trainee: Trainee, outcome: Outcome, lead: Outcome | None, known: Outcome) -> None:
-    """Without an optimizer the steps are forward and backward alone: what the model remembers moves all the same."""
+    """Runs the further steps. Without an optimizer a step is forward and backward alone, which still moves state."""
     parted = lead is not None and not same_gradients(lead, outcome)
     for i in range(N_STEPS):
         if i:
@@ -131,8 +131,8 @@ def _follow(model: nn.Module, parameters: Tensors) -> None:
 
 
 def eval_output(trainee: Trainee) -> Tensor | None:
-    """Every floating tensor of the model's output in eval mode, in one row; None where the model has no such output
-    (some models want other inputs in eval mode)."""
+    """Floating tensors of the model's output in eval mode, as one flat tensor. None if the output has no such tensor or
+    the model fails (some models take other inputs in eval mode)."""
     seed_everything(trainee.spec.seed)
     try:
         trainee.model.eval()
@@ -142,7 +142,7 @@ def eval_output(trainee: Trainee) -> Tensor | None:
             autocast(trainee),
         ):
             output = call(trainee.model, trainee.inputs)
-    except Exception:  # detection models and the like: nothing to compare, and no fault of the policy
+    except Exception:  # detection models and the like: nothing to compare, and not the policy's fault
         return None
     leaves = tree_leaves(output.to_tuple() if hasattr(output, "to_tuple") else output)  # transformers' ModelOutput
     tensors = [leaf.detach().flatten().cpu() for leaf in leaves if isinstance(leaf, Tensor) and is_floating(leaf)]
@@ -154,29 +154,29 @@ _NOTHING = Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.
 
 @dataclass(frozen=True)
 class Yardsticks:
-    """What differences are held against: the baseline's own rerun, and the same steps in float64."""
+    """The scales of differences: the baseline's rerun, and the same steps in float64."""
 
     epsilon: float
     rerun: Outcome | None
     exact: Outcome | None
 
     def of(self, family: str) -> Yardstick:
-        """For a field of Outcome: each family has a scale of its own."""
+        """The yardstick of one field of Outcome: each family has its own scale."""
         return self.yardstick(*(getattr(outcome, family) if outcome else {} for outcome in (self.rerun, self.exact)))
 
     def yardstick(self, rerun: Tensors, reference: Tensors) -> Yardstick:
-        """The same for any tensors of both."""
+        """The yardstick of any tensors of the rerun and the reference."""
         return Yardstick(rerun=rerun, reference=reference, epsilon=self.epsilon)
 
 
 def rng_differences(baseline: Outcome, candidate: Outcome) -> tuple[RngDiff, ...]:
-    """Where every generator stands after one backward, those that both runs know (a late import may add numpy's)."""
+    """Differences of the generators after one backward. Generators of one run alone (a late import) are left out."""
     both = [name for name in baseline.rng if name in candidate.rng]
     return tuple(RngDiff(generator=name, equal=baseline.rng[name] == candidate.rng[name]) for name in both)
 
 
 def not_reproducible_because(first: Outcome, second: Outcome) -> str:
-    """Empty where two runs of one spec left the same bits behind; else which tensors did not, as one sentence."""
+    """One sentence with the tensors in which two runs of one spec differ; empty if all bits are equal."""
     families = [
         ("gradients", first.gradients, second.gradients),
         ("gradients of the inputs", first.input_gradients, second.input_gradients),
@@ -200,7 +200,7 @@ def not_reproducible_because(first: Outcome, second: Outcome) -> str:
 
 
 def eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks) -> TensorDiff | None:
-    """None where neither run has an output in eval mode."""
+    """The difference of the outputs in eval mode; None if neither run has such an output."""
     if baseline.eval_output is None and candidate.eval_output is None:
         return None
     runs = (baseline, candidate, yardsticks.rerun, yardsticks.exact)
@@ -211,9 +211,9 @@ def eval_difference(baseline: Outcome, candidate: Outcome, yardsticks: Yardstick
 def parameter_differences(
     baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, gradients: Iterable[GradientDiff]
 ) -> tuple[ParameterDiff, ...]:
-    """Differences of all parameters after the last step. `gradients` of every step say what rounding is.
+    """Differences of all parameters after the last step; `gradients` of every step show which differences are rounding.
 
-    Where the optimizers of both runs got equal gradients, a step is held against the step alone: nothing rounds but it.
+    If the optimizers of both runs got equal gradients, the yardstick is the step alone: only the step rounds.
     """
     rounding = {name: True for name in baseline.trained}
     equal = set(baseline.trained) if candidate.led else {diff.name for diff in gradients}
@@ -252,7 +252,7 @@ def _gradients(model: nn.Module) -> Iterable[tuple[str, Tensor | None]]:
 
 
 def _remembered(trainee: Trainee) -> State:
-    """All that the model remembers, and the batch: a model may write into it."""
+    """State of the model and of the batch, because a model may write into the batch."""
     return {
         **read_state(trainee.model, whole=True),
         ("", "batch", "attribute"): frozen([trainee.inputs, trainee.targets]),
@@ -260,7 +260,7 @@ def _remembered(trainee: Trainee) -> State:
 
 
 def input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
-    """Gradients of the leaves of the batch that got one, by their place in it."""
+    """Gradients of the leaves of the batch that require one, by path in the batch."""
     for what, batch in (("inputs", trainee.inputs), ("targets", trainee.targets)):
         for path, leaf in tree_flatten_with_path(batch)[0]:
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
@@ -268,14 +268,14 @@ def input_gradients(trainee: Trainee) -> Iterable[tuple[str, Tensor | None]]:
 
 
 def fingerprint(tensor: Tensor) -> bytes:
-    """Tells two states of one tensor apart in 32 bytes."""
+    """Hash of a tensor's bytes, 32 bytes long."""
     dense = on_cpu(tensor)
     assert dense is not None
     return hashlib.blake2b(as_bytes(dense), digest_size=32).digest()
 
 
 def same_gradients(one: Outcome, other: Outcome) -> bool:
-    """Whether all gradients of the first backward agree in every bit."""
+    """Whether all gradients of the first backward are equal in every bit."""
     return all(_same(one.gradients.get(name), gradient) for name, gradient in other.gradients.items())
 
 

@@ -1,11 +1,11 @@
-"""Hidden state that no list names: does a block that runs more often leave another step behind?
+"""Probes for hidden state: does the next step change if a block runs more often?
 
     clean process ─▶ model ─▶ step, which keeps the inputs of the blocks
                            ─▶ each block runs again on its inputs, all known state is put back ─▶ step
 
-The two steps are equal bit by bit, or two more processes decide, of which one runs no block again. If their second
-steps differ, a block remembers its calls in a place that no walk reaches: a file, an installed package, an iterator.
-Halving finds the block. Apart from module_state.py, which reads the state that has a name.
+If the two steps differ, two more processes run the two steps without running a block again. If their second steps
+differ from the probed one, a block remembers its calls in a file, an installed package or an iterator. Halving finds
+the block. module_state.py reads state that the walk reaches; this probe finds state that the walk cannot reach.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ from explorer.record.plan import Report
 from explorer.record.run import RunSpec
 
 FEWEST, MOST = 4, 64
-"""Runs of a block if the spec asks for no number: between the two, as many as the time of one step allows."""
+"""Bounds of the runs of a block if the spec gives no number: as many runs as fit into the time of one step."""
 _LEAST_S = 0.5
-"""Time that the runs of all blocks may take even where a step is shorter."""
+"""Least time for the runs of all blocks, for steps that are shorter."""
 
 Fingerprints = Mapping[str, bytes]
 Calls = list[tuple[nn.Module, Any]]
@@ -51,18 +51,18 @@ Calls = list[tuple[nn.Module, Any]]
 
 @dataclass(frozen=True)
 class ProbedStep:
-    """What two steps of one build leave behind: before and after its blocks run again."""
+    """Results of two steps of one model: before and after its blocks run again."""
 
     first: Fingerprints
     left: Fingerprints
     n_runs: int = 0
     """Runs of each block between the steps."""
     not_put_back: tuple[str, ...] = ()
-    """Names that the walk knows, moved by the runs and not put back: the comparison holds those against each other."""
+    """State that the walk knows, that the runs moved and that could not be put back: the comparison covers it."""
 
 
 def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, Any]:
-    """Fields of a Comparison: `n_probes`, `hidden_state`, `not_probed_because`. What the probe raises is a sentence."""
+    """Fields of a Comparison: `n_probes`, `hidden_state`, `not_probed_because`. An error becomes a sentence."""
     blocks = tuple(dict.fromkeys(block for unit in candidate.policy.units for block in unit.blocks))
     if not blocks or baseline.forward_only:
         return {}
@@ -96,14 +96,14 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
 
 
 def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], report: Report) -> ProbedStep:
-    """Two steps of one build. Between them each of `blocks` runs again; the first step keeps inputs of all `kept`."""
+    """Two steps of one model. Each of `blocks` runs again in between; the first step keeps the inputs of all `kept`."""
     try:
         with left_as_found(), deterministic_kernels(), without_tf32():
             trainee = prepare(spec)
             return _two_steps(trainee, blocks, kept)
     except ExplorerError:
         raise
-    except Exception as error:  # whatever a block raises that runs by itself
+    except Exception as error:  # a block may raise anything when it runs by itself
         raise ModelFailed(said_by(error)) from error
 
 
@@ -111,7 +111,7 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
     model, batch = trainee.model, own_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
     replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
-    found, start = FoundState(model, _nothing), AtFirst(model)  # no walk sees the inside of a replaced forward
+    found, start = FoundState(model, _nothing), AtFirst(model)  # no walk sees into a replaced forward
     _set_forward(replaced)
     began = time.perf_counter()
     first, calls = _first_step(trainee, kept)
@@ -130,7 +130,7 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
 
 
 def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, dict[str, Calls]]:
-    """The step, and each call of the blocks in its first forward with a copy of the inputs."""
+    """Runs the step; returns its fingerprints and, by block, each call of the first forward with copied inputs."""
     calls: dict[str, Calls] = {fqn: [] for fqn in fqns}
     modules = dict(trainee.model.named_modules())
     forward = True
@@ -152,7 +152,7 @@ def _first_step(trainee: Trainee, fqns: tuple[str, ...]) -> tuple[Fingerprints, 
 
 
 def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
-    """Runs each forward alone, as a recompute does: hooks of a block itself run once in a step. Returns the rounds."""
+    """Runs each forward without hooks, as a recompute does, and returns the number of rounds."""
     asked, end, n = trainee.spec.n_probes, time.perf_counter() + seconds, 0
     with torch.no_grad(), autocast(trainee):
         while n < (asked or MOST) and (asked or n < FEWEST or time.perf_counter() < end):
@@ -165,7 +165,7 @@ def _run(calls: Calls, trainee: Trainee, seconds: float) -> int:
 
 
 def _left(trainee: Trainee, loss: float) -> Fingerprints:
-    """Fingerprint of each tensor and generator, after backward: what an optimizer makes of them is no block's."""
+    """Fingerprint of each tensor and generator after backward, before the optimizer, which no block influences."""
     model = trainee.model
     tensors: Iterator[tuple[str, Tensor | None]] = itertools.chain(
         model.named_parameters(),
@@ -183,4 +183,4 @@ def _set_forward(replaced: list[tuple[nn.Module, Any]]) -> None:
 
 
 def _nothing() -> None:
-    """A step that reaches nothing beside the model."""
+    """A step that reaches nothing but the model."""

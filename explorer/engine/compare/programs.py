@@ -1,9 +1,9 @@
-"""Two programs over the same parameters, judged as `compare` judges two policies: outcomes, yardsticks, one verdict.
+"""Compares two programs over the same parameters, as `compare` compares two policies.
 
     reference ─▶ reference again ─▶ reference in float64 ─▶ candidate
                  └ noise floor      └ rounding
 
-Each run is one of step_program.py, from the state that was found.
+Each run is `step_program.take_steps`, from the state before the comparison.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from explorer.record.comparison import ForwardDiff, ParameterDiff
 
 
 def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str, Any]:
-    """The fields of a Comparison that judge. What the reference raises passes; what the candidate raises is one."""
+    """The fields of a Comparison. An error of the reference passes through; the candidate's becomes `failure`."""
     starts = [program.state() for program in (reference, candidate)]
     with ExitStack() as leaving:
         programs = (reference, candidate)
@@ -56,7 +56,7 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
         fields |= {"reference": "float64" if exact else "none", "no_reference_because": no_reference}
         try:
             cand = take_steps(candidate, lead=base)
-        except Exception as error:  # whatever a stranger's program raises
+        except Exception as error:  # a user's program may raise anything
             return {**fields, "failure": failure_in_words(error, candidate.model)}
         if not same_gradients(base, cand):
             fields |= {"forward": _forwards(reference, candidate), "untied": _untied(reference, candidate)}
@@ -72,7 +72,7 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
 
 
 def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | None:
-    """One more step of each, watched; None where one of them cannot be: compiled code runs no hooks."""
+    """The forward difference, from one watched step of each; None if either program is compiled or fails."""
     sides = []
     for program in (reference, candidate):
         if _is_compiled(program):
@@ -82,7 +82,7 @@ def _forwards(reference: StepProgram, candidate: StepProgram) -> ForwardDiff | N
             batch = put_back(program)
             with forwards.watching():
                 program.step(program.model, batch)
-        except Exception:  # a hook inside a compiled or sharded model: the verdict stands without this evidence
+        except Exception:  # a hook may fail in a compiled or sharded model: the verdict does not need this evidence
             return None
         sides.append(forwards)
     return forward_difference(*sides)
@@ -96,7 +96,7 @@ def _is_compiled(program: StepProgram) -> bool:
 
 
 def _untied(*programs: StepProgram) -> tuple[str, ...]:
-    """Names that share one parameter in one of the programs, and not in the other."""
+    """Names that share a parameter in one program alone."""
     groups: list[set[frozenset[str]]] = []
     for program in programs:
         by_identity: dict[int, list[str]] = defaultdict(list)
@@ -112,9 +112,9 @@ def _leave(optimizers: dict[int, FoundOptimizer]) -> None:
 
 
 def _by_themselves(fields: dict[str, Any], base: Outcome) -> tuple[ParameterDiff, ...]:
-    """Two optimizers got equal gradients: what their parameters differ by is no rounding of gradients.
+    """The parameter differences with `gradients_round` corrected for optimizers that got equal gradients.
 
-    Only a step without one of torch's optimizers, seen with gradients that round, may have made it of those.
+    Rounding of gradients explains a parameter difference only in a step without an optimizer of torch.
     """
     unequal = {diff.name for diff in (*fields["gradients"], *fields["later_gradients"]) if not diff.bitwise}
     return tuple(
@@ -126,7 +126,7 @@ def _by_themselves(fields: dict[str, Any], base: Outcome) -> tuple[ParameterDiff
 
 
 def _equal_losses(base: Outcome, cand: Outcome) -> bool | None:
-    """None: one of the steps did not say its loss."""
+    """Whether the losses are equal; None if either step returned no loss."""
     return None if math.isnan(base.loss) or math.isnan(cand.loss) else base.loss == cand.loss
 
 
@@ -148,7 +148,7 @@ def _in_float64(reference: StepProgram, base: Outcome, epsilon: float) -> tuple[
 
 @contextmanager
 def _formats() -> Iterator[set[torch.dtype]]:
-    """Floating types of what any module returns meanwhile: autocast shows in them, and in no gradient."""
+    """Floating types of the outputs of all modules inside: outputs show autocast, gradients do not."""
     seen: set[torch.dtype] = set()
 
     def look(module: nn.Module, inputs: Any, output: Any) -> None:
@@ -160,7 +160,7 @@ def _formats() -> Iterator[set[torch.dtype]]:
 
 
 def _of_one_alone(one: State, other: State) -> set[StateKey]:
-    """What only one program's model has, or each with a value of its own: how it is written, not what it learned."""
+    """Keys that only one model has, or whose start values differ: they come from the code, not from training."""
     return {key for key in one.keys() | other.keys()
             if key not in one or key not in other or not same_state(one[key], other[key])}  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The same steps in float64: how far from exact the baseline itself is, which is what rounding is held against."""
+"""The same steps in float64: the distance of the baseline from exact is the scale of rounding."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from explorer.record.run import RunSpec
 
 
 def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome | None, str]:
-    """The bare step in float64; or None, and why: the model cannot run in it, or went another way there.
+    """The step without a policy in float64; or None with the reason: it fails in float64 or is too far away.
 
-    It draws the random numbers of the baseline (dropout on the CPU does so by itself, see SameDraws for the others).
-    Where it does not, on another device say, it is recognised by its distance from the baseline. Where that is too
-    far, it is tried once more with the baseline's own decisions, see SameBranches.
+    The run draws the baseline's random numbers: dropout on the CPU does so anyway, SameDraws covers other draws. A run
+    with other numbers, as on another device, shows by its distance from the baseline. A run that is too far away is
+    repeated with the decisions of the baseline, see SameBranches.
     """
     start = AtFirst(loaded.model)
     epsilon = coarsest_epsilon(spec, baseline.gradients)
     try:
         outcome = _exact(spec, loaded, baseline, nullcontext())
-    except Exception as error:  # a type written into the model, a kernel without float64: no reference, and no fault
+    except Exception as error:  # a type written into the model, or a kernel without float64: not an error of the run
         return None, does_not_run(error)
     draws = _draws(spec, loaded, baseline)
     because = too_far(outcome, baseline, epsilon, draws=draws)
@@ -52,7 +52,7 @@ def _exact(spec: RunSpec, loaded: Loaded, baseline: Outcome, guided: AbstractCon
 
 
 def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: AtFirst) -> Outcome | None:
-    """None where the baseline decides nothing, or is not the same when it is asked how it did."""
+    """The float64 outcome with the baseline's decisions; None if it decides nothing or is not reproducible."""
     try:
         start.put_back()
         trainee = prepare(msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None), loaded)
@@ -62,12 +62,12 @@ def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: AtFi
             return None
         start.put_back()
         return _exact(spec, loaded, baseline, SameBranches(branches.decisions))
-    except Exception:  # it has run without: another way through the model in float64, or no memory for all decisions
+    except Exception:  # the plain float64 run succeeded: other code ran here, or no memory is left for the decisions
         return None
 
 
 def does_not_run(error: Exception) -> str:
-    """Why there is no reference, where float64 raised."""
+    """The reason for a missing reference if the run in float64 raised an error."""
     return f"The model does not run in float64: {said_by(error)}."
 
 
@@ -79,7 +79,7 @@ def _draws(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> bool:
 
 
 def too_far(exact: Outcome, baseline: Outcome, epsilon: float, *, draws: bool = True) -> str:
-    """Why a run in float64 is no reference: it left the baseline's way. Empty where it is one."""
+    """The reason why a float64 run cannot be a reference: its distance from the baseline. Empty if it can."""
     distance = relative_distance(exact.gradients, baseline.gradients)
     if distance is not None and distance <= math.sqrt(epsilon):
         return ""
@@ -92,17 +92,17 @@ def too_far(exact: Outcome, baseline: Outcome, epsilon: float, *, draws: bool = 
 
 
 def most_common_type(gradients: Tensors) -> torch.dtype:
-    """What most gradients are: the type to draw random numbers in."""
+    """The type of most gradients: the type in which random numbers are drawn."""
     types = Counter(tensor.dtype for tensor in gradients.values() if tensor is not None and tensor.is_floating_point())
     return types.most_common(1)[0][0] if types else torch.get_default_dtype()
 
 
 def coarsest_epsilon(spec: RunSpec, gradients: Mapping[str, Tensor | None]) -> float:
-    """Machine epsilon of the coarsest floating type that the run computes in, by the types of its gradients."""
+    """Machine epsilon of the coarsest floating type of the run, from its autocast type and its gradients."""
     return epsilon_of(gradients, {AUTOCAST[spec.autocast]} if spec.autocast != "none" else set())
 
 
 def epsilon_of(gradients: Mapping[str, Tensor | None], beside: Collection[torch.dtype]) -> float:
-    """Machine epsilon of the coarsest floating type among those of `gradients` and `beside`."""
+    """Machine epsilon of the coarsest floating type among `beside` and the types of `gradients`."""
     types = {tensor.dtype for tensor in gradients.values() if tensor is not None and is_floating(tensor)} | {*beside}
     return max(torch.finfo(dtype).eps for dtype in types or {torch.get_default_dtype()})

@@ -1,7 +1,7 @@
-"""Random numbers of a forward inside backward that the forward itself never drew: for checkpointing of a model's own.
+"""Finds random numbers of a recompute that the forward never drew, in models that checkpoint themselves.
 
-Whoever recomputes without setting its generators back draws others. No unit is known here, so a draw of the rerun is
-held against all draws of the forward of its shape: masks of many elements are not equal by chance.
+A recompute that does not restore its generators draws other numbers. The units of such a model are not known, so each
+draw is compared with all forward draws of its shape: masks of many elements are not equal by chance.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from explorer.engine.watch.uncompiled import DispatchMode
 
 
 class RerunDraws(DispatchMode):
-    """Between enter and exit, around a step; `n_drawn` and `others` stand afterwards."""
+    """Counts draws between enter and exit, around a step, in `n_drawn` and `others`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._scopes = BlockScopes(model, self)
         self._forward: dict[torch.Size, list[Tensor]] = defaultdict(list)
         self.n_drawn = 0
-        """Draws of the forwards inside backward."""
+        """Number of draws of forwards inside backward."""
         self.others: dict[str, int] = defaultdict(int)
-        """How many of them forward had not made, by block; the empty string: in no block of its own."""
+        """Number of such draws that forward did not make, by block; the empty string is the model itself."""
 
     def __enter__(self) -> RerunDraws:
         self._scopes.__enter__()
@@ -39,13 +39,13 @@ class RerunDraws(DispatchMode):
         self._scopes.__exit__(None, None, None)
 
     def entered(self, block: int, frame: Frame, inputs: Any) -> None:
-        """Nothing to note: the stack is the frame's."""
+        """Does nothing: the frame has the stack of blocks."""
 
     def left(self, block: int, frame: Frame, output: Any) -> None:
-        """Nothing either."""
+        """Does nothing."""
 
     def rerun_changed(self, frame: Frame) -> None:
-        """No policy is in force."""
+        """Does nothing: no policy is in force."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))

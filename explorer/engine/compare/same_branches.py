@@ -1,9 +1,8 @@
-"""Lets a run in float64 decide as the run in the model's own type did: which ReLU passes, which number is largest.
+"""Makes a run in float64 take the decisions of the run in the model's type: which ReLU passes, which number is largest.
 
-Where an input lies within rounding of zero, float64 may decide otherwise, and a whole gradient comes or goes with it:
-of 24 million decisions of a small ResNet ten came out otherwise, and its gradients lay 3e-3 of their norm away, a
-thousand times what rounding does. Decided alike they lie 2.5e-6 away, which is rounding, and what a reference is for.
-Other branches (a ReLU6, a sort) are not followed.
+An input within rounding of zero may decide otherwise in float64, and a whole gradient changes with it. In a small
+ResNet, ten of 24 million decisions differed: the gradients lay 3e-3 of their norm away, a thousand times the rounding.
+With equal decisions the gradients lie 2.5e-6 away, which is rounding. Other branches (ReLU6, sort) are not replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MAX_POOL = "aten::max_pool2d_with_indices"
 
 
 class Branches(DispatchMode):
-    """While it is entered, decisions are noted."""
+    """Records decisions between enter and exit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class Branches(DispatchMode):
 
 
 class SameBranches(DispatchMode):
-    """While it is entered, `decisions` are used up in the order they were made. Raises IndexError beyond the last."""
+    """Replays and removes `decisions` in order between enter and exit. Raises IndexError after the last decision."""
 
     def __init__(self, decisions: deque[Tensor]) -> None:
         super().__init__()
@@ -58,5 +57,5 @@ class SameBranches(DispatchMode):
 
 
 def _passing(x: Tensor, passes: Tensor) -> Tensor:
-    """What passes stays above zero: backward asks the result where gradients flow."""
+    """ReLU with given decisions. Passing elements stay above zero: backward reads the decisions from the result."""
     return torch.where(passes, x.clamp(min=torch.finfo(x.dtype).tiny), 0.0)

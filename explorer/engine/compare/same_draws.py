@@ -1,7 +1,7 @@
-"""Lets a run in float64 draw the random numbers that the run in the model's own type draws.
+"""Makes a run in float64 draw the random numbers that the run in the model's type draws.
 
-A generator gives other numbers for another type: `rand_like` of float64 takes two words of the stream where float32
-takes one. Without this a model that samples in the type of its activations has no reference in float64.
+A generator gives different numbers for each type: `rand_like` takes two words of the stream for float64, and one for
+float32. A model that samples in the type of its activations needs this mode for a reference in float64.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _DRAWS = frozenset({
     "aten::uniform", "aten::exponential", "aten::log_normal", "aten::cauchy", "aten::geometric", "aten::multinomial",
     "aten::bernoulli",
 })  # fmt: skip
-"""Operators whose result is nothing but random numbers: drawn in another type they are the same numbers, rounded."""
+"""Operators whose result is random numbers alone: a draw in a narrower type gives the same numbers, rounded."""
 
 
 class SameDraws(DispatchMode):
-    """While it is entered, draws of float64 are made in `dtype` and widened."""
+    """Makes draws of float64 in `dtype` and widens them, between enter and exit."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()

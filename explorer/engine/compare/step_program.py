@@ -1,7 +1,7 @@
-"""A program of somebody's own, run for a judgement: from the state that was found N_STEPS steps, and what they leave.
+"""Runs a user's training program for a comparison: N_STEPS steps from the state before, and their outcome.
 
-A step is forward, backward, and an optimizer if it has one. Gradients are taken as the optimizer finds them, or at the
-end of the step where none of torch's steps.
+A step is forward, backward, and the optimizer if the program has one. Gradients are read when the optimizer starts, or
+at the end of a step in which no optimizer of torch steps.
 """
 
 from __future__ import annotations
@@ -27,42 +27,42 @@ from explorer.engine.world.remembered import State, frozen, read_state
 from explorer.engine.world.rng import RngState
 
 Step = Callable[[nn.Module, Any], Any]
-"""One training step: runs forward and backward of the model that it is given on the batch that it is given."""
+"""One training step: runs forward and backward of a model on a batch, both arguments."""
 
 
 @dataclass
 class StepProgram:
-    """A step and the model that it trains."""
+    """A step and the model that the step trains."""
 
     step: Step
     model: nn.Module
     batch: Any
     parameters: tuple[str, ...] = ()
-    """Those that are judged, by plain name."""
+    """Plain names of the parameters that are compared."""
     dtype: torch.dtype | None = None
-    """What floating tensors are cast to before the step; None: nothing is cast."""
+    """The type to which floating tensors are cast before the step; None casts nothing."""
     found: list[FoundModel] = field(default_factory=list)
     """Every model to put back before a run: both programs may train the same parameters."""
     optimizers: dict[int, FoundOptimizer] = field(default_factory=dict)
-    """Every optimizer that has stepped so far, by identity: those of both programs."""
+    """Every optimizer of both programs that has stepped so far, by identity."""
 
     def state(self) -> State:
-        """What the model remembers, by plain names."""
+        """State of the model, by plain names."""
         plain = {id(module): fqn for fqn, module in reversed(list(plain_modules(self.model)))}
         known = {fqn: plain[id(module)] for fqn, module in self.model.named_modules() if id(module) in plain}
         state = read_state(self.model)
         return {(known[key[0]], *key[1:]): value for key, value in state.items() if key[0] in known}
 
     def named(self) -> dict[str, nn.Parameter]:
-        """The parameters that are judged, as they stand now, by plain name."""
+        """The compared parameters with their current values, by plain name."""
         held = plain_parameters(self.model)
         return {name: held[name] for name in self.parameters}
 
 
 def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outcome | None = None) -> Outcome:
-    """Puts everything back, runs N_STEPS steps and keeps what is left. `lead` and `like` as in `outcome.take`.
+    """Puts everything back, runs N_STEPS steps and returns their outcome. `lead` and `like` are as in `outcome.take`.
 
-    What the program raises passes.
+    Errors of the program pass through.
     """
     known = lead or like or Outcome(gradients={}, input_gradients={}, buffers={}, rng={}, loss=0.0)
     batch = put_back(program)
@@ -94,7 +94,7 @@ def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outco
 
 
 def put_back(program: StepProgram) -> Any:
-    """Puts back all that the program found, and returns a batch of its own for the next run."""
+    """Puts back the models and optimizers, and returns a fresh copy of the batch for the next run."""
     for model in program.found:
         model.put_back(program.dtype)
     for optimizer in program.optimizers.values():
@@ -103,10 +103,10 @@ def put_back(program: StepProgram) -> Any:
 
 
 class _Taking:
-    """One step of a program, and its gradients as the first optimizer finds them.
+    """One step of a program, and its gradients at the start of the first optimizer.
 
-    The optimizer then gets the gradients of `lead` where there are any: AdamW makes a whole step of a gradient that is
-    zero but for rounding, and what two optimizers do with one gradient is theirs alone.
+    The optimizer then gets the gradients of `lead`, if any. AdamW makes a whole step of a gradient that is zero but for
+    rounding; with equal gradients, differences of the parameters come from the optimizers alone.
     """
 
     def __init__(self, program: StepProgram, batch: Any, lead: Tensors) -> None:
@@ -136,7 +136,7 @@ class _Taking:
                 parameter.grad.copy_(_laid_out_as(parameter.grad, known))
 
     def _after_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """A step that does not zero its gradients adds to its own."""
+        """Puts the program's gradients back: a step that does not zero its gradients adds to them."""
         for lent, own in self._lent:
             lent.copy_(own)
         self._lent.clear()
@@ -149,7 +149,7 @@ class _Taking:
 
 
 def _moved_alone(program: StepProgram, start: dict[str, bytes], gradients: Tensors) -> dict[str, Tensor]:
-    """Parameters that moved in a step that left no gradient at all: an optimizer inside backward took them."""
+    """Parameters that moved in a step without any gradient left: an optimizer inside backward used the gradients."""
     if any(gradient is not None for gradient in gradients.values()):
         return {}
     now = _whole(program.named())
@@ -158,7 +158,7 @@ def _moved_alone(program: StepProgram, start: dict[str, bytes], gradients: Tenso
 
 @contextmanager
 def hooked(*hooks: RemovableHandle) -> Iterator[None]:
-    """A context at whose end `hooks` come off again."""
+    """A context that removes `hooks` at its end."""
     try:
         yield
     finally:
@@ -195,13 +195,13 @@ def _whole(tensors: dict[str, nn.Parameter]) -> dict[str, Tensor]:
 
 
 def whole(tensor: Tensor | None) -> Tensor | None:
-    """All of a tensor that ranks hold in parts; any other as it is."""
+    """The full tensor of a sharded one, gathered from all ranks; any other tensor detached."""
     gather = getattr(tensor, "full_tensor", None)
     return gather().detach() if gather is not None else None if tensor is None else tensor.detach()
 
 
 def _laid_out_as(parameter: Any, value: Tensor) -> Tensor:
-    """`value` in parts over the ranks where `parameter` is."""
+    """`value` sharded over the ranks like `parameter`; unchanged if `parameter` is not sharded."""
     if not hasattr(parameter, "full_tensor"):
         return value
     from torch.distributed.tensor import distribute_tensor
