@@ -1,5 +1,4 @@
-"""From a budget to a policy: the cheapest one whose peak stays below it, or the lowest peak within a time.
-
+"""The planner: the cheapest policy whose peak stays below a budget, or the lowest peak within a step time.
 planner = Planner(run, graph)             # any measured step that fits
 planner.within(budget_bytes)              # -> Plan
 planner.least_memory(0.10)                # -> Plan: at most ten percent more time
@@ -39,13 +38,13 @@ from explorer.record.plan import Certificate, Plan
 from explorer.record.policy import KEEP_ALL, Policy
 
 FRONT_SECONDS = 2.5
-"""Of all points of the front, most of which take much less: a person waits for them."""
+"""Seconds for all points of the front together. Most points take much less: a person waits for them."""
 DEVICE = "device"
-"""The budget of whoever wants to use what there is."""
+"""The budget that stands for all free memory of the device."""
 
 
 class Planner:
-    """One measured step written down as a program; asked for as many plans as are wanted."""
+    """An integer program made from one measured step, which is solved once for each plan."""
 
     def __init__(
         self,
@@ -56,9 +55,9 @@ class Planner:
         without: Iterable[Named] = (),
         seconds: float = 3.0,
     ) -> None:
-        """`among`: blocks, segments and units to choose from, where not all are meant; `without`: those struck off.
+        """`among`: the blocks, segments and units to choose from, by default all; `without`: the excluded units.
 
-        Raises BadInput for a run that tells too little.
+        Raises BadInput for a run without a complete timeline.
         """
         self._forecaster = Forecaster(run, graph)
         baseline = self._forecaster.baseline
@@ -78,13 +77,13 @@ class Planner:
         self._floor: Plan | None = None
 
     def without(self, units: Iterable[Named]) -> Planner:
-        """A planner of the same step, with these struck off too."""
+        """A planner of the same step that excludes `units` too."""
         other = copy.copy(self)
         other._offer(replace(self._choices, without=(*self._choices.without, *units)))
         return other
 
     def _of_chain(self, offer: OfferedChoices) -> ChainProgram | None:
-        """The program of a chain of few choices; None: the model is another, or the choices were named."""
+        """The program of a chain of few choices; None if the model is no such chain, or choices were named."""
         if offer.among is not None or not is_chain_of_few(self._graph):
             return None
         replay = self._replay
@@ -115,32 +114,32 @@ class Planner:
 
     @property
     def keep_all_bytes(self) -> int:
-        """The peak with everything kept, measured or put together from a run with recompute."""
+        """The peak with everything kept, measured or derived from a run with recompute."""
         return int(self._program.line.max())
 
     def policy(self, chosen: Sequence[int]) -> Policy:
-        """The policy that recomputes these candidates."""
+        """The policy that recomputes the candidates `chosen`."""
         return Policy(units=tuple(self.candidates.units[i].unit for i in chosen))
 
     def cost_of(self, chosen: Sequence[int]) -> float:
-        """What recomputing these candidates takes, in the candidates' unit."""
+        """The cost of recomputing the candidates `chosen`, in `cost_unit` of the candidates."""
         return self.candidates.cost(tuple(chosen))
 
     def presets(self) -> Iterator[tuple[int, float]]:
-        """Peak and cost of every preset whose units are candidates; no plan is worse than one."""
+        """Peak and cost of every preset. No plan is worse than a preset."""
         for chosen in self._program.suggested:
             yield self._program.judged(chosen), self.cost_of(chosen)
 
     def floor(self) -> Plan:
-        """The lowest peak that can be reached, as cheaply as it can."""
+        """The cheapest plan with the lowest peak that can be reached."""
         if self._floor is None:
             self._floor = self._lowest(None, seconds=self._seconds / 4)
         return self._floor
 
     def within(self, budget_bytes: int, *, seconds: float | None = None) -> Plan:
-        """The cheapest plan whose peak is at most that. Raises BadInput where none is, with what can be reached."""
+        """The cheapest plan whose peak is within the budget. Raises BadInput, with the lowest peak, if none is."""
         plan = self._cheapest(budget_bytes, seconds=seconds)
-        if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time was up before anything was found
+        if plan is None and self.floor().step_peak_bytes <= budget_bytes:  # time ran out before a plan was found
             floor = self.floor()
             unproven = msgspec.structs.replace(floor.certificate, bound=0.0, gap=1.0)
             plan = msgspec.structs.replace(floor, budget_bytes=budget_bytes, certificate=unproven)
@@ -149,15 +148,15 @@ class Planner:
         return plan
 
     def least_memory(self, more_time: float) -> Plan:
-        """The lowest peak of a step that takes at most that share longer."""
+        """The plan with the lowest peak whose step takes at most the share `more_time` longer."""
         if not math.isfinite(more_time) or more_time < 0:
             raise BadInput(f"A step cannot take {more_time:+.0%} of its time.", hint="Give zero or more, such as +10%.")
         return self._lowest(more_time)
 
     def front(self, n_points: int = 10, *, seconds: float = FRONT_SECONDS) -> Iterator[Plan]:
-        """Plans from everything kept down to the floor, as they are found.
+        """Plans from everything kept down to the floor, yielded when they are found.
 
-        `seconds`: of all together. What one leaves is for those behind it; half of a plan's time is for the floor.
+        `seconds`: for all plans together. A plan leaves its unused time to later plans; the floor gets half a plan's.
         """
         ends = time.monotonic() + seconds - self._seconds / 2
         lowest = self._program.lowest_bytes()
@@ -180,7 +179,7 @@ class Planner:
         return None if solution is None else self._plan(solution, budget_bytes=budget_bytes)
 
     def _lowest(self, more_time: float | None, *, seconds: float | None = None) -> Plan:
-        """Lowest first, then the cheapest of those: the first answer may recompute what moves nothing."""
+        """The lowest peak, then the cheapest plan with it: the first solution may recompute units that free nothing."""
         most_cost = None if more_time is None else more_time * self.candidates.step_cost
         lowest = self._program.solve(Limits(most_cost=most_cost, seconds=seconds or self._seconds))
         assert lowest is not None, "keeping everything keeps any limit of time"
@@ -191,9 +190,9 @@ class Planner:
         return msgspec.structs.replace(plan, time_budget=more_time)
 
     def _presets(self) -> tuple[tuple[int, ...], ...]:
-        """Those of their units that are candidates; one that is none frees nothing, or is no good.
+        """Numbers of the candidates in each preset. A unit that is no candidate frees nothing, or a hazard forbids it.
 
-        A preset that keeps results is left out where those have no price: then no such unit is a candidate.
+        A preset that keeps results is left out if no candidate keeps results: their operators have no measured price.
         """
         number = {one.unit: i for i, one in enumerate(self.candidates.units)}
         priced = {unit.action for unit in number}
@@ -258,7 +257,7 @@ class Planner:
 
     @property
     def fixed_bytes(self) -> int:
-        """Most that is held at one moment of what no recompute can free."""
+        """Peak bytes of the roles that no recompute can free."""
         log = self._baseline.allocations
         assert log is not None
         fixed = np.isin(array_of(log.role), [ROLES.index(role) for role in FIXED_ROLES])
@@ -266,7 +265,7 @@ class Planner:
 
 
 def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> int:
-    """`1.5GiB` in bytes, `60%` of the peak with everything kept, or `device`, that of `run`. Raises BadInput."""
+    """Bytes of a budget: `1.5GiB`, `60%` of the peak with everything kept, or `device` of `run`. Raises BadInput."""
     if isinstance(budget, int) and budget > 0:
         return budget
     if budget == DEVICE:
@@ -281,9 +280,9 @@ def parse_budget(budget: str | int, keep_all_bytes: int, run: Measurement) -> in
 
 
 def _device_bytes(run: Measurement) -> int:
-    """What was free behind the run, less a sixteenth for what fragments and for others.
+    """Bytes that were free after the run, minus a sixteenth for fragmentation and other processes.
 
-    What a step of somebody's own still held then is its own already; a measured one has given everything back.
+    A recorded step still holds bytes at its end, which count as available; a measured step has freed all its bytes.
     """
     if run.free_memory_bytes is None:
         raise BadInput("The run does not say what its device had free.", hint="Give the budget as a size.")

@@ -1,11 +1,11 @@
-"""What a planner may choose from: every module that runs, saves something and is safe to run again, and its price.
+"""The candidates of a planner, with prices: every module that runs, saves tensors and is safe to run again.
 
-Not whole blocks alone: "these MLPs and those norms" is often cheaper than any choice of blocks. A price is the
-measured time of one more forward, less the part that early stop leaves out, plus what torch.utils.checkpoint itself
-takes a call. Equal siblings take the mean of their times: they differ by noise alone.
+Candidates include parts of blocks: "these MLPs and those norms" is often cheaper than any choice of whole blocks. A
+price is the measured time of one more forward, minus the part that early stop leaves out, plus the overhead of
+torch.utils.checkpoint per call. Equal siblings take the mean of their times: the times differ by noise alone.
 
-Segments are among them where a step has few blocks to join, see offered.py, and blocks that keep the results of some
-operators where those were timed, see keeping.py. Offload is not: nobody has measured the way to the host.
+Segments are candidates if a step has few blocks to join (offered.py). Blocks that keep the results of some operators
+are candidates if the operators were timed (keeping.py). Offload is none: transfers to the host are not measured.
 """
 
 from __future__ import annotations
@@ -42,33 +42,33 @@ class Candidate:
     unit: Unit
     calls: tuple[SavedByCall, ...]
     cost: float
-    """The cost of running it again, in `Candidates.cost_unit`."""
+    """The cost of running the unit again, in `Candidates.cost_unit`."""
     kin: tuple[str, ...]
-    """The same for equal units of equal blocks."""
+    """A key that equal units of equal blocks share."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
-    """Everything a planner may choose from, and how it lies in each other."""
+    """All units that a planner may choose from, and their nesting."""
 
     units: tuple[Candidate, ...]
     around: tuple[tuple[int, ...], ...]
-    """For each candidate those that it lies in, innermost first."""
+    """Numbers of the candidates around each candidate, innermost first."""
     spared: Mapping[tuple[int, int], float]
-    """For a candidate, and one around it whose recompute ends where it is entered: what that one is spared."""
+    """By (candidate, candidate around it that stops where the first is entered): the cost that the outer one saves."""
     cost_unit: CostUnit
     step_cost: float
     """The cost of the whole step without recompute, in the same unit."""
 
     def cost(self, chosen: tuple[int, ...]) -> float:
-        """The cost of recomputing these."""
+        """The cost of recomputing the candidates `chosen`."""
         named = set(chosen)
         holders = ((i, next((o for o in self.around[i] if o in named), None)) for i in chosen)
         return float(sum(self.units[i].cost - (0.0 if o is None else self.spared.get((i, o), 0.0)) for i, o in holders))
 
 
 def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offer: OfferedChoices) -> Candidates:
-    """Candidates on a keep-all step, recomputed with torch's own defaults."""
+    """Candidates on a keep-all step, recomputed with torch's defaults."""
     costs = _Costs(baseline, graph)
     if offer.among is None:
         named = [Unit(blocks=blocks) for blocks in _named(graph, every_stretch=offer.every_stretch)]
@@ -105,7 +105,7 @@ def candidates_of(baseline: Measurement, graph: ModelGraph, replay: Replay, offe
 
 
 def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
-    """Units that a hazard forbids. Hazards of a segment's first or last block are none of one that holds it inside."""
+    """Units that a hazard forbids. Segments are tested in groups of one first or one last block."""
     wrong = set(in_error(graph, [unit for unit in units if len(unit) == 1]))
     segments = [unit for unit in units if len(unit) > 1]
     by_end = []
@@ -118,7 +118,7 @@ def _in_error(graph: ModelGraph, units: Sequence[Fqns]) -> set[Fqns]:
 
 
 def _around(units: Sequence[Candidate]) -> tuple[tuple[int, ...], ...]:
-    """For each candidate those that it lies in, innermost first."""
+    """Numbers of the candidates around each candidate, innermost first."""
     places: dict[str, list[int]] = defaultdict(list)
     for i, one in enumerate(units):
         for fqn in () if is_kept_apart(one.unit) else one.unit.blocks:
@@ -147,7 +147,7 @@ def _calls(replay: Replay, graph: ModelGraph, unit: Unit) -> list[SavedByCall]:
 
 
 class _Costs:
-    """Milliseconds where every block was timed, else FLOPs: what a forecast says of each unit."""
+    """Costs of units as in the forecast: milliseconds if every block was timed, else FLOPs."""
 
     def __init__(self, baseline: Measurement, graph: ModelGraph) -> None:
         self._baseline, self._graph = with_equal_times(baseline, graph), graph
@@ -158,12 +158,12 @@ class _Costs:
         self.step = float(step if timed and step is not None else baseline.total_flops or 0)
 
     def of(self, unit: Unit) -> float:
-        """One more forward of `unit`, early stop's share taken off, and what its checkpoints take themselves."""
+        """The cost of a rerun of `unit` with early stop, and of the overhead of its checkpoints."""
         overhead = overhead_ms(self._baseline, unit) if self.unit == "ms" else 0.0
         return self._again(unit, ()) + overhead
 
     def spared(self, unit: Unit, inside: Unit) -> float:
-        """What `unit` does not run again because its recompute ends where `inside` is entered."""
+        """The cost that a rerun of `unit` saves because it ends where `inside` is entered."""
         return self._again(unit, ()) - self._again(unit, (inside,))
 
     def _again(self, unit: Unit, inside: tuple[Unit, ...]) -> float:

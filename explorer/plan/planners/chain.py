@@ -6,10 +6,10 @@ those of its forward and of its backward. An item covers consecutive places: a s
     places     0 | 1 | 2 | 3 | 4 | 5
     items      keep   [1 . 2 . 3)  [4 with its mlp]   keep
 
-While a place runs, earlier items hold less by a constant, and later items hold nothing. So a label (bytes held less by
-earlier items, cost) says all that later places need, and of two labels the one that is worse in both is dropped.
-Bytes that are no constant (a skip, an input that two items keep) are read twice: as low as they can be for the bound,
-as high as they can be for an answer. The exact forecast judges each answer.
+While a place runs, earlier items hold fewer bytes by a constant, and later items hold nothing. So later places depend
+on a label only: (change of bytes by earlier items, cost). A label that is worse in both than another is dropped. Bytes
+that are not constant (a skip, an input that two items keep) are read twice. The bound takes the lowest reading, and a
+solution the highest. The exact forecast judges each solution.
 
 solve.py plans every other model. There a place has too many choices for a list of them.
 """
@@ -40,11 +40,11 @@ class Item:
     first: int
     end: int
     cost: tuple[int, int]
-    """In grains, rounded down and up."""
+    """Cost in grains, rounded down and rounded up."""
     need: tuple[float, float]
-    """Most bytes held at its own ticks if earlier places are kept: a lower and an upper reading."""
+    """Peak bytes at ticks of the item's places if earlier places are kept: a lower and an upper reading."""
     held: tuple[float, float]
-    """Bytes held more at ticks of later places (mostly below 0): a lower and an upper reading."""
+    """Change of bytes at ticks of later places, mostly below 0: a lower and an upper reading."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,12 +52,12 @@ class ChainItems:
     """The items of a chain."""
 
     items: Sequence[Item]
-    """With an item of no candidates at each place: the place is kept."""
+    """Each place has an item without candidates, which keeps the place."""
     n_places: int
     behind: float
-    """Most bytes held between the forward and the backward of all places."""
+    """Peak bytes between forward and backward of all places."""
     grain: float
-    """The cost that one grain is."""
+    """The cost of one grain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,16 @@ class _Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cheapest:
-    """One answer of the dynamic program."""
+    """A solution of the dynamic program."""
 
     bound: float
-    """No other choice that the readings allow costs less."""
+    """Lower bound of the cost of all choices that the readings allow."""
     chosen: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
 class ChainProgram:
-    """What all plans of one measured chain have in common; it answers as Program of solve.py does."""
+    """The program of a measured chain, shared by all its plans; the interface is that of Program in solve.py."""
 
     line: Bytes
     places: ChainItems
@@ -93,13 +93,13 @@ class ChainProgram:
     _n_solves: int = 0
 
     def judged(self, chosen: tuple[int, ...]) -> int:
-        """Bytes of the peak of a choice."""
+        """Peak bytes of a choice by the exact forecast."""
         if chosen not in self._judged:
             self._judged[chosen] = self.peak_of(chosen)
         return self._judged[chosen]
 
     def solve(self, limits: Limits) -> Solution | None:
-        """None: no choice keeps the limits."""
+        """The best choice within `limits`; None if there is none."""
         self._n_solves = 0
         ends = time.monotonic() + limits.seconds
         for chosen in ((), *self.suggested):
@@ -109,7 +109,7 @@ class ChainProgram:
         return self._lowest(float("inf") if limits.most_cost is None else limits.most_cost * (1 + 1e-9), ends)
 
     def lowest_bytes(self) -> int:
-        """No policy has a lower peak."""
+        """Lower bound of the peak bytes of all policies."""
         return int(self._least_budget(float("inf"), time.monotonic() + LEAST_SECONDS, high=False)[0])
 
     def _within(self, budget: int) -> Solution | None:
@@ -141,7 +141,7 @@ class ChainProgram:
         return self._solution(best, float(within[best]), bound)
 
     def _least_budget(self, most_cost: float, ends: float, *, high: bool) -> tuple[float, Cheapest | None]:
-        """Whole bytes by halving: nothing is possible below the first, the second keeps it."""
+        """The least feasible budget by bisection over whole bytes, and a choice within the budget."""
         below, least = 0, int(self.line.max())
         answer: Cheapest | None = None
         while least - below > 1 and time.monotonic() < ends:
@@ -172,7 +172,7 @@ class ChainProgram:
         )
 
     def _cheapest(self, budget: int, *, high: bool, most_cost: float = float("inf")) -> Cheapest | None:
-        """The cheapest items whose readings keep the budget; None: there are none."""
+        """The cheapest items whose readings are within the budget; None if there are none."""
         self._n_solves += 1
         n_places = self.places.n_places
         from_place: list[list[int]] = [[] for _ in range(n_places)]
@@ -208,7 +208,7 @@ class ChainProgram:
         )
 
     def _traced(self, known: Sequence[_Labels], label: int) -> Iterator[int]:
-        """The candidates on the way to a label of the last place."""
+        """The candidates on the path to a label of the last place."""
         place = self.places.n_places
         while place:
             item = self.places.items[int(known[place].item[label])]
@@ -217,7 +217,7 @@ class ChainProgram:
 
 
 def _undominated(parts: Sequence[_Labels]) -> _Labels:
-    """Labels in the order of their bytes, each cheaper than every label before it."""
+    """The labels that no other label beats, by ascending bytes and descending cost."""
     held, cost, item, before = (
         np.concatenate([np.zeros(0, dtype=kind), *(getattr(part, name) for part in parts)])
         for name, kind in (("held", float), ("cost", np.int64), ("item", np.intp), ("before", np.intp))

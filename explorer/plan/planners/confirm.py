@@ -68,7 +68,7 @@ def confirmed(
 
 
 def kept(plan: Plan, run: Measurement) -> bool:
-    """Whether the run of a plan was within its budget. A plan without one has nothing to keep."""
+    """True if the run of a plan was within its budget, or complete for a plan without a budget."""
     if plan.budget_bytes is None:
         return run.complete
     return run.step_peak_bytes is not None and run.step_peak_bytes <= plan.budget_bytes
@@ -88,7 +88,7 @@ def _tries(
 
 
 def _with_less(planner: Planner, budget_bytes: int, held_bytes: int) -> Plan:
-    """For a budget as much lower as the run was above it; the floor where nothing goes so low."""
+    """The plan for the budget minus the excess of the run; the floor if no plan goes so low."""
     try:
         plan = planner.within(budget_bytes - max(held_bytes - budget_bytes, 0))
     except BadInput:
@@ -97,7 +97,7 @@ def _with_less(planner: Planner, budget_bytes: int, held_bytes: int) -> Plan:
 
 
 def _struck(planner: Planner, refused: Sequence[Fqns]) -> list[Unit]:
-    """Candidates that hold the neighbours of the last refusal; after many refusals every segment beside them."""
+    """Candidates with the neighbours of the last refusal; after many refusals, all segments of the same parent."""
     last, parent = set(refused[-1]), refused[-1][0].rpartition(".")[0]
     segments = [one.unit for one in planner.candidates.units if len(one.unit.blocks) > 1]
     if len(refused) <= MOST_PAIRS:

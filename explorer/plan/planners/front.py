@@ -43,9 +43,9 @@ def find_plans(run: Measurement, graph: ModelGraph, wish: Wish, report: Report) 
 
 
 def undominated(plans: Sequence[Plan]) -> tuple[Plan, ...]:
-    """In their order, less those that another beats in peak or cost and equals in the other.
+    """`plans` without the plans that another plan beats in peak or cost and equals in the other.
 
-    Everything kept stays: the line begins there, also where some recompute counts no FLOPs.
+    The plan without recompute stays, because the front begins with it.
     """
     best: set[Plan] = set()
     least_cost = math.inf

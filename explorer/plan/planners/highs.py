@@ -1,4 +1,4 @@
-"""The call to HiGHS (scipy.optimize.milp): a question over columns, asked over classes of them."""
+"""The call of the solver HiGHS (scipy.optimize.milp): a program over columns, solved over classes of columns."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from explorer.plan.planners.solver_output import on_stderr
 
 MIB = 1024**2
 TOLERANCE = 0.001
-"""An answer is good enough that is proven to lie within this share of the best."""
+"""The proven gap to the best value, as a share, at which a solution is good enough."""
 SCALE = 1000.0
-"""Costs are thousandths of the step's: the solver's tolerances are absolute."""
+"""Costs are passed in thousandths of the step's cost, because tolerances of the solver are absolute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What the solver is asked."""
+    """A program for the solver."""
 
     rows: Sequence[Row]
     for_peak: bool
-    """The lowest peak, else the lowest cost."""
+    """True: minimise the peak. False: minimise the cost."""
     most_cost: float | None
     seconds: float
     bound: float = 0.0
-    """What is known already: no answer is below that."""
+    """A known lower bound of the objective."""
     whole: bool = True
-    """In whole units, else in fractions."""
+    """True: the variables are integers. False: the relaxed program with fractions."""
     apart: bool = False
-    """Which units, else how many of each class."""
+    """True: choose single units. False: count the units of each class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Minimum:
-    """The bound that the solver proved, and what it found."""
+    """The lower bound that the solver proved, and the solution."""
 
     bound: float
     """Cost, or bytes of the peak."""
     x: Values
-    """Less than what was counted where segments would have to overlap."""
+    """Values of the columns. Their sum falls below the counts of the classes if segments would have to overlap."""
     peak_bytes: float
     slack: Values
-    """By row of the question, how much is left of what it may be at most."""
+    """Slack of each row of the question."""
 
 
 def minimised(columns: Columns, question: Question) -> Minimum | None:
-    """The cheapest (or lowest) choice that keeps the rows; None: there is none, or no time to find one."""
+    """The cheapest choice (or the lowest peak) that satisfies the rows; None if there is none, or time ran out."""
     try:
         from scipy.optimize import Bounds, LinearConstraint, milp
     except ImportError as error:
@@ -82,7 +82,7 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
         )
     if result.x is None:
         return None
-    # A program without a choice to make is none of whole numbers, and its answer is its own bound.
+    # HiGHS reports no dual bound for a program without integer variables: its optimum is the bound.
     bound = result.mip_dual_bound if question.whole and result.mip_dual_bound is not None else result.fun
     numbers = np.round(result.x) * (whole > 0) + result.x * (whole == 0) if question.whole else result.x
     x = classes.given(numbers, asked[1:].sum(axis=0))
@@ -96,7 +96,7 @@ def minimised(columns: Columns, question: Question) -> Minimum | None:
 
 
 def _limits(question: Question, columns: Columns, classes: Classes, objective: Values) -> list[Row]:
-    """What is known of cost or peak before anything is solved."""
+    """Rows for the cost limit and for the known lower bound of the objective."""
     limits: list[Row] = []
     if question.most_cost is not None:
         costs = {int(column): float(columns.costs[column]) for column in np.flatnonzero(columns.costs)}

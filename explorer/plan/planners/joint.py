@@ -1,15 +1,15 @@
 """Cuts, microbatches and policy of a pipeline, chosen together under a cap on what every rank holds.
 
-Cuts first and policy second is worse: an even cut makes the rank that holds most recompute most, and the step waits for
-it. Here a rank that must recompute gets fewer blocks.
+Choosing cuts first and the policy second is worse: under an even cut the fullest rank recomputes most, and the step
+waits for this rank. A joint choice gives fewer blocks to a rank that must recompute.
 
-1. What a rank recomputes does not depend on the others: under a given cut it is the cheapest choice below the cap
-   (rank_choice.py). A stage therefore has one time, that of the blocks it holds with what it has to recompute.
-2. Where that time is known for every stretch of blocks, the cut whose slowest stage is quickest is a dynamic program.
-   Few cuts are all tried instead.
-3. Every plan that comes out is played by the clock, and so are the even cuts, with their borders moved by one until
-   nothing gets quicker: what is returned is never worse than any of them.
-4. How far it may be from the best plan there is, a bound tells (pipeline_bound.py).
+1. The recomputed blocks of a rank do not depend on other ranks: they are the cheapest choice below the cap
+   (rank_choice.py). A stage therefore has one time, which includes its recompute.
+2. A dynamic program over these times finds the cut whose slowest stage is quickest. If there are few cuts, all are
+   tried instead.
+3. The clock simulates each resulting plan and the even cuts. Borders move by one until no move is quicker. So the
+   result is never worse than an even cut.
+4. A lower bound (pipeline_bound.py) says how far the result may be from the best plan.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 
 MOST_CUTS = 60
-"""So many ways to cut are all tried; of more, the good ones are looked for."""
+"""Number of cuts up to which all cuts are tried; a search handles more."""
 MOST_MICROBATCHES = 64
 SECONDS = 10.0
-"""For all of it; the even cuts are always judged."""
+"""Time for the whole search; the even cuts are always judged."""
 
 Starts = tuple[int, ...]
 """First stretch of every stage."""
 
 
 class PlayedPlan(NamedTuple):
-    """A plan as it was played; the lower, the better."""
+    """A plan with its simulated step; plans with a lower `order` are better."""
 
     over_bytes: int
-    """Above the cap, on the fullest rank; 0: it fits."""
+    """Bytes above the cap on the fullest rank; 0 if the plan fits."""
     makespan_ms: float
     rank_bytes: tuple[int, ...]
     plan: PipelinePlan
@@ -62,10 +62,10 @@ class PlayedPlan(NamedTuple):
 
 
 def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, report: Report = silent) -> JointPlan:
-    """The quickest plan found whose ranks hold at most the cap each, optimizer included, and what none can beat.
+    """The quickest plan found whose ranks each hold at most the cap, optimizer included, with a bound of the step.
 
-    `report` hears of every number of microbatches, all that divide the batch and suit the schedule unless the wish
-    names one. Raises InvalidPlan where nothing fits, with the least that was found.
+    Without a number in `wish` all numbers of microbatches are tried that divide the batch and suit the schedule.
+    `report` receives each number. Raises InvalidPlan, with the least memory found, if no plan fits.
     """
     asked = wish.asked
     search = _Search(profile, graph, wish, report)
@@ -89,12 +89,12 @@ def joint_plan(profile: PipelineProfile, graph: ModelGraph, wish: CapWish, repor
 
 
 def once_more(wish: CapWish, held_bytes: int) -> CapWish:
-    """After a run whose fullest rank held more than the cap: planned with as much less."""
+    """The wish after a run above the cap: the cap is lowered by the excess of the fullest rank."""
     return msgspec.structs.replace(wish, cap_bytes=2 * wish.cap_bytes - held_bytes)
 
 
 def microbatch_counts(profile: PipelineProfile, asked: PipelinePlan) -> tuple[int, ...]:
-    """All numbers of microbatches that divide the batch and suit the schedule. Raises InvalidPlan where none does."""
+    """All numbers of microbatches that divide the batch and suit the schedule. Raises InvalidPlan if there is none."""
     if asked.actions:
         return (asked.n_microbatches,)
     rows = profile.batch_rows
@@ -110,7 +110,7 @@ def microbatch_counts(profile: PipelineProfile, asked: PipelinePlan) -> tuple[in
 
 
 class _Search:
-    """What was judged so far."""
+    """The search over cuts: judged plans, the best plan, and the lower bound."""
 
     def __init__(self, profile: PipelineProfile, graph: ModelGraph, wish: CapWish, report: Report) -> None:
         self._profile, self._graph, self._cap = profile, graph, wish.cap_bytes
@@ -125,10 +125,10 @@ class _Search:
         self.best: PlayedPlan | None = None
         self.cuts_first_ms: float | None = None
         self.bound_ms = float("inf")
-        """The least for all numbers of microbatches so far."""
+        """Lower bound of the step over all numbers of microbatches so far."""
 
     def over_cuts(self, n_microbatches: int) -> None:
-        """Judges the even cuts, and others as long as there is time."""
+        """Judges the even cuts, and other cuts until time runs out."""
         n, n_stages = len(self._profile.blocks), len(self._asked.stages)
         shape = msgspec.structs.replace(self._asked, n_microbatches=n_microbatches)
         rows = rows_of(msgspec.structs.replace(shape, stages=((),) * n_stages))
@@ -161,7 +161,7 @@ class _Search:
             yield tuple(first[stage[0]] for stage in stages)
 
     def _move_borders(self, now: PlayedPlan, choices: RankChoices) -> None:
-        """One border by one stretch at a time, for as long as it helps."""
+        """Moves one border by one block at a time, until no move is better."""
         while time.monotonic() < self._ends:
             starts = self._starts(now.plan)
             moved = [
@@ -209,7 +209,7 @@ class _Search:
 
 
 def _is_worth(graph: ModelGraph, block: BlockCost) -> bool:
-    """Whether it may be run again, and holds less then."""
+    """True if the block may be recomputed and saves fewer bytes if recomputed."""
     if block.recomputed.saved_bytes >= block.kept.saved_bytes:
         return False
     return not in_error(graph, [(fqn,) for fqn in block.blocks])

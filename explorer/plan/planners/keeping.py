@@ -1,8 +1,8 @@
-"""Units that a planner is offered besides plain recompute: blocks of which some operators' results are kept (save_ops).
+"""Candidates that keep the results of some operators of a block (save_ops) and recompute the rest.
 
-Of each block that presets count: all its matrix products, attentions and convolutions, and each kind of them by itself.
-They are offered where they have a price: where the operators of the step were timed one by one. Neither inside another
-unit nor around one: nobody has tried what torch's caches do there.
+Each block that presets count offers to keep all its matrix products, attentions and convolutions, or one kind alone.
+The units are candidates only if the operators of the step were timed one by one, so that they have a price. A plan
+puts such a unit neither inside nor around another unit: torch's caches are not tested there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from explorer.record.measurement import Measurement
 from explorer.record.policy import KEEP_ALL, Unit
 
 MOST_BLOCKS = 200
-"""Of a model with more none is offered: a program stays a matter of seconds."""
+"""A model with more counted blocks has no such candidates, so that solving takes seconds."""
 
 
 def keeping_units(baseline: Measurement, graph: ModelGraph, replay: Replay) -> Iterator[Unit]:
-    """In the order of the blocks."""
+    """Units that keep results, in the order of the blocks."""
     counted = counted_units(graph)
     for blocks in counted if len(counted) <= MOST_BLOCKS else ():
         every = products_kept(blocks, graph)
@@ -40,5 +40,5 @@ def keeping_units(baseline: Measurement, graph: ModelGraph, replay: Replay) -> I
 
 
 def is_kept_apart(unit: Unit) -> bool:
-    """Whether it may stand neither inside another unit nor around one."""
+    """True if the unit may be neither inside nor around another unit."""
     return unit.action != "recompute"

@@ -1,10 +1,10 @@
-"""Units that a planner is offered: every module that runs and saves something, and stretches of blocks in a chain.
+"""Units offered to a planner: every module that runs and saves tensors, and stretches of blocks in a chain.
 
-A segment keeps one input for several blocks. It matters where inputs are most of what is kept: in a chain of single
-operations, which alone free nothing, and for the lowest peaks of a chain of blocks.
+A segment keeps one input for several blocks. Segments matter if inputs are most of the saved bytes: in a chain of
+single operations, which alone free nothing, and for the lowest peaks of a chain of blocks.
 
-A chain of few choices (places.py) is offered stretches of every length. Another model is offered the shortest ones.
-Presets are offered as a whole beside them, with whatever segments they have: a plan shall never be worse than one.
+A chain of few choices (places.py) gets stretches of every length. Another model gets the shortest stretches. All units
+of presets are offered too, so that a plan is never worse than a preset.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from explorer.record.policy import Unit
 Named = str | Fqns | Unit
 """A block, a segment, or a unit with its action."""
 MOST_CANDIDATES = 800
-"""A model with more is offered only what no repeated block holds: a program stays a matter of seconds."""
+"""A model with more candidates loses the modules inside repeated blocks, so that solving takes seconds."""
 MOST_SEGMENTS = 24
-"""Stretches of one length more are not offered where there would be more than that."""
+"""Limit of stretches outside chains of few choices: a length that would exceed the limit is not offered."""
 MOST_STRETCHES = 600
-"""Stretches of a chain of few choices: of every length, or of lengths in equal ratios where those are more."""
+"""Limit of stretches in a chain of few choices: above the limit only lengths in equal ratios are offered."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedChoices:
-    """What a planner may choose from."""
+    """The units that a planner may choose from."""
 
     among: tuple[Named, ...] | None = None
-    """None: everything that `offered` names."""
+    """The units to choose from; None means the result of `offered`."""
     without: tuple[Named, ...] = ()
-    """Units that are struck off, such as segments that the model refuses."""
+    """Excluded units, such as segments that the model refuses."""
     every_stretch: bool = False
 
 
 def offered(graph: ModelGraph, *, every_stretch: bool = False) -> list[Fqns]:
-    """Single blocks first."""
+    """The offered units, single blocks first."""
     singles = [block.fqn for block in graph.blocks if block.fqn and block.n_calls and block.saved_bytes]
     if len(singles) > MOST_CANDIDATES:
         repeated = set(graph.repeats)

@@ -1,14 +1,14 @@
-"""What no plan of a pipeline under a cap can beat, by the same prices: the proof beside a plan that was searched for.
+"""A lower bound of the step time of every pipeline plan under a memory cap, from the prices that the search uses.
 
-(1) A rank that holds stage j waits until the first microbatch has come through the blocks before it, does its own work
-    for every microbatch, and after its last backward these blocks still have theirs to do:
-    step >= kept blocks before j, once  +  m x (stage j with what it must recompute).
-(2) What it must recompute: when most microbatches are in flight it holds parameters, receive buffers and what each of
-    them saved. The excess over the cap is taken off in parts of blocks, those first that free most for their time; no
-    choice of whole blocks is cheaper.
-(3) Both grow with every block of a stage, so the cut whose worst stage is least is a dynamic program.
+(1) A rank with stage j waits until the first microbatch has passed the blocks before the stage. Then the rank works on
+    all m microbatches. After its last backward the blocks before still have a backward:
+    step >= kept blocks before j, once  +  m x (stage j with its necessary recompute).
+(2) The necessary recompute: with most microbatches in flight a rank holds parameters, receive buffers and saved bytes.
+    Fractions of blocks remove the excess over the cap, best freed bytes per time first. No choice of whole blocks is
+    cheaper.
+(3) Both terms grow with every block of a stage, so a dynamic program finds the cut whose worst stage is least.
 
-Where a rank holds several stages, or a backward comes in two, all work shared out evenly is the bound.
+If a rank holds several stages, or a backward is split in two, the bound is all work shared evenly by the ranks.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from explorer.record.run import PipelinePlan
 def least_step_ms(
     profile: PipelineProfile, shape: PipelinePlan, rows: Rows, worth: Sequence[bool], cap_bytes: int
 ) -> float:
-    """No plan of `shape` (which names no blocks) whose ranks hold at most `cap_bytes` has a quicker step; infinite:
-    there is none at all. `worth`: which blocks may be recomputed."""
+    """Lower bound in ms of the step of plans of `shape` (without blocks) whose ranks hold at most `cap_bytes`; infinite
+    if there is none. `worth`: whether each block may be recomputed."""
     m = shape.n_microbatches
     scale = profile.batch_rows / m / profile.n_rows
     known = SCHEDULES.get(shape.schedule)
@@ -42,7 +42,7 @@ def least_step_ms(
 
 
 class _Stages:
-    """The least that a rank with one stage can take."""
+    """Lower bounds of the step by the work of a rank with one stage."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class _Stages:
         self._static = [0, *accumulate(block.parameter_bytes for block in blocks)]
         self._trained = [0, *accumulate(block.gradient_bytes for block in blocks)]
         self._saved = [0, *accumulate(round(scale * block.kept.saved_bytes) for block in blocks)]
-        # No border is narrower: which one it will be is not known.
+        # The cut is not known, so the narrowest border counts.
         self._buffer = round(scale * min((block.output_bytes for block in blocks[:-1]), default=0))
         again = {"always": m, "except_last": m - 1, "never": 0}[shape.checkpoint]
         self._offers = sorted(
@@ -75,7 +75,7 @@ class _Stages:
             self._offers = []
 
     def weight_ms(self, stage: int, first: int, end: int) -> float:
-        """Rule 1 for blocks first..end-1 as `stage`; infinite where they cannot fit."""
+        """Rule 1 for blocks first..end-1 as `stage`; infinite if the blocks cannot fit."""
         overhead = self._profile.overhead
         own = self._before[end] - self._before[first] + (overhead.forward_ms + overhead.backward_ms) * (end > first)
         return self._before[first] + self._m * own + self._recompute_ms(stage, first, end)
@@ -99,7 +99,7 @@ class _Stages:
 
 
 def _whole_ms(block: BlockCost) -> float:
-    """There and back in one, whichever way is quicker."""
+    """Forward and undivided backward, kept or recomputed, whichever is quicker."""
     return min(cost.forward_ms + cost.backward_ms for cost in (block.kept, block.recomputed))
 
 
@@ -108,7 +108,7 @@ def _more_ms(block: BlockCost) -> float:
 
 
 def _least_ms(block: BlockCost) -> float:
-    """There and back, in one or in two."""
+    """Forward and backward, undivided or split, whichever is quicker."""
     return min(cost.forward_ms + _back_ms(cost) for cost in (block.kept, block.recomputed))
 
 

@@ -30,11 +30,11 @@ MOST_CHOICES = 1500
 """Choices of all places together; each is forecast once."""
 MOST_PLACES = 200
 LineOf = Callable[[tuple[int, ...]], Bytes]
-"""The forecast's line with these candidates recomputed."""
+"""Function from candidates to the predicted line with these candidates recomputed."""
 
 
 def is_chain_of_few(graph: ModelGraph) -> bool:
-    """Whether the model has a chain of blocks with few modules in each, which places_of looks at closely."""
+    """True if the model has a chain of blocks with few modules each; `places_of` checks the details."""
     names = {fqn: 0 for chain in chains(graph) if len(chain) > 2 for fqn in chain}
     for block in graph.blocks:
         if block.n_calls and block.saved_bytes:
@@ -47,7 +47,7 @@ def is_chain_of_few(graph: ModelGraph) -> bool:
 def places_of(
     replay: Replay, candidates: Candidates, stretches: Sequence[Sequence[str]], line_of: LineOf
 ) -> ChainItems | None:
-    """None: the model is no chain of few choices."""
+    """The places and items of the chain; None if the model is no chain of few choices."""
     blocks = _blocks(replay, candidates, stretches)
     within = None if blocks is None else _within(candidates, blocks)
     ticks = None if blocks is None else _place_of_tick(replay, blocks)
@@ -67,7 +67,7 @@ def places_of(
 
 
 def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Sequence[str]]) -> list[str] | None:
-    """The block of each place, in order of execution; None where one runs more than once, or inside another's call."""
+    """The block of each place, in order of execution; None if a block runs more than once, or inside another's call."""
     blocks = dict.fromkeys(fqn for stretch in stretches for fqn in stretch)
     holders = {above for fqn in blocks for above in lineage(fqn)}
     named = {fqn for one in candidates.units for fqn in one.unit.blocks}
@@ -83,14 +83,14 @@ def _blocks(replay: Replay, candidates: Candidates, stretches: Sequence[Sequence
 
 
 def _within(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[int, ...], tuple[int, int]]] | None:
-    """Every choice, with its first and its end place; None where there are too many."""
+    """Every choice, with its first and its end place; None if there are too many choices."""
     number = {fqn: place for place, fqn in enumerate(blocks)}
     choices: list[tuple[tuple[int, ...], tuple[int, int]]] = []
     inside: list[list[int]] = [[] for _ in blocks]
     for i, one in enumerate(candidates.units):
         named = [next((number[above] for above in lineage(fqn) if above in number), None) for fqn in one.unit.blocks]
         places = sorted({place for place in named if place is not None})
-        if None in named:  # it holds places
+        if None in named:  # the candidate contains places
             places = [place for fqn, place in number.items() if is_within(fqn, one.unit.blocks[0])]
         if not places or places[-1] - places[0] + 1 != len(places):
             return None
@@ -111,7 +111,7 @@ def _within(candidates: Candidates, blocks: Sequence[str]) -> list[tuple[tuple[i
 
 
 def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
-    """No block is in two units, none inside a second, and none inside or around one that keeps results."""
+    """True if no two units share a block, nesting has two levels at most, and units that keep results do not nest."""
     units = [candidates.units[i].unit for i in chosen]
     if any(sum(o in chosen for o in candidates.around[i]) > 1 for i in chosen):
         return False
@@ -124,7 +124,7 @@ def _is_policy(candidates: Candidates, chosen: tuple[int, ...]) -> bool:
 
 
 def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | None:
-    """None where backward does not run through the places from the last to the first."""
+    """The place of each tick; None if backward does not run through the places from the last to the first."""
     calls = [replay.calls[fqn][0] for fqn in blocks]
     begins = len(replay.line)
     begin_of = []
@@ -152,7 +152,7 @@ def _place_of_tick(replay: Replay, blocks: Sequence[str]) -> NDArray[np.intp] | 
 def _given_twice(
     replay: Replay, candidates: Candidates, within: Sequence[tuple[tuple[int, ...], tuple[int, int]]]
 ) -> dict[int, int]:
-    """By candidate, bytes of what it keeps longer than measured that a candidate of other places keeps as well."""
+    """Bytes of inputs that each candidate keeps and a candidate of another place keeps too, by candidate."""
     firsts: dict[int, set[int]] = defaultdict(set)
     place_of = {i: first for chosen, (first, _) in within for i in chosen}
     for i, one in enumerate(candidates.units):
@@ -178,7 +178,7 @@ class _Reading:
     grain: float
 
     def item(self, chosen: tuple[int, ...], places: tuple[int, int], cost: float, line: Bytes) -> Item | None:
-        """None where the choice frees bytes at ticks of earlier places: these were taken for untouched."""
+        """The item of a choice; None if the choice frees bytes at ticks of earlier places, which items may not do."""
         first, end = places
         more = line - self.line
         own, later = (first <= self.ticks) & (self.ticks < end), self.ticks >= end

@@ -1,7 +1,7 @@
-"""What one rank recomputes: the cheapest choice of its blocks that stays below the cap.
+"""The recomputed blocks of one rank: the cheapest choice of its blocks that stays below the cap.
 
-First blocks are added that free most for their time, until it fits; then choices are tried in order of their cost, and
-the first that fits is the cheapest. All choices of a few blocks, of many only the cheapest ones.
+First, blocks that free most bytes for their time are added until the rank fits. Then choices are tried in order of
+cost: the first that fits is the cheapest. At most MOST_TRIED choices are tried.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from explorer.record.policy import Policy
 from explorer.record.run import PipelinePlan
 
 MOST_TRIED = 32
-"""All choices of five blocks."""
+"""Number of choices of five blocks."""
 
 Stretch = tuple[int, int, int]
-"""A stage, its first block, and the one behind its last."""
+"""A stage, its first block, and the block after its last."""
 
 
 class RankChoice(NamedTuple):
-    """What is recomputed, and what comes of it."""
+    """Numbers of the recomputed blocks, and the resulting costs of stages and bytes of ranks."""
 
     recomputed: frozenset[int]
     costs: tuple[StageCost, ...]
@@ -40,7 +40,7 @@ IDLE = RankChoice(frozenset(), (), (0,))
 
 
 class RankChoices:
-    """Choices for every rank of any cut, with so many microbatches; remembered by what the rank holds."""
+    """Choices for every rank of any cut at one number of microbatches, cached by the stretches of the rank."""
 
     def __init__(
         self, profile: PipelineProfile, shape: PipelinePlan, rows: Rows, worth: Sequence[bool], cap_bytes: int
@@ -55,7 +55,7 @@ class RankChoices:
         self._more_ms = [max(_ms(block, again=True) - _ms(block, again=False), 0.0) for block in profile.blocks]
 
     def under(self, borders: Sequence[int]) -> RankChoice:
-        """What all ranks recompute of this cut; where nothing keeps the cap, what comes nearest."""
+        """The choices of all ranks for a cut. A rank that cannot keep the cap takes the choice nearest to the cap."""
         stretches = [(stage, first, end) for stage, (first, end) in enumerate(zip(borders, borders[1:]))]
         parts: list[RankChoice] = []
         for rank in range(len(self.rows)):
@@ -68,8 +68,8 @@ class RankChoices:
         )
 
     def stage_ms(self, stage: int, first: int, end: int) -> float:
-        """A microbatch there and back through these blocks as one stage, with what it has to recompute; infinite
-        where they do not fit. Of a rank with several stages all that is said is how long they take when kept."""
+        """Forward and backward of a microbatch through the blocks as one stage, recompute included; infinite if the
+        blocks do not fit. For a rank with several stages the time has no recompute."""
         if end <= first or list(self._home.values()).count(self._home[stage]) > 1:
             return sum(_ms(block, again=False) for block in self._profile.blocks[first:end])
         choice = self._of_rank(((stage, first, end),))
@@ -125,7 +125,7 @@ class RankChoices:
 
 
 def _cheapest_first(offered: Sequence[int], price: Sequence[float]) -> Iterator[frozenset[int]]:
-    """All subsets in order of the sum of their prices."""
+    """All subsets of `offered`, by ascending sum of prices."""
     order = sorted(offered, key=lambda k: price[k])
     yield frozenset()
     heap: list[tuple[float, tuple[int, ...]]] = [(price[order[0]], (0,))] if order else []

@@ -12,14 +12,14 @@ from explorer.record.measurement import Measurement
 
 
 def refusal(run: Measurement, whole: Measurement | None = None) -> tuple[str, ...]:
-    """What was held and by whom when `run` was refused, and what would have fitted; `whole`: a step that ran before."""
+    """Sentences on the bytes held when `run` was refused, and a policy that fits; `whole` is an earlier full step."""
     if run.failure is None or run.allocations is None or not run.allocations.n_bytes:
         return ()
     return (_held(run), _fits(run, whole) if whole is not None else _could_go(run))
 
 
 def _then(run: Measurement) -> Ledger:
-    """Right after the last allocation that was granted; more may have been held before."""
+    """The ledger right after the last granted allocation. An earlier moment may have held more."""
     assert run.allocations is not None
     return ledger(run, max(run.allocations.born))
 
@@ -30,9 +30,9 @@ def _held(run: Measurement) -> str:
 
 
 def _fits(run: Measurement, whole: Measurement) -> str:
-    """The cheapest policy under which the earlier step would have stayed within what there was."""
+    """A sentence on the cheapest policy that keeps the earlier step within the memory that was available."""
     assert run.failure is not None and run.allocations is not None
-    # Both as they were when the error arrived: what the refused operator itself had taken was given back by then.
+    # Both figures are from when the error arrived: the refused operator had freed its memory by then.
     there = run.allocations.held_bytes[-1] + (run.failure.free_bytes or 0)
     before = f"an earlier step held {mib(whole.step_peak_bytes or 0)}"
     if whole.graph is None:
@@ -51,7 +51,7 @@ def _fits(run: Measurement, whole: Measurement) -> str:
 
 
 def _could_go(run: Measurement) -> str:
-    """No whole step is known: what recomputing could have freed of what was held."""
+    """A sentence on the held bytes that recomputing could have freed, without a complete step."""
     repeats = run.graph.repeats if run.graph is not None else ()
     ran = [fqn for fqn in repeats if run.by_fqn.get(fqn) is not None and run.by_fqn[fqn].n_forward]
     cells = [cell for cell in _then(run).cells if cell.role == "saved activation"]

@@ -1,16 +1,15 @@
-"""The small integer program behind every plan, solved with as few moments of the step as it needs.
+"""The integer program of a plan, solved with as few moments of the step as possible (row generation).
 
-All moments would be thousands of rows, of which a dozen bind. So: solve with those known, let the line that the answer
-gives show where it is over the budget, add those moments as rows, solve again. Every row holds for every policy that
-fits, so each answer's bound is a bound for all; the first answer that the exact forecast finds within the budget is
-best. An answer that the rows call good and the forecast does not is forbidden by name.
+All moments would be thousands of rows, of which about a dozen bind. The search solves with the known moments and
+computes the line of the solution. Moments at which the line exceeds the budget become rows, and the program is solved
+again. Every row holds for every policy within the budget, so each solution gives a valid lower bound. The first
+solution that the exact forecast confirms is optimal. A solution that the forecast rejects is excluded by a row.
 
-Few moments tell few blocks apart: what they do not is counted (classes.py), and hundreds of equal blocks are a handful
-of whole numbers. So only those moments are carried on that bind in fractions.
+Units that the moments do not distinguish are counted (classes.py): hundreds of equal blocks become a few integers.
+Fewer moments distinguish fewer units, so the search keeps only moments that bind in the relaxed program.
 
-Time may end before the solver does. So whatever the forecast ever judged is remembered and answers all limits that it
-keeps, and what a person would try (a preset, the first so many of equal blocks) is judged before anything else: no
-answer is worse than that.
+Time may end before the solver does. So every judged choice is stored and reused for other limits. Choices that a
+person would try (a preset, the first n of equal blocks) are judged first: no solution is worse than these choices.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ LEAST_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What an answer must keep. With a budget the cost is made as small as can be, without one the peak is."""
+    """Limits of a solution. With a budget the cost is minimised, without a budget the peak is."""
 
     budget_bytes: int | None = None
     most_cost: float | None = None
@@ -52,11 +51,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Candidates chosen, and what no other choice can be below."""
+    """The chosen candidates, and a lower bound for all choices."""
 
     chosen: tuple[int, ...]
     value: float
-    """What the objective comes to: cost, or bytes of the peak."""
+    """Value of the objective: cost, or bytes of the peak."""
     bound: float
     n_rows: int
     n_solves: int
@@ -68,30 +67,30 @@ class Solution:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """What all plans of one measured step have in common."""
+    """The integer program of a measured step, shared by all its plans."""
 
     line: Bytes
     pieces: Pieces
     reruns: tuple[Rerun, ...]
     columns: Columns
     peak_of: Callable[[tuple[int, ...]], int]
-    """The exact forecast's word on a choice."""
+    """The exact forecast of a choice: peak bytes."""
     suggested: tuple[tuple[int, ...], ...] = ()
-    """Choices that no answer may be worse than."""
+    """Choices that no solution may be worse than."""
     _stretches: NDArray[np.intp] | None = None
     _tried: list[tuple[int, ...]] = field(default_factory=list)
     _judged: dict[tuple[int, ...], int] = field(default_factory=dict)
     _binding: dict[object, Row] = field(default_factory=dict)
-    """Moments that bound the last answer in fractions: most of them bind the next one as well."""
+    """Rows that bound the last relaxed solution. Most of the rows bind the next relaxed solution too."""
 
     def judged(self, chosen: tuple[int, ...]) -> int:
-        """Bytes of the peak of a choice."""
+        """Peak bytes of a choice by the exact forecast."""
         if chosen not in self._judged:
             self._judged[chosen] = self.peak_of(chosen)
         return self._judged[chosen]
 
     def known(self) -> list[tuple[int, ...]]:
-        """What was judged for any limits, and what a person would try: the cheapest first, the smallest of those."""
+        """Choices judged for any limits, presets, and first blocks of each kind; by cost, then by number of units."""
         if not self._tried:
             self._tried = [(), *self.suggested, *self.columns.first_of_kinds()]
         return sorted(
@@ -99,7 +98,7 @@ class Program:
         )
 
     def solve(self, limits: Limits) -> Solution | None:
-        """None: no choice keeps the limits."""
+        """The best choice within `limits`; None if there is none."""
         ends = time.monotonic() + limits.seconds
         search = _Search(program=self, limits=limits, ends=ends, moments=dict(self._binding))
         answer = search.relaxed()
@@ -123,14 +122,14 @@ class Program:
         return search.solution
 
     def lowest_bytes(self) -> int:
-        """No policy has a lower peak; how low one can really be is a longer question."""
+        """Lower bound of the peak bytes of all policies, from the relaxed program alone."""
         search = _Search(program=self, limits=Limits(), ends=time.monotonic() + LEAST_SECONDS)
         answer = search.relaxed()
         self._binding = dict(search.moments)
         return 0 if answer is None else int(answer.bound)
 
     def over(self, x: Values, limit: float) -> list[tuple[object, Callable[[], Row]]]:
-        """The moments at which `x` holds more than `limit`, the worst of each stretch, worst first; and their rows."""
+        """Keys and rows of the moments at which `x` holds more than `limit`: the worst of each stretch, worst first."""
         line = self.pieces.line(self.line, self.columns.old(x))
         if self._stretches is None:
             borders = {0, *(rerun.tick + 1 for rerun in self.reruns if rerun.tick + 1 < len(line))}
@@ -167,21 +166,21 @@ class Program:
 
 @dataclass(slots=True, kw_only=True)
 class _Search:
-    """One question on its way: how many of each class, then, if that is no answer, which."""
+    """The search for one solution: first counts of each class, then single units if the counts give no solution."""
 
     program: Program
     limits: Limits
     ends: float
     best: tuple[int, ...] | None = None
     value: float = math.inf
-    """What the objective comes to for the best choice so far."""
+    """Value of the objective for the best choice so far."""
     bound: float = 0.0
     n_solves: int = 0
     moments: dict[object, Row] = field(default_factory=dict)
-    """Bytes held at each moment found so far: coefficients by column, and less than 0 the bytes held without any."""
+    """Row of each moment so far: bytes by column, and minus the bytes held if everything is kept."""
     forbidden: list[Row] = field(default_factory=list)
     apart: bool = False
-    """Whether units of a class are no longer counted together."""
+    """True if single units are chosen, no longer counts of classes."""
 
     def ask(self, *, whole: bool) -> Minimum | None:
         """One call of the solver."""
@@ -201,7 +200,7 @@ class _Search:
         return answer
 
     def _rows(self) -> list[Row]:
-        """The known moments in MiB: below the budget, or below the peak, which is a column of its own."""
+        """The known moments in MiB: at most the budget, or at most the column of the peak."""
         budget = self.limits.budget_bytes
         peak = {self.program.columns.peak_column: -1.0} if budget is None else {}
         return [
@@ -210,7 +209,7 @@ class _Search:
         ]
 
     def separate(self, answer: Minimum) -> int:
-        """Adds moments at which an answer holds too much; how many are new."""
+        """Adds the moments at which an answer exceeds the limit. Returns the number of new moments."""
         limit = answer.peak_bytes if self.limits.budget_bytes is None else self.limits.budget_bytes
         over = self.program.over(answer.x, limit)
         new = [(key, row_of) for key, row_of in over if key not in self.moments][:MOST_NEW_ROWS]
@@ -218,7 +217,7 @@ class _Search:
         return len(new)
 
     def relaxed(self) -> Minimum | None:
-        """The answer in fractions, with all the moments that it takes; None: there is not even that."""
+        """The solution of the relaxed program with all moments that it needs; None if there is none."""
         while (answer := self.ask(whole=False)) is not None:
             if not self.separate(answer) or time.monotonic() > self.ends:
                 break
@@ -227,12 +226,12 @@ class _Search:
         return answer
 
     def _forget(self, answer: Minimum) -> None:
-        """Moments that do not bind tell apart what is equal otherwise; those that are missed come back."""
+        """Drops moments that do not bind, because they split classes. A moment that is needed is added again."""
         bind = answer.slack[: len(self.moments)] < 1e-6
         self.moments = {key: row for (key, row), binds in zip(self.moments.items(), bind) if binds}
 
     def round(self, answer: Minimum) -> None:
-        """A first answer, in case time ends before a better one: more and more of what the relaxed one takes."""
+        """Judges first solutions: growing prefixes of the units of the relaxed solution, largest fraction first."""
         columns = self.program.columns
         chosen = columns.legal(np.argsort(-columns.taken(answer.x), kind="stable").tolist())
         for n in sorted({0, *np.linspace(0, len(chosen), N_ROUNDED + 1).astype(int).tolist()}):
@@ -240,13 +239,13 @@ class _Search:
         self.drop()
 
     def drop(self) -> None:
-        """The best choice with one of its units less, the dearest first."""
+        """Judges the best choice without one of its units, most expensive unit first."""
         dearest = sorted(self.best or (), key=lambda i: -self.program.columns.costs[i])
         for i in dearest[:N_DROPPED]:
             self.judge(tuple(one for one in self.best or () if one != i))
 
     def deepen(self) -> None:
-        """Tries a third level, which no column has, in the best choices and in those that barely miss the budget."""
+        """Tries a third level of nesting, which has no column, in the best choices and in near misses of the budget."""
         program, budget, cost_of = self.program, self.limits.budget_bytes, self.program.columns.cost
         cheaper = ((peak, one) for one, peak in program._judged.items() if budget is None or cost_of(one) < self.value)
         starts = [one for _, one in heapq.nsmallest(N_DEEPENED, cheaper)]
@@ -257,14 +256,14 @@ class _Search:
             self.judge(chosen)
 
     def judge(self, chosen: tuple[int, ...]) -> None:
-        """The exact forecast's word on a choice that may be better than what there was."""
+        """Forecasts a choice that may be better than the best so far, and keeps the better choice."""
         limits, budget = self.limits, self.limits.budget_bytes
         cost = self.program.columns.cost(chosen)
         if limits.most_cost is not None and cost > limits.most_cost * (1 + 1e-9):
             return
         if budget is not None and cost >= self.value:
             return
-        # The bound rules out two levels alone; a choice of three was judged already.
+        # The bound holds for two levels of nesting only; a choice with three levels was judged before.
         if budget is not None and cost < self.bound * (1 - 1e-6) and chosen not in self.program._judged:
             return
         peak = self.program.judged(chosen)
@@ -274,7 +273,7 @@ class _Search:
 
     @property
     def solution(self) -> Solution | None:
-        """The best so far, and what is known by now."""
+        """The best choice so far and the lower bound so far."""
         if self.best is None:
             return None
         bound = min(self.bound, self.value)
@@ -284,14 +283,14 @@ class _Search:
 
     @property
     def done(self) -> bool:
-        """Whether the best is as good as proven; bytes are whole."""
+        """True if the gap is within TOLERANCE, or below two bytes for a peak."""
         best = self.solution
         return best is not None and (
             best.gap <= TOLERANCE or self.limits.budget_bytes is None and best.value - best.bound < 2
         )
 
     def refuse(self, answer: Minimum) -> None:
-        """The rows have no more to say: units are chosen one by one, and what the forecast refused is forbidden."""
+        """Switches to single units when no row is left to add; after the switch, forbids the rejected choice."""
         if self.apart:
             self.forbidden.append(self.program.columns.all_but(self.program.columns.chosen(answer.x)))
         self.apart = True

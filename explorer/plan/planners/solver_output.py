@@ -1,7 +1,7 @@
-"""HiGHS prints a line of its own now and then, with C's own stdout: kept out of what a program prints for others.
+"""Redirects stdout while HiGHS runs, because HiGHS sometimes prints lines to the stdout of C.
 
-`plan --json` is one document, and the stdout of somebody's own script is theirs. While the solver runs, descriptor 1
-leads where errors go; C's buffer is emptied before it leads back.
+`plan --json` prints one document, and a user's script owns its stdout. While the solver runs, descriptor 1 points to
+stderr. C's buffer is flushed before descriptor 1 is restored.
 Source: https://github.com/jump-dev/HiGHS.jl/issues/312
 """
 
@@ -18,13 +18,13 @@ STDOUT, STDERR = 1, 2
 
 
 class _Stdout:
-    """Descriptor 1 of the process, which its threads share: the first solver leads it away, the last one back."""
+    """Descriptor 1 of the process, shared by all threads: the first solver redirects it, the last restores it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._n_solvers = 0
         self._before: int | None = None
-        """Where it led; None: it leads there still, or is closed."""
+        """A copy of descriptor 1 before the redirect; None if stdout is not redirected, or closed."""
 
     def lead_away(self) -> None:
         with self._lock:
@@ -52,7 +52,7 @@ _STDOUT = _Stdout()
 
 @contextmanager
 def on_stderr() -> Iterator[None]:
-    """What C prints meanwhile goes to stderr; where either is closed, as it was."""
+    """Redirects prints of C to stderr in the block; does nothing if stdout or stderr is closed."""
     _STDOUT.lead_away()
     try:
         yield

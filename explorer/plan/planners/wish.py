@@ -11,13 +11,13 @@ from explorer.record.plan import Wish
 EXAMPLES = "Such as 60 MiB, 50 % or +10 % time."
 _WISH = re.compile(r"([+-]?)\s*(\d+(?:[.,]\d+)?|[.,]\d+)\s*(%?)\s*([a-z]*)")
 MOST_SHARE = 2.0
-"""Of the peak with everything kept: a larger budget limits nothing, so it is a slip."""
+"""Largest budget as a multiple of the peak with everything kept: a larger budget is a typing error."""
 MOST_MORE_TIME = 100.0
-"""Times the step: no plan takes that long."""
+"""Largest extra time as a multiple of the step: no plan takes longer."""
 
 
 def parse_wish(text: str, keep_all_bytes: int) -> Wish:
-    """What `text` asks for. Raises BadInput with one sentence for what asks for nothing that can be."""
+    """The budget in `text`. Raises BadInput for a text that is no possible budget."""
     match = _WISH.fullmatch(text.strip().lower())
     if match is None:
         raise BadInput(f"{text.strip()[:40]!r} is not a budget.", hint=EXAMPLES)
