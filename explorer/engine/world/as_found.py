@@ -1,4 +1,4 @@
-"""Whoever runs a model leaves the process as it was: what a run sets or moves is put back, after an exception too."""
+"""Restores global state (threads, RNG, grad mode) after a model has run, also after an exception."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from explorer.engine.world.rng import RngState
 
 @contextmanager
 def left_as_found() -> Iterator[None]:
-    """Around everything that runs a model: thread count, generators, gradient mode, autocast's cache."""
+    """A context that restores thread count, generators, gradient mode and autocast's cache after a run."""
     n_threads, rng, grad = torch.get_num_threads(), RngState.capture(None), torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     try:

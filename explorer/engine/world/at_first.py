@@ -1,7 +1,7 @@
-"""Counters and flags on classes and in files, as they were before any run: all models of a process have them in common.
+"""Restores counters and flags on classes and in files, which all models of a process share.
 
-Where a factory builds a model anew, these go on where the last run left them, and no two runs would agree. Plain values
-are put back; a container that is changed in place is not, and is named as one about which two runs do not agree.
+A factory that builds a new model does not reset such values, so two runs would differ. Plain values are put back. A
+container that a run changes in place is not put back; the comparison names it as unstable.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from explorer.engine.world.remembered import Walk
 
 
 class AtFirst:
-    """Plain values that `model` has in common with others; `put_back` before each run."""
+    """Plain values that `model` shares with other models; call `put_back` before each run."""
 
     def __init__(self, model: nn.Module) -> None:
         walk = Walk(model)

@@ -1,11 +1,11 @@
-"""Bytes of a tensor of any kind, and whether two tensors are the same bit by bit.
+"""Bytes of a tensor of any kind, and the comparison of two tensors bit by bit.
 
     sparse ─▶ indices, values    quantised ─▶ integers, scales    nested ─▶ values, sizes    MKLDNN ─▶ its dense copy
     wrapper subclass (DTensor: its local shard), functorch's wrapper ─▶ the tensors inside
     meta, fake, freed, not yet made ─▶ none    the zero of forward differentiation, which has no memory ─▶ zeros
 
-A tensor without bytes has its form alone. A kernel that does not know a kind of tensor may end the process, so each
-kind is asked for its parts in its own way.
+Tensors without bytes are compared by form alone. A kernel that does not know a kind of tensor may end the process, so
+each kind has its own way to its parts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _COMPRESSED = {
 
 
 def same_bits(left: Tensor, right: Tensor) -> bool:
-    """Equal in shape, type and every bit; NaN payloads and the sign of zero included."""
+    """Whether two tensors are equal in shape, type and every bit, NaN payloads and the sign of zero included."""
     if _form(left) != _form(right):
         return False
     ours, theirs = contents(left), contents(right)
@@ -44,16 +44,16 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    """The tensors that hold the bytes of `tensor`, without a copy: itself, or what a sparse or wrapping one holds.
+    """The tensors with the bytes of `tensor`, not copied: itself, or the tensors inside a sparse or wrapper tensor.
 
-    A part is strided, quantised, nested or opaque to Python (MKLDNN), and of one memory; it may have no bytes.
+    A part is strided, quantised, nested or opaque to Python (MKLDNN), and of one memory; a part may have no bytes.
     """
     with _unseen():
         return tuple(_parts(tensor))
 
 
 def n_bytes(tensor: Tensor) -> int:
-    """Bytes of all parts; of a sharded tensor those of this process."""
+    """Bytes of all parts; of a sharded tensor, the bytes in this process."""
     held = 0
     for part in parts(tensor):
         with _unseen():
@@ -62,16 +62,16 @@ def n_bytes(tensor: Tensor) -> int:
 
 
 def storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """Memory behind `tensor`, of zero bytes where it was freed; none where Python has no access to it."""
+    """Storages behind `tensor`, of zero bytes if freed; an empty list if Python has no access to the memory."""
     if type(tensor) in _PLAIN and tensor.layout is torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor):
         has_none = tensor.is_meta or tensor._is_zerotensor()
-        return [] if has_none else [tensor.untyped_storage()]  # nearly all: a recorder asks at every operator
+        return [] if has_none else [tensor.untyped_storage()]  # the common case: a recorder asks at every operator
     with _unseen():
         return [storage for part in _parts(tensor) if (storage := _storage(part)) is not None]
 
 
 def contents(tensor: Tensor) -> tuple[Tensor, ...]:
-    """All that two equal tensors have in common, as plain integers; empty for a tensor without bytes."""
+    """The bits of `tensor` as integer tensors, equal for equal tensors; empty for a tensor without bytes."""
     with _unseen():
         return tuple(bits for part in _parts(tensor) for bits in _contents(part))
 
@@ -79,7 +79,7 @@ def contents(tensor: Tensor) -> tuple[Tensor, ...]:
 def dense(tensor: Tensor) -> Tensor:
     """The value of `tensor` as one plain tensor on the CPU, detached; empty for a tensor without bytes.
 
-    The very memory of a plain tensor that is there already. Several parts are one row of float64.
+    A plain CPU tensor shares its memory with the result. Several parts become one row of float64.
     """
     with _unseen():
         if tensor.layout in _COMPRESSED:
@@ -93,7 +93,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Reading is no operator of the program: modes, subclasses and functorch do not see it."""
+    """Hides reads from dispatch modes, subclasses and functorch: a read is no operator of the program."""
     functorch_off = torch._C._DisableFuncTorch()  # type: ignore[attr-defined]
     with functorch_off, torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), _disable_current_modes():
         yield
@@ -114,7 +114,7 @@ def _parts(tensor: Any) -> Iterator[Tensor]:
 
 
 def _names_inside(tensor: Any) -> list[str]:
-    """Attributes of a wrapper that hold its tensors. Lengths that a ragged tensor looks up once are no content."""
+    """Attributes of a wrapper that hold its tensors. The cached lengths of a ragged tensor are no content."""
     if hasattr(tensor, "__tensor_flatten__"):
         return [name for name in tensor.__tensor_flatten__()[0] if not name.endswith("_seqlen_tensor")]
     return [name for name, value in sorted(vars(tensor).items()) if isinstance(value, Tensor) and value is not tensor]
@@ -124,12 +124,12 @@ def _has_own_memory(tensor: Tensor) -> bool:
     try:
         storage = tensor.untyped_storage()
         return storage.device != tensor.device or storage.data_ptr() >= 0  # a fake tensor's bytes are on "meta"
-    except (RuntimeError, NotImplementedError):  # a wrapper; an opaque one has nothing inside that Python could ask
+    except (RuntimeError, NotImplementedError):  # a wrapper; an opaque tensor has no attributes with tensors
         return not _names_inside(tensor)
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """Without gradient and without the behaviour of a subclass, in the same memory."""
+    """The tensor without gradient and without its subclass's behaviour, in the same memory."""
     if tensor._is_zerotensor():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -137,7 +137,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _storage(part: Tensor) -> torch.UntypedStorage | None:
-    """None for what has no memory here: opaque, meta, fake."""
+    """The storage of a part; None for opaque, meta and fake tensors, which have no memory here."""
     try:
         storage = part.untyped_storage()
         return storage if storage.device.type == part.device.type != "meta" else None
@@ -150,7 +150,7 @@ def _contents(part: Tensor) -> Iterator[Tensor]:
         yield _as_integers(part.to_dense())
     elif _has_no_bytes(part):
         return
-    elif part.is_quantized or part.is_nested:  # no kernel looks into those: the whole memory is read
+    elif part.is_quantized or part.is_nested:  # no kernel reads their elements: the whole memory is read
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             yield torch.empty(0, dtype=torch.uint8, device=part.device).set_(part.untyped_storage())
         yield from map(_as_integers, _beside(part))
@@ -159,7 +159,7 @@ def _contents(part: Tensor) -> Iterator[Tensor]:
 
 
 def _beside(part: Any) -> Iterator[Tensor]:
-    """What the bytes of a nested or quantised tensor mean."""
+    """Sizes and strides of a nested tensor, or scales and zero points of a quantised tensor."""
     if part.is_nested:
         yield from (part._nested_tensor_size(), part._nested_tensor_strides(), part._nested_tensor_storage_offsets())
     elif part.qscheme() in (torch.per_tensor_affine, torch.per_tensor_symmetric):
@@ -196,7 +196,7 @@ def _real(tensor: Tensor) -> Tensor:
 
 
 def _form(tensor: Tensor) -> tuple[object, ...]:
-    """A ragged length is a symbol, another in each tensor."""
+    """Type and shape of a tensor. The shape of a nested tensor is left out: its ragged length is a unique symbol."""
     if isinstance(tensor, _NOT_MADE):
         return type(tensor), tensor.dtype
     if tensor.is_nested:

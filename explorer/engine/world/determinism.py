@@ -1,7 +1,7 @@
-"""Two equal runs shall give equal bits: atomics, autotuning and fresh memory are what keeps them from it on a GPU.
+"""Settings under which two equal runs give equal bits: atomics, autotuning and fresh memory prevent this on a GPU.
 
-Only runs that are judged take place in here; runs that are timed use the kernels that training uses.
-cuBLAS also needs CUBLAS_WORKSPACE_CONFIG before CUDA starts: the worker process sets it.
+Only compared runs use these settings; timed runs use the kernels that training uses.
+cuBLAS also needs CUBLAS_WORKSPACE_CONFIG before CUDA starts: the worker process sets the variable.
 Source: https://docs.pytorch.org/docs/stable/notes/randomness.html
 """
 
@@ -17,20 +17,20 @@ from torch.backends import cudnn
 from torch.utils import deterministic
 
 _FRESH_MEMORY: Any = deterministic
-"""A module with a property, which torch's own types do not know."""
+"""The module with the property `fill_uninitialized_memory`, which torch's type stubs lack."""
 
 
 @contextmanager
 def deterministic_kernels(*, strict: bool = False) -> Iterator[None]:
-    """Where an operator has no deterministic kernel it runs as it is, and the rerun of the baseline tells.
+    """Deterministic kernels, if an operator has one. The baseline's rerun shows the effect of other operators.
 
-    `strict` lets it raise instead. Fused attention on CUDA has a deterministic backward and takes it only then.
+    `strict` makes other operators raise. Fused attention on CUDA uses its deterministic backward only if `strict`.
     """
     algorithms = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     fill, benchmark = _FRESH_MEMORY.fill_uninitialized_memory, cudnn.benchmark
     torch.use_deterministic_algorithms(True, warn_only=not strict)
-    _FRESH_MEMORY.fill_uninitialized_memory = False  # costs a write of every tensor, and hides who reads too early
+    _FRESH_MEMORY.fill_uninitialized_memory = False  # costs a write of every tensor, and hides early reads
     cudnn.benchmark = False
     try:
         with warnings.catch_warnings():

@@ -1,9 +1,8 @@
-"""A model that takes one step several times, each time from where it was found: in place, because a copy of a compiled
-or sharded model is another model.
+"""Repeats steps of a model from its initial state, in place, because a copy of a compiled or sharded model differs.
 
-Tensors are written back. Plain attributes are run on copies, and the originals come back at the end, so that what a
-step appends to a list of the model never reaches the list that somebody else holds. What lies outside of the model
-stays moved; a step that is only counted, never repeated in another type, has found_step.py for that.
+Tensors are written back. A step works on copies of plain attributes, and the originals return at the end: an append to
+a list of the model never reaches other holders of the list. State outside of the model stays moved. found_step.py
+restores such state too, for steps that are not repeated in another type.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ _TORCHS = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_ca
 
 
 class FoundModel:
-    """What can move in a model, read on construction; `put_back` before every run, and leave with all as it was."""
+    """Snapshot of a model on construction. Call `put_back` before every run; exit restores the model."""
 
     def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
-        """`modules`: those of `model` whose attributes are the model's own; a wrapper's are not."""
+        """`modules` are the modules of `model` whose attributes are restored; a wrapper's attributes are not."""
         self._model = model
         self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
         shared = {storage._cdata: storage for tensor, _, _ in self._tensors for storage in storages(tensor)}
@@ -47,7 +46,7 @@ class FoundModel:
             tensor.grad = grad
 
     def put_back(self, dtype: torch.dtype | None = None) -> None:
-        """The state that was found, no gradients; floating tensors in `dtype` where one is given."""
+        """Restores the initial state without gradients; floating tensors are cast to `dtype` unless it is None."""
         self._restore(_copies([attributes for _, attributes in self._attributes], self._model))
         for tensor, _, _ in self._tensors:
             tensor.grad = None
@@ -77,7 +76,7 @@ class FoundModel:
 
 
 class FoundOptimizer:
-    """An optimizer that is about to step: from now on it steps with a copy of what it remembers."""
+    """An optimizer that is about to step: from construction on, the optimizer works on a copy of its state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self._optimizer = optimizer
@@ -86,11 +85,11 @@ class FoundOptimizer:
         self.put_back()
 
     def put_back(self) -> None:
-        """What it remembered when it was found, each tensor in the type of its parameter where the two had one type."""
+        """Restores a copy of the initial state; floating tensors become float64 for parameters in float64."""
         self._restore({parameter: self._copy(parameter, held) for parameter, held in self._state.items()})
 
     def leave(self) -> None:
-        """Its own memory again, untouched."""
+        """Gives the optimizer its original state objects back."""
         self._restore(self._state)
 
     def _restore(self, state: dict[Any, Any]) -> None:
@@ -114,17 +113,17 @@ def _plain(module: nn.Module) -> dict[str, Any]:
 
 
 def _copies(attributes: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
-    """Deep copies that share with each other what the originals share, and hold the very tensors of the model."""
+    """Deep copies that share objects as the originals do, with the model's own tensors and modules inside."""
     memo: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
     return [{name: _copy(value, memo) for name, value in held.items()} for held in attributes]
 
 
 def _copy(value: Any, memo: dict[int, Any]) -> Any:
     if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (Tensor, torch.Generator)):
-        return value  # handles, meshes, compiled functions: torch's own, which it looks after
-    if isinstance(value, torch.Generator):  # captured with the model's generators, by its very object
+        return value  # handles, meshes, compiled functions: torch manages these
+    if isinstance(value, torch.Generator):  # RngState captures the generator object itself
         return value
     try:
         return copy.deepcopy(value, memo)
-    except Exception:  # locks, handles, tensors of a graph: what cannot be copied stays what it is
+    except Exception:  # locks, handles, tensors of a graph cannot be copied
         return value

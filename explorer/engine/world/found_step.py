@@ -1,14 +1,13 @@
-"""What a step of somebody's own moves, and how it comes back: all that the step can reach, bit by bit.
+"""Snapshot of all state that a user's step can reach, restored bit by bit.
 
     step ─┬─ closure, defaults, globals that it names, the object it is bound to ─▶ own objects, lists, dictionaries
           └─ modules, optimizers, schedules, gradient scalers ─▶ parameters, gradients, buffers, state, settings
 
-1. Bits are kept on the host and outside of torch: to a recorder they are no tensors, and a GPU holds nothing twice.
-2. What stands where it stood stays the same object: tensors are written into, containers are filled again.
-3. A tensor that nothing of torch's holds (a batch, a data set) is taken for what the step only reads.
+1. The snapshot is on the host and outside of torch: a recorder sees no tensors, and a GPU holds nothing twice.
+2. Objects keep their identity: tensors are written into, containers are refilled.
+3. A tensor that no torch object holds (a batch, a data set) counts as read-only.
 
-Not put back: arrays of numpy, what an iterator has given, files, and what a class of an installed library keeps in
-slots.
+Not put back: numpy arrays, the position of iterators, files, and slots of classes of installed libraries.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MAX_THINGS = 200_000
 
 
 class FoundState:
-    """How everything stood when it was made; `put_back` may be called more than once."""
+    """Snapshot of a model, its optimizers and a step; `put_back` may be called several times."""
 
     def __init__(self, model: nn.Module, step: Callable[[], object]) -> None:
         self._rng = RngState.capture(model)
@@ -56,7 +55,7 @@ class FoundState:
             self._walk(root)
 
     def put_back(self) -> None:
-        """Parameters, gradients, buffers, optimizer state, generators, and the plain values around them."""
+        """Restores parameters, gradients, buffers, optimizer state, generators, and plain values around them."""
         with torch.no_grad():
             for tensor, bits in self._tensors.values():
                 bits.write_into(tensor)
@@ -72,7 +71,7 @@ class FoundState:
         self._rng.restore()
 
     def _walk(self, root: object) -> None:
-        """Everything from `root` on, each thing once; what torch's own things hold is kept by its bits."""
+        """Visits every object reachable from `root` once; the tensors of torch's objects are kept as bits."""
         left: list[tuple[object, bool]] = [(root, False)]
         while left and len(self._known) < _MAX_THINGS:
             thing, is_torchs = left.pop()
@@ -128,7 +127,7 @@ class FoundState:
 
 
 def optimizers_of(model: nn.Module) -> list[Optimizer]:
-    """Every optimizer alive that steps a parameter of the model."""
+    """Every optimizer in memory that steps a parameter of the model."""
     own = {id(parameter) for parameter in model.parameters()}
     return [
         thing
@@ -140,13 +139,13 @@ def optimizers_of(model: nn.Module) -> list[Optimizer]:
 
 @dataclass(slots=True, init=False)
 class _Bits:
-    """A tensor's bytes and form; of one without a plain memory of its own a copy."""
+    """A tensor's bytes and form; a copy of a tensor without plain memory."""
 
     bytes_: NDArray[np.uint8] | None
     like: Tensor
-    """A tensor of the same form without memory; a copy where there are no bytes."""
+    """A tensor of the same form without memory; a copy if `bytes_` is None."""
     memory: list[tuple[torch.UntypedStorage, torch.UntypedStorage]]
-    """Storages of a tensor that no kernel writes, and what they held."""
+    """Storages of a tensor that no kernel can write, each with a copy of its content."""
 
     def __init__(self, tensor: Tensor) -> None:
         detached = tensor.detach()
@@ -179,7 +178,7 @@ class _Bits:
         )
 
     def made(self, device: torch.device) -> Tensor:
-        """The tensor anew."""
+        """A new tensor with the kept bytes."""
         if self.bytes_ is None:
             return self.like.clone()
         tensor = torch.empty_strided(self.like.shape, self.like.stride(), dtype=self.like.dtype, device=device)
@@ -188,7 +187,7 @@ class _Bits:
 
 
 def _is_not_written(tensor: Tensor) -> bool:
-    """Quantised, nested, or expanded: several elements lie in one place."""
+    """Whether no kernel can write the tensor: quantised, nested, or expanded (elements share memory)."""
     return tensor.is_quantized or tensor.is_nested or (tensor.layout is torch.strided and 0 in tensor.stride())
 
 
@@ -203,7 +202,7 @@ def _set_gradient(parameter: Tensor, before: _Bits | None) -> None:
 
 
 def _refill(container: Any, image: Any) -> None:
-    """Only where anything is another thing than it was."""
+    """Restores the items of a container, if any item is another object than before."""
     now, then = (list(one.items()) if isinstance(one, dict) else list(one) for one in (container, image))
     if len(now) == len(then) and all(_is_same(one, other) for one, other in zip(now, then)):
         return

@@ -1,6 +1,6 @@
-"""Generator objects that a model holds, of torch, Python and numpy: where they stand, and how to put them back there.
+"""Generator objects that a model holds, of torch, Python and numpy: reading and restoring their states.
 
-torch.utils.checkpoint knows none of them.
+torch.utils.checkpoint does not restore these generators.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _DEEPEST = 5
 
 
 def is_generator(value: Any) -> bool:
-    """torch.Generator, random.Random, numpy's Generator and RandomState; not the ones that a whole process shares."""
+    """Whether `value` is a torch.Generator, random.Random, numpy Generator or RandomState, and not a process global."""
     if isinstance(value, torch.Generator):
         return True
     if isinstance(value, random.Random):
@@ -30,7 +30,7 @@ def is_generator(value: Any) -> bool:
 
 
 def own_generators(model: nn.Module) -> dict[str, Any]:
-    """Generators that modules hold as attributes, by dotted path: those that a policy can name."""
+    """Generators that modules hold as attributes, by the dotted path that a policy uses."""
     return {
         f"{fqn}.{name}".lstrip("."): value
         for fqn, module in model.named_modules()
@@ -40,7 +40,7 @@ def own_generators(model: nn.Module) -> dict[str, Any]:
 
 
 def generators_in_reach(model: nn.Module) -> list[Any]:
-    """Those and the ones inside lists, dictionaries and plain objects that modules hold; each once."""
+    """Generators that modules hold, directly or inside lists, dictionaries and plain objects; each once."""
     by_id = {id(g): g for module in model.modules() for value in vars(module).values() for g in _within(value, ())}
     return list(by_id.values())
 
@@ -60,14 +60,14 @@ def _within(value: Any, above: tuple[int, ...]) -> Iterator[Any]:
 
 
 def get_state(generator: Any) -> Any:
-    """Where it stands, for `set_state`."""
+    """The state of a generator, for `set_state`."""
     if isinstance(generator, random.Random):
         return generator.getstate()
     return generator.get_state() if hasattr(generator, "get_state") else generator.bit_generator.state
 
 
 def set_state(generator: Any, state: Any) -> None:
-    """Back to where `get_state` found it."""
+    """Sets a generator to a state from `get_state`."""
     if isinstance(generator, random.Random):
         generator.setstate(state)
     elif hasattr(generator, "set_state"):
@@ -77,13 +77,13 @@ def set_state(generator: Any, state: Any) -> None:
 
 
 def get_position(generator: Any) -> bytes:
-    """A comparable image of its state. Inside a transform of `torch.func` the state would be a wrapper."""
+    """Comparable bytes of a generator's state. Functorch is off: inside `torch.func` the state would be a wrapper."""
     with torch._C._DisableFuncTorch():  # type: ignore[attr-defined]
         return image(get_state(generator))
 
 
 def identity(generator: torch.Generator) -> int:
-    """The same for every Python object that stands for it: torch hands out a new one to each observer."""
+    """A key of the generator, equal for all its Python objects: torch creates a new object at each access."""
     return generator._cdata  # type: ignore[attr-defined, no-any-return]
 
 
@@ -93,7 +93,7 @@ def image(state: Any) -> bytes:
 
 
 def _plain(state: Any) -> Any:
-    """numpy's states hold arrays that repr would shorten."""
+    """The state with lists instead of numpy arrays, which repr would shorten."""
     if isinstance(state, Mapping):
         return {name: _plain(part) for name, part in state.items()}
     if isinstance(state, tuple):
@@ -102,6 +102,6 @@ def _plain(state: Any) -> Any:
 
 
 def imported_numpy() -> ModuleType | None:
-    """numpy if anybody imported it: a generator that nobody can have drawn from needs no care."""
+    """numpy if the process has imported it, else None: without an import no code can have drawn from numpy."""
     module = sys.modules.get("numpy")
     return module if module is not None and hasattr(module, "random") else None

@@ -1,4 +1,4 @@
-"""Two pictures of what a model remembers, held against each other, and one in a few words. See remembered.py."""
+"""Compares two copies of a model's state, and writes a copy as short text. remembered.py makes the copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def same_state(left: Any, right: Any) -> bool:
 
 
 def _same(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
-    """`known`: pairs that were compared before; one image may stand in many places."""
+    """As `same_state`. `known` has the results of earlier pairs, because one image may occur in many places."""
     if type(left) is not type(right):
         return False
     if isinstance(left, (Tensor, dict, list)):
@@ -39,7 +39,7 @@ def _same_parts(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bo
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """The plain parts of a frozen value with the way to each."""
+    """The plain parts of a frozen value, each with its path."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield from leaves(item, f"{path}.{key}")
@@ -51,7 +51,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def short(value: Any) -> str:
-    """A frozen value in a few words."""
+    """A frozen value as short text."""
     if isinstance(value, Tensor):
         if value.numel() == 1:
             return _cut(f"{value.item():.6g}" if value.is_floating_point() else str(value.item()))

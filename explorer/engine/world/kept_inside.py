@@ -1,4 +1,4 @@
-"""What things keep where no attribute shows it: functions in their cells and defaults, generators in their state."""
+"""State that no attribute shows: cells and defaults of functions, states of generators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 
 def state_of_itself(value: Any) -> Any:
-    """Where a random generator of torch, Python or numpy stands; None for what is none."""
+    """The state of a random generator of torch, Python or numpy; None for any other value."""
     if isinstance(value, torch.Generator):
         return value.get_state()
     if isinstance(value, random.Random):
@@ -26,9 +26,9 @@ def state_of_itself(value: Any) -> Any:
 
 
 def captured(value: Any) -> Iterable[Any] | None:
-    """What a function, a method or a partial carries along; None for everything else.
+    """Values that a function, a method or a partial holds; None for any other value.
 
-    Functions of installed packages are taken by name: what a library keeps for itself is no memory of the model.
+    Functions of installed packages count by name alone: the state of a library is no state of the model.
     """
     if isinstance(value, functools.partial):
         return value.func, list(value.args), value.keywords
@@ -45,12 +45,12 @@ def captured(value: Any) -> Iterable[Any] | None:
 
 
 def function_of(value: Any) -> Any:
-    """The function of a method; everything else as it is, without a look at its attributes: some raise."""
+    """The function of a method; any other value unchanged. Attributes are not read, because some raise."""
     return value.__func__ if isinstance(value, (types.MethodType, staticmethod, classmethod)) else value
 
 
 def is_own_function(value: Any) -> bool:
-    """Whether it is written in Python in a file of the model's author."""
+    """Whether `value` is a Python function from a file of the model's author."""
     function = function_of(value)
     if not isinstance(function, types.FunctionType):
         return False
@@ -59,7 +59,7 @@ def is_own_function(value: Any) -> bool:
 
 
 def is_own_module(name: str) -> bool:
-    """Whether what stands there may remember something of a model: not torch's, not the standard library's."""
+    """Whether the module `name` may hold state of a model: not torch, numpy or the standard library."""
     top = name.partition(".")[0]
     return top == "__main__" or (top not in ("torch", "numpy") and top not in sys.stdlib_module_names)
 

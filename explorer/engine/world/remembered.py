@@ -1,12 +1,12 @@
-"""Everything a model remembers: a picture of all that can be reached from it, in copies that no later change can reach.
+"""The state of a model: everything reachable from the model, in copies that later changes cannot reach.
 
     buffers ─ plain attributes ─┬─ lists, dicts, deques, sets, arrays, objects with or without slots
-                                ├─ modules that nobody registered, with their parameters and gradients
+                                ├─ unregistered modules, with their parameters and gradients
                                 ├─ closures, partials and bound methods (hooks too, where asked for)
-                                └─ attributes of the model's own classes, data of the files they stand in,
-                                   and what their code speaks of in other files of their author
+                                └─ attributes of the model's own classes, data of their files,
+                                   and names that their code uses in other files of their author
 
-What torch and the standard library keep for themselves is left out: it says nothing about the model.
+State of torch and the standard library is left out: it does not belong to the model.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, Any]
 
 _OWN = frozenset(vars(nn.Module())) | {"forward", "_call_impl"}
-"""What torch keeps in a module's __dict__, and the functions that a policy puts there."""
+"""Names in a module's __dict__ that torch or a policy sets."""
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
-"""Modules of the standard library whose things hold a user's data."""
+"""Modules of the standard library whose objects hold a user's data."""
 _MAX_THINGS = 200_000
 _MAX_ITEMS = 100_000
-"""Of a longer container the plain values are read and no objects: what stands beside it is still reached."""
+"""Longer containers are read for plain values alone, so that the walk still reaches the objects beside them."""
 _NOT_WALKED = "not walked"
 BEYOND = "beyond the walk"
-"""Image of what a limit leaves out: two of them are equal and prove nothing."""
+"""Image of objects beyond a limit: two such images are equal but do not show that the objects are."""
 
 
 def read_state(model: nn.Module, *, whole: bool = False) -> State:
-    """Copies of all that `model` remembers, by block and name.
+    """Copies of the state of `model`, by block and name.
 
-    `whole`: what an observer may have on the model as well: hooks, modes, attributes of parameters.
+    `whole` adds hooks, modes and attributes of parameters, which an observer may also set on the model.
     """
     walk = Walk(model)
     state: State = {}
@@ -89,7 +89,7 @@ class CommonPlace(NamedTuple):
 
 
 class Walk:
-    """One look at everything: each thing once, however many ways lead to it."""
+    """One walk over the state of a model, which visits each object once."""
 
     def __init__(self, model: nn.Module) -> None:
         self._images: dict[int, Any] = {}
@@ -101,9 +101,9 @@ class Walk:
         self._images.update((id(thing), f"{type(thing).__qualname__} of the model") for thing in self._held)
 
     def frozen(self, value: Any) -> Any:
-        """`value` as plain data that later changes cannot reach: tensors copied, containers and objects walked.
+        """`value` as plain data that later changes cannot reach: tensors are copied, containers and objects walked.
 
-        A thing that several ways lead to has one image: which of two equal tensors a module holds is no difference.
+        An object reached on several paths has one image. Two equal tensors have equal images.
         """
         if value is None or isinstance(value, (bool, str, bytes, numbers.Number)):
             return _number(value)
@@ -111,8 +111,8 @@ class Walk:
             return self._images[id(value)]
         if len(self._held) > _MAX_THINGS:
             return BEYOND
-        self._held.append(value)  # so that no other thing gets its id
-        self._images[id(value)] = _NOT_WALKED  # until it is: a thing may hold itself
+        self._held.append(value)  # so that no other object gets its id
+        self._images[id(value)] = _NOT_WALKED  # an object may hold itself
         self._images[id(value)] = image = self._image(value)
         return image
 
@@ -129,7 +129,7 @@ class Walk:
         return self._object(value)
 
     def _contents(self, value: Any) -> Any:
-        """Image of what a container holds; None for what is no container."""
+        """Image of a container's items; None if `value` is no container."""
         if not isinstance(value, (Mapping, set, frozenset, list, tuple, deque, array)):
             return None
         frozen = self.frozen if len(value) <= _MAX_ITEMS else _beyond
@@ -140,14 +140,14 @@ class Walk:
         return [len(value), *map(frozen, value)]
 
     def of_parameter(self, parameter: nn.Parameter) -> Any:
-        """Whether it is trained, what somebody wrote on it, and what its hooks hold: clipping, an optimizer."""
+        """Whether the parameter is trained, its extra attributes, and state of its hooks: clipping, an optimizer."""
         held = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
         hooks = [self.frozen(list(hooks.values())) for hooks in held if hooks]
         beside = {name: value for name, value in vars(parameter).items() if not _is_torchs(name)}
         return [parameter.requires_grad, self.frozen(beside), hooks]
 
     def meet(self, kind: type) -> None:
-        """Remembers the classes of the model's own behind `kind`, and the files that they stand in."""
+        """Collects the user's classes among the bases of `kind`, and their files."""
         for base in kind.__mro__:
             if base in self._classes or not is_own_module(base.__module__):
                 continue
@@ -159,7 +159,7 @@ class Walk:
                     self._follow(function)
 
     def _follow(self, function: types.FunctionType) -> None:
-        """Remembers what the code of `function` speaks of in files that are not met as a whole."""
+        """Collects names that the code of `function` uses in files that are not walked as a whole."""
         if function in self._followed:
             return
         self._followed.add(function)
@@ -173,9 +173,9 @@ class Walk:
                 self._elsewhere[id(file), name] = file
 
     def common(self) -> Iterator[CommonPlace]:
-        """Data on the classes and in the files that were met: all models made of those have it in common.
+        """Data on the collected classes and in their files, which all models of these classes share.
 
-        What functions carry counts as well: defaults that are changed in place, attributes, closures of decorators.
+        State of functions counts too: defaults that are changed in place, attributes, closures of decorators.
         """
         for file in list(self._files.values()):
             yield from (CommonPlace(file, name, name) for name, value in list(file.items()) if _is_data(name, value))
@@ -226,7 +226,7 @@ def _number(value: Any) -> Any:
 
 def _tensor(value: Tensor) -> Any:
     held = dense(value)
-    if not held.numel() and (held.shape != value.shape or value.is_meta):  # reading a sharded, freed one crashes
+    if not held.numel() and (held.shape != value.shape or value.is_meta):  # reading a freed sharded tensor crashes
         return f"{'meta' if value.is_meta else 'freed'} {tuple(value.shape)}"
     copy = held.clone() if value.device.type == "cpu" else held
     if value.is_leaf and value.grad is not None:
@@ -241,17 +241,17 @@ def _array(value: Any, walk: Any) -> Any:
         return walk(value.tolist())
     try:
         return torch.from_numpy(value.copy())
-    except TypeError:  # text, dates: types that torch has not
+    except TypeError:  # text, dates: types that torch lacks
         return [str(value.dtype), str(value.shape), value.tobytes()]
 
 
 def _is_torchs(name: str) -> bool:
-    """Attributes that torch gives a module or parameter, compiled ones included: addresses, marks, the model itself."""
+    """Whether torch sets the attribute on a module or parameter, also when compiling: addresses, marks, the model."""
     return name in _OWN or name.startswith(("_torchdynamo_", "_dynamo_")) or name == "dynamo_ctx"
 
 
 def _is_plumbing(kind: type) -> bool:
-    """Loggers, locks, files and the like: walking them would lead all over the process."""
+    """Whether `kind` is a class such as a logger, lock or file, from which a walk would reach the whole process."""
     top = kind.__module__.partition(".")[0]
     return top in sys.stdlib_module_names and top not in _OF_DATA
 

@@ -1,4 +1,4 @@
-"""Every random generator a step may draw from: where they stand, and how to put them back there."""
+"""States of every random generator that a step may draw from: reading, restoring and seeding."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ NUMPY = "numpy"
 
 @dataclass(frozen=True)
 class RngState:
-    """Where every generator stood: torch's own of each device, Python's, numpy's, and those that a model holds."""
+    """States of all generators: torch's of each device, Python's, numpy's, and the generators of a model."""
 
     states: Mapping[str, Any]
     """By `torch cpu`, `torch cuda:0`, `python`, `numpy`, or the dotted path of a generator in the model."""
     generators: Mapping[str, Any]
-    """The model's own, by dotted path."""
+    """Generators of the model, by dotted path."""
 
     @classmethod
     def capture(cls, model: nn.Module | None = None) -> RngState:
-        """Reads, moves nothing. Devices count once CUDA is running, numpy once somebody imported it."""
+        """Reads the states without a draw. CUDA devices count once CUDA runs, numpy once it is imported."""
         generators = own_generators(model) if model is not None else {}
         states: dict[str, Any] = {TORCH_CPU: torch.get_rng_state(), PYTHON: random.getstate()}
         for index in _cuda_devices():
@@ -42,7 +42,7 @@ class RngState:
         return cls(states, generators)
 
     def restore(self) -> None:
-        """Puts every captured generator back where it stood."""
+        """Restores every captured generator."""
         for name, state in self.states.items():
             if name in self.generators:
                 objects.set_state(self.generators[name], state)
@@ -50,7 +50,7 @@ class RngState:
                 set_state(name, state)
 
     def positions(self) -> dict[str, bytes]:
-        """A comparable image of each generator's state."""
+        """Comparable bytes of each generator's state."""
         return {name: image(state) for name, state in self.states.items()}
 
 
@@ -60,19 +60,19 @@ class OutsideRng:
 
     names: tuple[str, ...] = ()
     own: tuple[Any, ...] = ()
-    """The model's: a deep copy of the model draws from copies of them."""
+    """Generators of the model: a deep copy of the model draws from copies of these."""
     shared: tuple[torch.Generator, ...] = ()
-    """Everybody's: a deep copy of the model draws from these very objects."""
+    """Generators outside the model: a deep copy of the model draws from the same objects."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> OutsideRng:
         return OutsideRng(self.names, copy.deepcopy(self.own, memo), self.shared)
 
     def read(self) -> tuple[Any, ...]:
-        """Where they stand."""
+        """The states of all generators, in order."""
         return (*map(get_state, self.names), *(objects.get_state(generator) for generator in (*self.own, *self.shared)))
 
     def write(self, states: tuple[Any, ...]) -> None:
-        """Back to where `read` found them."""
+        """Sets all generators to states from `read`."""
         for name, state in zip(self.names, states):
             set_state(name, state)
         for generator, state in zip((*self.own, *self.shared), states[len(self.names) :]):
@@ -80,7 +80,7 @@ class OutsideRng:
 
 
 def get_state(name: str) -> Any:
-    """Where one of the process's own generators stands, named as in `RngState.states`; numpy is imported if need be."""
+    """State of a generator of the process, named as in `RngState.states`; imports numpy if needed."""
     if name == TORCH_CPU:
         return torch.get_rng_state()
     if name == PYTHON:
@@ -91,7 +91,7 @@ def get_state(name: str) -> Any:
 
 
 def set_state(name: str, state: Any) -> None:
-    """Sets one of the process's own generators, named as in `RngState.states`."""
+    """Sets a generator of the process, named as in `RngState.states`."""
     if name == TORCH_CPU:
         torch.set_rng_state(state)
     elif name == PYTHON:

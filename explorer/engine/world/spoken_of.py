@@ -1,10 +1,9 @@
-"""What the code of a model speaks of: names of its own file, and of the files of its author that it imports.
+"""Names that a model's code uses, in its own file and in imported files of its author.
 
     import helpers                        helpers.Registry, helpers.N_CALLS
-    from helpers import Registry, bump    Registry, and what `bump` itself speaks of
+    from helpers import Registry, bump    Registry, and the names that `bump` uses
 
-Only names that the code uses: a data set that lies in an imported file is no memory of the model. Installed packages
-are left out.
+Unused names are left out: a data set in an imported file is no state of the model. Installed packages are left out.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from explorer.engine.world.kept_inside import is_own_function
 
 File = dict[str, Any]
 _NOBODYS = sys.stdlib_module_names | {__name__.partition(".")[0]}
-"""Packages that hold no memory of a model: a checkout of this one is not installed either."""
+"""Packages that hold no state of a model. This package is named because a checkout is not installed."""
 
 
 def spoken_of(function: types.FunctionType) -> Iterator[tuple[File, str]]:
-    """Each name that `function` uses, with the file in which it stands: its own, or one that it imports."""
+    """Each name that `function` uses, with the namespace that defines the name: its file or an imported file."""
     return _named(frozenset(names_in(function.__code__)), function.__globals__, set())
 
 
 def is_of_the_author(thing: Any) -> bool:
-    """Whether a function, class or module stands in a file that its author wrote, not in an installed package."""
+    """Whether a function, class or module comes from a user's file, not from an installed package."""
     if isinstance(thing, types.ModuleType):
         return _is_own_file(vars(thing))
     if isinstance(thing, type):
@@ -51,7 +50,7 @@ def _named(names: Collection[str], file: File, seen: set[int]) -> Iterator[tuple
 
 
 def names_in(code: types.CodeType) -> Iterator[str]:
-    """Globals and attributes that the code uses, that of functions within it included."""
+    """Globals and attributes that the code and the functions within it use."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

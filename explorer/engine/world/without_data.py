@@ -1,7 +1,7 @@
-"""Models of any size on any machine: their parameters have shapes and types, and no memory.
+"""Builds models of any size on any machine: parameters have shapes and types, but no memory.
 
-Each parameter becomes a fake tensor when it is registered, so that never more than one of them is there for a moment,
-and what is computed from one is fake too. All else (masks, positions, the batch) is real: a model may look at those.
+Each parameter becomes a fake tensor when the module registers it, so at most one real parameter exists at a time.
+Results of fake tensors are fake. Masks, positions and the batch are real, because a model may read their values.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def as_built(dtype: torch.dtype) -> torch.dtype:
 
 
 def is_without_data() -> bool:
-    """Whether models are built without memory just now."""
+    """Whether models are currently built without memory."""
     return _active > 0
 
 
 @contextmanager
 def without_data(cast: Cast = as_built) -> Iterator[None]:
-    """Modules that are built inside have no memory for their parameters, whose types are what `cast` makes of them."""
+    """Modules built inside have parameters without memory; `cast` maps the types of the parameters."""
     global _active
     registered, truncated = nn.Module.register_parameter, nn.init._no_grad_trunc_normal_
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -49,18 +49,18 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
         if parameter is not None and parameter.device.type == "cpu" and not is_fake(parameter):
             module._parameters[name] = _fake(parameter, mode, cast)
 
-    def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # draws again until it likes the values
+    def trunc_normal(tensor: Any, *args: Any, **kwargs: Any) -> Any:  # torch draws until the values fit
         return tensor if is_fake(tensor) else truncated(tensor, *args, **kwargs)
 
     nn.Module.register_parameter = register  # type: ignore[method-assign, assignment]
     nn.init._no_grad_trunc_normal_ = trunc_normal
     _active += 1
-    quiet = logging.getLogger("torch._subclasses.fake_tensor")  # what it logs is said by the error
+    quiet = logging.getLogger("torch._subclasses.fake_tensor")  # the error repeats the log's message
     level = quiet.level
     quiet.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            # Whoever watches asks where a storage lies; it is told "nowhere", and that this is deprecated.
+            # Watchers read the address of a storage; a fake storage has none and warns about the read.
             warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
             yield
     finally:
@@ -72,7 +72,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
 
 @contextmanager
 def blaming_decisions(target: str) -> Iterator[None]:
-    """A model that decides by what its parameters make of the batch cannot be run without them. Raises ModelFailed."""
+    """Raises ModelFailed for a model that branches on computed values: such a model cannot run without data."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -91,7 +91,7 @@ def blaming_decisions(target: str) -> Iterator[None]:
 
 
 def cast_buffers(model: nn.Module, cast: Cast) -> None:
-    """Buffers are real: they take their type here, as nothing casts parameters that have it already."""
+    """Casts the buffers of `model`. Buffers are real; `without_data` has already cast the parameters."""
     for module in model.modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
