@@ -1,4 +1,4 @@
-"""The consecutive blocks that together are the model, which of them repeat, and where it could be cut."""
+"""The chain of consecutive blocks that make up the model, its repeated blocks, and the possible cuts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 
 def repeated_as(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> dict[str, str]:
-    """fqn -> first of its run, for consecutive children of one container that are equal and did the same."""
+    """fqn -> first block of the run, for consecutive equal children of a container with equal operators."""
     first: dict[str, str] = {}
     for fqn, module in modules.items():
         if not isinstance(module, CONTAINERS):
@@ -33,7 +33,7 @@ def repeated_as(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> d
 
 
 def _alike(one: nn.Module, other: nn.Module, seen: Seen, seen_other: Seen) -> bool:
-    """Built the same (class, settings, parameter shapes) and ran the same operators as often."""
+    """Whether both are built alike (class, settings, parameter shapes) and ran the same operators as often."""
     return (
         seen.n_calls > 0
         and (seen.n_calls, seen.signature) == (seen_other.n_calls, seen_other.signature)
@@ -47,8 +47,8 @@ def _parameters(module: nn.Module) -> list[tuple[str, tuple[int, ...], object]]:
 
 
 def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tuple[str, ...]:
-    """Blocks in order of their first call. A block is opened where a container inside it holds several of one kind,
-    and those are not opened again; containers that are never called are always opened."""
+    """Blocks in order of their first call. A block is opened if a container inside has several children of one kind.
+    These children are not opened again. Containers that are never called are always opened."""
     members = {fqn for container in modules for fqn in _kin(container, modules, seen)}
     opened = {""}
     for member in members:
@@ -75,7 +75,7 @@ def chain_of(modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> tupl
 
 
 def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Seen]) -> list[str]:
-    """Called children of a container that share their class with another."""
+    """Called children of a container that share their class with another called child."""
     if not isinstance(modules[container], CONTAINERS):
         return []
     called = {f"{container}.{name}".lstrip("."): child for name, child in modules[container].named_children()}
@@ -85,9 +85,9 @@ def _kin(container: str, modules: Mapping[str, nn.Module], seen: Mapping[str, Se
 
 
 def cut_points(chain: Sequence[str], seen: Mapping[str, Seen], data: Sequence[Datum]) -> tuple[CutPoint, ...]:
-    """One between each two consecutive units, with what crosses it; a refusal where a unit runs on both sides.
+    """A cut between each two consecutive units, with the crossing data. A cut with a unit on both sides is refused.
 
-    `chain` is in order of the first calls, so each datum and each unit comes once and is dropped once.
+    `chain` is in order of the first calls, so each datum and each unit is added once and dropped once.
     """
     cuts = []
     to_come = deque(sorted((d for d in data if d.writer not in (GIVEN, ELSEWHERE)), key=lambda datum: datum.born))

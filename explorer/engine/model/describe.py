@@ -1,9 +1,9 @@
-"""The block graph of a model from one observed forward: no tracing, no export, so whatever runs can be described.
+"""The block graph of a model from one observed forward. Without tracing or export, every model that runs is described.
 
-1. The unwrapped model is described; a policy is drawn on top of it.
-2. A model is splittable where its forward is a walk over consecutive blocks: what crosses a border is then exactly the
-   data written before and read behind it. Several tensors may cross (a U-Net's open skips); a block that is called on
-   both sides cannot be cut.
+1. The unwrapped model is described; a policy is drawn on top of the graph.
+2. A model can be split if its forward walks over consecutive blocks. The data written before a border and read after
+   the border cross the border. Several tensors may cross (a U-Net's open skips). A block called on both sides
+   prevents the cut.
 """
 
 from __future__ import annotations
@@ -41,11 +41,10 @@ from explorer.record.run import Device
 
 
 def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Report = silent) -> ModelGraph:
-    """The block graph of `ref` in train mode; bytes and FLOPs are those of one forward of its example batch.
+    """The block graph of `ref` in train mode. Bytes and FLOPs are those of one forward of the example batch.
 
-    It is watched on `device`, or on the CPU where there is no such device, or where not even a forward fits: `note`
-    says the latter.
-    Raises ModelNotLoaded and ModelFailed. The generators stand afterwards where they stood before.
+    The forward runs on `device`, or on the CPU if there is no such device or a forward does not fit. In the last case
+    `note` names the reason. Raises ModelNotLoaded and ModelFailed. The random generators are restored.
     """
     rng = RngState.capture()
     try:
@@ -59,10 +58,10 @@ def describe(ref: ModelRef, *, seed: int = 0, device: Device = "cpu", report: Re
 
 
 def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> ModelGraph:
-    """The same from a step of somebody's own, which is left where its first backward begins; no copy is made.
+    """The block graph of `model` from a user's step, which ends where its first backward begins. No copy is made.
 
-    What forward moves stays moved: whoever asks puts it back. What the step raises passes through. Raises BadInput
-    for a step that has no backward, or that does not call the model.
+    The caller restores the state changed by forward. Errors of the step pass through. Raises BadInput for a step
+    without a backward, and for a step that does not call the model.
     """
     refuse_unopenable(model, target)
     for lets_go in (True, False):
@@ -71,7 +70,7 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
             break
         except ExplorerError:
             raise
-        except Exception as error:  # what takes gradients in its forward fails where nothing is kept
+        except Exception as error:  # a model that takes gradients in its forward fails if nothing is kept
             if not lets_go or is_out_of_memory(error):
                 raise
     graph = _graph(Loaded(ModelRef(target=target), model, given, None, None), observed)
@@ -80,7 +79,7 @@ def describe_step(model: nn.Module, step: Callable[[], object], target: str) -> 
 
 
 class _ForwardIsOver(BaseException):
-    """Leaves the step: no `except Exception` of its author's stops it."""
+    """Ends the step. A BaseException passes every `except Exception` of the step."""
 
 
 def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool) -> tuple[_Observed, Any]:
@@ -105,7 +104,7 @@ def _observe_step(model: nn.Module, step: Callable[[], object], *, lets_go: bool
         raise BadInput(
             f"The step {what}.", hint="Give a function that runs forward, loss and backward of this very model."
         )
-    with observation.of_loss():  # it has been watched with the step
+    with observation.of_loss():  # the loss was watched with the step
         pass
     moved = moved_traits(model, before)
     again.settle(None)
@@ -116,7 +115,7 @@ ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
 def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """The graph of `own`, a model that nobody else has, and that is in another state afterwards; `another` is its like.
+    """The graph of `own`, a model for this call alone: its state changes. `another` builds an equal model.
 
     Raises ModelFailed.
     """
@@ -130,9 +129,9 @@ def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> Mod
 
 
 def _watched(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """Nothing is kept for backward, so that a model whose step does not fit can be described; of one that takes
-    gradients in its forward `another` is watched again, which keeps everything."""
-    # What has no data takes no memory either.
+    """The graph without tensors kept for backward, so that a model whose step does not fit can be described. A model
+    that takes gradients in its forward fails so; `another` is then watched with everything kept."""
+    # Tensors without data take no memory: the first attempt keeps everything.
     for lets_go in (False,) if is_without_data() else (True, False):
         rng = RngState.capture(own.model)
         if device != "cpu":
@@ -170,12 +169,12 @@ def _observe(loaded: Loaded, *, lets_go: bool) -> _Observed:
 
 
 def _another(loaded: Loaded, first: SecondRun) -> SecondRun | None:
-    """One more forward, from where the first one left the generators."""
+    """A second forward, from the state of the generators after the first. None if the second forward fails."""
     another = SecondRun(loaded.model, streams=first.streams)
     try:
         with torch.no_grad(), another:
             loaded.output()
-    except Exception:  # the model ran once, which is all that was asked of it
+    except Exception:  # the model ran once, and a second forward is no requirement
         return None
     return another
 
@@ -227,7 +226,7 @@ def _block(fqn: str, observed: _Observed, traits: set[Trait], shares: tuple[str,
 
 
 def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
-    """What the operators showed, what the modules are, and what was found moved; ancestors inherit the last two."""
+    """Traits from operators, from the modules' kinds, and from changed state. Ancestors inherit the last two."""
     traits = {fqn: seen.traits | observed.again.traits[fqn] for fqn, seen in ops.seen.items()}
     for fqn in observed.own:
         traits[fqn].add("checkpoints_itself")
@@ -243,7 +242,7 @@ def _traits(ops: Observation, observed: _Observed) -> dict[str, set[Trait]]:
 
 
 def _sharing(modules: dict[str, nn.Module]) -> dict[str, tuple[str, ...]]:
-    """For each block the owners, outside of it, of parameters that it holds too."""
+    """For each block, the blocks outside that share parameters with the block."""
     owners: dict[int, list[str]] = defaultdict(list)
     for fqn, module in modules.items():
         for parameter in module._parameters.values():

@@ -1,10 +1,10 @@
-"""A batch for a model that came without one: made by what the model says of itself, and tried before it is believed.
+"""Example batch for a model without a batch: made from the model's settings, and accepted after a trial.
 
 timm        `pretrained_cfg["input_size"]`
 diffusers   `config.sample_size`, `in_channels`, the widths of its conditions, and the names of forward's arguments
 any other   the first layer that has a width: a convolution's channels, a Linear's features, an Embedding's rows
 
-A batch is believed if a copy of the model in eval mode takes it without an error; the model itself is not run.
+A batch is accepted if a copy of the model in eval mode takes the batch without an error. The model itself is not run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CONDITION_LENGTH = 77
 
 @dataclass(frozen=True, kw_only=True)
 class BatchShape:
-    """What was asked for."""
+    """The requested sizes of the batch."""
 
     batch: int
     length: int
@@ -39,7 +39,7 @@ class BatchShape:
 
 
 def example_batch(model: nn.Module, target: str, shape: BatchShape) -> Any:
-    """Inputs that the model takes. Raises ModelNotLoaded where none was found, with what the last one led to."""
+    """Inputs that the model takes. Raises ModelNotLoaded, with the last candidate's error, if no candidate works."""
     stood = RngState.capture(model)
     tried, last = "", ""
     for inputs in _candidates(model, shape):
@@ -75,7 +75,7 @@ def _candidates(model: nn.Module, shape: BatchShape) -> Iterator[Any]:
 
 
 def _arguments(model: nn.Module, default: Any) -> list[str]:
-    """Those of forward that have this default."""
+    """Names of forward's positional arguments with the default `default`."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(model.forward).parameters.values()
     return [one.name for one in parameters if one.default is default and one.kind in kinds]
@@ -87,14 +87,14 @@ def _known(names: Sequence[str], model: nn.Module, shape: BatchShape) -> dict[st
 
 
 def _firsts(model: nn.Module, shape: BatchShape) -> Iterator[Tensor]:
-    """The first argument, likeliest first."""
+    """Candidates for the first argument, likeliest first."""
     pretrained = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
     if isinstance(pretrained, dict) and pretrained.get("input_size") and not shape.side:
         yield torch.randn(shape.batch, *pretrained["input_size"])
     for module in model.modules():
         make = next((make for kind, make in _MADE.items() if isinstance(module, kind)), None)
         if make is not None:
-            own = _said(model, "in_channels")  # the first layer may be given more, an embedding of time beside it
+            own = _said(model, "in_channels")  # the first layer may take more channels, such as an embedding of time
             for side in _sides(model, shape):
                 made = make(module, shape, side)
                 yield made
@@ -112,13 +112,13 @@ def _sides(model: nn.Module, shape: BatchShape) -> tuple[int, ...]:
 
 
 def _said(model: nn.Module, *names: str) -> Any:
-    """The first of these that the model or its configuration has."""
+    """The first attribute of `names` that the model or its configuration has."""
     places = (getattr(model, "config", None), model)
     return next((value for place in places for name in names if (value := getattr(place, name, None))), None)
 
 
 def _by_name(name: str, model: nn.Module, shape: BatchShape) -> Tensor | None:
-    """An argument whose name says what it is; None: unknown."""
+    """A tensor for an argument with a well-known name; None: unknown."""
     width = _said(model, "cross_attention_dim", "joint_attention_dim")
     pooled, classes = _said(model, "pooled_projection_dim"), _said(model, "num_embeds_ada_norm", "num_class_embeds")
     if name in ("timestep", "timesteps", "t", "time"):

@@ -1,16 +1,16 @@
-"""From a model reference to a model with a batch and a loss. This runs the code it is pointed at: it is no sandbox.
+"""From a model reference to a model with a batch and a loss. Loading runs the referenced code without a sandbox.
 
     sample_models/gpt.py          a file; its factory is `build`, sizes come from its SIZES
     path/to/file.py:factory       a file and a factory in it
-    package.module:factory        an installed module: a function, a class, a model that stands there
+    package.module:factory        an installed module: a function, a class or a model in the module
     timm:vit_base_patch16_224     a name that the package's own `create_model` knows
     hf:GPT2Config, hf:config.json a transformers configuration: random weights, offline
 
 A factory returns the model (a batch is made to fit), (model, inputs), (model, (inputs, targets), loss_function), or
-what else returned.py takes. inputs: a tensor is passed as it is, a tuple or list as positional arguments, a dict as
-keyword arguments; both together are a dict with the positional ones under "*": {"*": (x, y), "mask": mask}.
-`loss_function(output, targets)` is a mean over the batch. Without one the loss is `output.loss`, the sum of a dict of
-losses, else the mean of squares of all floating outputs.
+another form of returned.py. A tensor of inputs is passed as it is, a tuple or list as positional arguments, a dict as
+keyword arguments. A dict may hold the positional arguments under "*": {"*": (x, y), "mask": mask}.
+`loss_function(output, targets)` is a mean over the batch. The default loss is `output.loss`, the sum of a dict of
+losses, or else the mean of squares of all floating outputs.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def _meant(value: int | float | str | bool) -> Any:
-    """None and lists have no type of their own in a model's reference: `--set weights=null`, `--set widths=[32,64]`."""
+    """The value of an argument: a reference has no None and no lists (`weights=null`, `widths=[32,64]`)."""
     if value == "null":
         return None
     if isinstance(value, str) and value.startswith("["):
@@ -63,7 +63,7 @@ def _meant(value: int | float | str | bool) -> Any:
 
 
 def load_for(spec: RunSpec) -> Loaded:
-    """The model of a run. Its factory is held to the run's memory limit where that is one of the process."""
+    """The model of a run. On the CPU the run's memory limit also applies to the factory."""
     return load(spec.model, seed=spec.seed, limit_bytes=spec.memory_limit_bytes if spec.device == "cpu" else None)
 
 
@@ -71,7 +71,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     """Builds the model of `ref` with every generator seeded first.
 
     Raises ModelNotLoaded: no such file, module, factory or size; an import or a factory that raised or switched
-    gradients off. Raises OutOfMemory where the factory takes more than `limit_bytes`.
+    gradients off. Raises OutOfMemory if the factory takes more than `limit_bytes`.
     """
     grad = torch.is_grad_enabled()
     factory, arguments = resolve(ref)
@@ -106,7 +106,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
 
 
 def _batch_shape(factory: Factory, arguments: dict[str, Any]) -> tuple[BatchShape, dict[str, Any]]:
-    """What of the arguments is the batch's, as the factory takes none of that name, and what is left for it."""
+    """The batch's shape, from arguments that the factory does not take, and the factory's arguments."""
     taken = _parameters(factory)
     own = {name: int(value) for name, value in arguments.items() if name in SHAPE_ARGUMENTS and name not in taken}
     left = {name: value for name, value in arguments.items() if name not in own}
@@ -149,7 +149,7 @@ def resolve(ref: ModelRef) -> tuple[Factory, dict[str, Any]]:
 
 
 def _factory(member: Any, module: Any, name: str) -> Factory | None:
-    """A class or function as it is; copies of a model that stands there; else what `create_model` makes of the name."""
+    """A factory from `member`: a callable itself, copies of a model, or else `create_model` with the name."""
     if isinstance(member, nn.Module):
         return functools.partial(copy.deepcopy, member)
     if callable(member):
@@ -161,12 +161,12 @@ def _factory(member: Any, module: Any, name: str) -> Factory | None:
 
 
 def _is_configured(member: Any) -> bool:
-    """Whether it is a class that is built from a configuration, as those of diffusers are."""
+    """Whether `member` is a module class with `from_config`, like the models of diffusers."""
     return isinstance(member, type) and issubclass(member, nn.Module) and hasattr(member, "from_config")
 
 
 def _from_config(kind: Any) -> Factory:
-    """`config=path/to/config.json` builds from that file; without it the class is called with its arguments."""
+    """A factory for a class: `config=path/to/config.json` builds from the file, else the arguments are passed."""
 
     def build(*, config: str | None = None, **arguments: Any) -> nn.Module:
         if config is None:
@@ -185,7 +185,7 @@ def _from_config(kind: Any) -> Factory:
 
 
 def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
-    """Empty where its signature is not known."""
+    """Parameters of the factory; empty if its signature is unknown."""
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):
@@ -193,7 +193,7 @@ def _parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
 
 
 def _refuse_missing(ref: ModelRef, factory: Factory, arguments: Mapping[str, Any]) -> None:
-    """Arguments without a default that nobody gave."""
+    """Raises ModelNotLoaded for arguments without a default and without a value."""
     given = {"self", *arguments}
     missing = [
         one.name
@@ -209,7 +209,7 @@ def _refuse_missing(ref: ModelRef, factory: Factory, arguments: Mapping[str, Any
 
 
 def _refuse_strangers(ref: ModelRef, factory: Factory) -> None:
-    """Arguments that the factory does not take, by its signature."""
+    """Raises ModelNotLoaded for arguments that are missing in the factory's signature."""
     parameters = _parameters(factory)
     if not parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return
@@ -242,7 +242,7 @@ def _taken(names: list[str]) -> str:
 
 
 def _from_file(where: str) -> Any:
-    """Executes the file anew each time, so that an edited model is the model that runs."""
+    """The module of a file. Every call executes the file again, so that edits take effect."""
     path = next((p for p in (Path(where), PROJECT / where) if p.is_file()), None)
     if path is None:
         near = nearest(Path(where).stem, [p.stem for p in Path(where).parent.glob("*.py")]).replace("?", ".py?")

@@ -1,4 +1,4 @@
-"""A model and a batch, as the factory gave them: how it is called, moved and judged, and what it raised, in words."""
+"""A model with its batch and loss: the call, the move to a device, the loss, and errors of the model in words."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LossFunction = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True)
 class OwnStep:
-    """In place of inputs: a function that runs the model on a batch of its own and returns the loss."""
+    """In place of inputs: a function that runs the model on the function's batch and returns the loss."""
 
     function: Callable[[nn.Module], Tensor]
 
@@ -41,18 +41,18 @@ class Loaded:
     targets: Any
     loss_function: LossFunction | None
     left_behind: str = ""
-    """What a copy lacks of the model that was given, as a sentence."""
+    """A sentence about parts of the model that a copy lacks."""
 
     def output(self, model: nn.Module | None = None) -> Any:
-        """The output for the whole batch, of `model` where one is given."""
+        """The output for the whole batch, by `model` if not None."""
         return call(self.model if model is None else model, self.inputs)
 
     def loss(self, output: Any, targets: Any = None, *, trains: bool = True) -> Tensor:
-        """A scalar, the mean over the batch; `targets` are those of the whole batch where none are given.
+        """A scalar, the mean over the batch. `targets` default to the targets of the whole batch.
 
         `trains` False: no backward follows, and gradients may be off.
 
-        Raises ModelFailed where the loss is not a tensor with one number.
+        Raises ModelFailed if the loss is not a tensor with one number.
         """
         if self.loss_function is None:
             loss = default_loss(output)
@@ -85,10 +85,10 @@ def call(model: nn.Module, inputs: Any) -> Any:
 
 
 def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None) -> Loaded:
-    """Parameters, buffers and batch on `device`; floating ones as `dtype`, or as they are where that is None.
+    """Parameters, buffers and batch on `device`. Floating tensors become `dtype`, unless `dtype` is None.
 
-    The model itself moves, the batch is new where it changes. Complex numbers stay complex, at the precision of `dtype`
-    where it has a complex partner.
+    The model itself moves; changed tensors of the batch are new. Complex numbers stay complex, at the precision of
+    `dtype` if `dtype` has a complex partner.
     """
 
     def cast(tensor: Tensor) -> Tensor:
@@ -109,7 +109,7 @@ def place(loaded: Loaded, device: torch.device | str, dtype: torch.dtype | None)
 
 
 def types_of(model: nn.Module) -> str:
-    """`bfloat16, float32`: of the parameters that are floating or complex, the one with the most numbers first."""
+    """Types of the floating and complex parameters, the type with the most numbers first: `bfloat16, float32`."""
     numbers: Counter[str] = Counter()
     for parameter in model.parameters():
         if parameter.is_floating_point() or parameter.is_complex():
@@ -118,7 +118,7 @@ def types_of(model: nn.Module) -> str:
 
 
 def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
-    """The type of a tensor of type `own` where `dtype` is asked for."""
+    """The type of a tensor of type `own` after a cast to `dtype`."""
     if dtype is None or not (own.is_floating_point or own.is_complex):
         return own
     return (
@@ -128,7 +128,7 @@ def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 
 @contextmanager
 def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
-    """Turns what the model raises while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
+    """Turns the model's errors while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
         with blaming_decisions(ref.target):
             yield
@@ -158,15 +158,15 @@ def _hint(error: BaseException, inputs: Any) -> str:
 
 
 def shapes(inputs: Any) -> str:
-    """`float32[8, 3, 32, 32], int64[8]`"""
+    """Types and shapes of all tensors: `float32[8, 3, 32, 32], int64[8]`."""
     tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
     return ", ".join(f"{str(t.dtype).removeprefix('torch.')}{list(t.shape)}" for t in tensors) or "no tensor"
 
 
 def default_loss(output: Any) -> Tensor:
-    """`output.loss` (or output["loss"]), the sum of a dict of losses, else the mean of squares over all that floats.
+    """`output.loss` (or output["loss"]), the sum of a dict of losses, else the mean of squares of floating outputs.
 
-    Raises ModelFailed where the output holds no floating tensor that requires a gradient.
+    Raises ModelFailed if the output holds no floating tensor.
     """
     own = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
@@ -183,7 +183,7 @@ def default_loss(output: Any) -> Tensor:
 
 
 def _losses(output: Any) -> list[Tensor]:
-    """Those of a dict that names nothing but losses with one number each, as detection models return in training."""
+    """Losses of a dict that holds only losses of one number each, as from detection models in training; else empty."""
     if not isinstance(output, dict) or not output or not all("loss" in str(name) for name in output):
         return []
     losses = [loss for loss in output.values() if isinstance(loss, Tensor) and loss.numel() == 1]

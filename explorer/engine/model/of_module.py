@@ -1,4 +1,4 @@
-"""What the module behind a block says of it before anything runs: its kind, its bytes, the parameters of its own."""
+"""Facts of a block from its module alone, before anything runs: kind, bytes, and the module's direct parameters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OfModule(TypedDict):
 
 
 def of_module(fqn: str, module: nn.Module) -> OfModule:
-    """The same for a block that is described from a forward and for one of a recorded step."""
+    """Fields of a Block from its module, for described models and for recorded steps alike."""
     return OfModule(
         fqn=fqn,
         kind=type(module).__name__,
@@ -34,5 +34,5 @@ def of_module(fqn: str, module: nn.Module) -> OfModule:
 
 
 def has_running_statistics(module: nn.Module) -> bool:
-    """Whether it is one of torch's norms whose forward moves a mean and a variance."""
+    """Whether `module` is a norm of torch whose forward updates a mean and a variance."""
     return isinstance(module, _NormBase) and module.track_running_stats and module.running_mean is not None

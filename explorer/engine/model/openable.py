@@ -1,4 +1,4 @@
-"""Whether a model can be watched, copied and trained at all: said in a sentence before torch says it in other words."""
+"""Checks that a model can be watched, copied and trained, with errors in plain sentences ahead of torch's errors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from explorer.plan.names import listed
 
 
 def refuse_unopenable(model: nn.Module, target: str) -> None:
-    """Raises ModelNotLoaded for names that are no text, for lazy parameters, and for blocks that torch.jit compiled."""
+    """Raises ModelNotLoaded for names that are not UTF-8, lazy parameters, and blocks compiled by torch.jit."""
     named = (
         name for names in (model.named_modules(), model.named_parameters(), model.named_buffers()) for name, _ in names
     )
@@ -40,7 +40,7 @@ def refuse_unopenable(model: nn.Module, target: str) -> None:
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """A deep copy. Raises ModelFailed where something in the model cannot be copied."""
+    """A deep copy. Raises ModelFailed if a part of the model cannot be copied."""
     try:
         return copy.deepcopy(model)
     except Exception as error:
@@ -57,7 +57,7 @@ def copied(model: nn.Module) -> nn.Module:
 
 
 def refuse_sparse_under_adamw(model: nn.Module) -> None:
-    """Raises BadInput: AdamW takes no sparse gradients."""
+    """Raises BadInput for sparse embeddings: AdamW takes no sparse gradients."""
     sparse = [
         fqn
         for fqn, module in model.named_modules()

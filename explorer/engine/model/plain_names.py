@@ -1,4 +1,4 @@
-"""One model under several wrappers: the name that a parameter has without them.
+"""Names of a model's parameters without the wrappers around the model.
 
 compiled       _orig_mod.blocks.0.weight                    ┐
 DDP            module.blocks.0.weight                       ├─ blocks.0.weight
@@ -12,14 +12,13 @@ from collections.abc import Iterator
 from torch import Tensor, nn
 
 WRAPPED = ("_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-"""What wrappers call the module that they hold."""
+"""Attribute names under which wrappers hold their module."""
 
 
 def inside(module: nn.Module) -> str:
-    """The name under which a wrapper holds what it wraps; empty for what is no wrapper.
+    """The name under which a wrapper holds its module; empty if `module` is not a wrapper.
 
-    A wrapper has that one child and no tensor of its own. Names alone would not tell: a model's own part may be called
-    `module`.
+    A wrapper has one child and no direct tensor. The name alone is ambiguous: a part of a model may be called `module`.
     """
     children = [name for name, child in module._modules.items() if child is not None]
     own = any(value is not None for value in (*module._parameters.values(), *module._buffers.values()))
@@ -27,7 +26,7 @@ def inside(module: nn.Module) -> str:
 
 
 def plain_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Every module that is no wrapper, under each of its names without them; a shared one comes under all of its."""
+    """Every module except wrappers, by its name without wrappers. A shared module appears under each of its names."""
     yield from _walk("", model, ())
 
 
@@ -45,7 +44,7 @@ def _walk(fqn: str, module: nn.Module, above: tuple[int, ...]) -> Iterator[tuple
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """All parameters by plain name; a shared one stands under all of its names."""
+    """All parameters by plain name. A shared parameter appears under each of its names."""
     return {
         f"{fqn}.{name}".lstrip("."): parameter
         for fqn, module in plain_modules(model)

@@ -1,9 +1,9 @@
-"""What a factory may return, made into a model with a batch and a loss.
+"""Conversion of a factory's result into a model with a batch and a loss. A factory may return:
 
 model                                  the batch is made to fit (example_batch.py)
 (model, inputs)
 (model, (inputs, targets), loss)       loss(output, targets): the mean over the batch
-(model, step)                          step(model) takes its own batch and returns the loss
+(model, step)                          step(model) has its own batch and returns the loss
 {"model": ..., "inputs": ..., "targets": ..., "loss": ...} or an object with these attributes
 """
 
@@ -26,7 +26,7 @@ _PARTS = ("model", "inputs", "targets", "loss")
 
 
 def unpacked(ref: ModelRef, built: Any, shape: BatchShape) -> Loaded:
-    """Raises ModelNotLoaded for anything else, in words of what came."""
+    """The model, batch and loss of `built`. Raises ModelNotLoaded, with the kind of `built`, for other results."""
     if (parts := _named(built)) is not None:
         return _from_parts(ref, parts, shape)
     model, batch, loss = built, None, None
@@ -52,12 +52,12 @@ def unpacked(ref: ModelRef, built: Any, shape: BatchShape) -> Loaded:
 
 
 def _its_own(output: Any, targets: Any) -> Any:
-    """A step returns its loss."""
+    """The output itself: a step returns its loss."""
     return output
 
 
 def _named(built: Any) -> Mapping[str, Any] | None:
-    """The parts of a dict or of an object with a `model`; None: it is neither."""
+    """The parts of a dict, a dataclass or a named tuple; None for other results."""
     if isinstance(built, Mapping):
         return built
     if dataclasses.is_dataclass(built) and not isinstance(built, (type, nn.Module)) or hasattr(built, "_asdict"):

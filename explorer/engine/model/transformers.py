@@ -1,4 +1,4 @@
-"""Models of the transformers library from a configuration: random weights, offline, with a batch made to fit."""
+"""Models of the transformers library from a configuration: random weights, offline, with a matching batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ AUTO = (
     "AutoModelForImageClassification",
     "AutoModel",
 )
-"""Heads in the order tried: the first that knows the configuration."""
+"""Heads in the order of trial. The first head that supports the configuration is used."""
 
 
 def factory(config: str) -> Callable[..., Any]:
@@ -65,14 +65,15 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
 
 
 def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
-    """A class's own defaults can mean seven billion parameters: built without memory first, then compared with it."""
+    """Raises ModelNotLoaded if the parameters exceed the free memory. The model is first built without memory: the
+    defaults of a class can mean seven billion parameters."""
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             empty = _model(transformers, settings)
     except ModelNotLoaded:
         raise
     except Exception:
-        return  # some models compute in their constructor: those have to be tried
+        return  # some models compute in their constructor: only a real build tells their size
     free_bytes = available_bytes()
     n_bytes = sum(parameter.nbytes for parameter in empty.parameters())
     if free_bytes is not None and n_bytes > free_bytes:
@@ -84,7 +85,7 @@ def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
 
 
 def _model(transformers: Any, settings: Any) -> Any:
-    if getattr(settings, "architectures", None) is None:  # asked where several heads share a configuration
+    if getattr(settings, "architectures", None) is None:  # read by transformers if heads share a configuration
         settings.architectures = []
     for name in AUTO:
         auto = getattr(transformers, name)
@@ -94,10 +95,10 @@ def _model(transformers: Any, settings: Any) -> Any:
 
 
 def _batch(model: Any, settings: Any, *, batch: int, length: int) -> dict[str, torch.Tensor]:
-    """Made by the name of the model's main input: pictures, sound, a spectrogram, a series of numbers, else words."""
+    """A batch by the name of the model's main input: pictures, sound, a spectrogram, a number series, else words."""
     main = getattr(model, "main_input_name", "input_ids")
     taken = inspect.signature(model.forward).parameters
-    labels = None  # what a model of sounds or series is to find differs from head to head
+    labels = None  # labels of sounds and series differ from head to head
     if main == "pixel_values":
         labels = torch.randint(0, max(1, getattr(settings, "num_labels", 2)), (batch,))
         inputs = {main: _pictures(settings, batch)}
@@ -131,7 +132,7 @@ def _series(settings: Any, batch: int, length: int) -> torch.Tensor:
 
 
 def _sound(settings: Any, batch: int, length: int) -> torch.Tensor:
-    """A spectrogram where the configuration has bands of one, else a wave, long enough for one's strides."""
+    """A spectrogram if the configuration has mel bands, else a wave that is long enough for the strides."""
     bands = getattr(settings, "num_mel_bins", None)
     if bands is None:
         return torch.randn(batch, 100 * length)

@@ -1,9 +1,8 @@
-"""The same model once more, with nothing shared: what a policy runs on has to be the model that was given.
+"""A second, equal model without shared memory, for runs of a policy.
 
-A deep copy is not. It loses hooks on tensors (clipping, an optimizer in backward), and what functions carry along
-(closures, bound methods) stays that of the original. So the factory builds the model again from the same seed, and the
-result is held against the first one. Only a factory that does not build the same twice has to be copied; a copy that is
-another model says so.
+A deep copy can differ from the model. A copy loses hooks on tensors (clipping, an optimizer in backward), and its
+functions (closures, bound methods) still refer to the original. So the factory builds the model again from the same
+seed, and the result is compared with the first model. A copy is made only if the two differ, and names its losses.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from explorer.engine.world.remembered import read_state
 
 
 def twin(loaded: Loaded, *, seed: int) -> Loaded:
-    """`loaded` in its first state with a model and a batch of its own. `loaded` must not have been run."""
-    with warnings.catch_warnings(action="ignore"):  # they were said when `loaded` was built
+    """`loaded` in its first state, with a separate model and batch. `loaded` must not have run before."""
+    with warnings.catch_warnings(action="ignore"):  # the first build showed the same warnings
         built = load(loaded.ref, seed=seed)
     if is_same_start(loaded, built):
         return replace(built, inputs=own_batch(built.inputs), targets=own_batch(built.targets))
@@ -37,7 +36,7 @@ def twin(loaded: Loaded, *, seed: int) -> Loaded:
 
 
 def left_behind(model: nn.Module, copied: nn.Module) -> str:
-    """What a copy has not kept, as a sentence; empty where it is the same model."""
+    """A sentence about state that the copy has lost; empty if the copy is the same model."""
     there, here = (read_state(each, whole=True) for each in (model, copied))
     lost = [f"{key[0]}.{key[1]}".lstrip(".") for key, value in there.items() if not same_state(value, here.get(key))]
     if not lost:
@@ -50,7 +49,7 @@ def left_behind(model: nn.Module, copied: nn.Module) -> str:
 
 
 def is_same_start(one: Loaded, other: Loaded) -> bool:
-    """Whether both start from the same bits, in memory of their own."""
+    """Whether both start from the same bits, in separate memory."""
     modules = [[(fqn, module.training) for fqn, module in loaded.model.named_modules()] for loaded in (one, other)]
     tensors = [dict(_named(loaded.model)) for loaded in (one, other)]
     if modules[0] != modules[1] or tensors[0].keys() != tensors[1].keys():
@@ -64,7 +63,7 @@ def is_same_start(one: Loaded, other: Loaded) -> bool:
 
 
 def own_batch(batch: Any) -> Any:
-    """Copies of every tensor: leaves that want a gradient get one of their own."""
+    """Copies of every tensor, with the same `requires_grad`."""
     return tree_map(lambda leaf: _own(leaf) if isinstance(leaf, Tensor) else leaf, batch)
 
 
@@ -78,7 +77,7 @@ def _named(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _remembered(model: nn.Module) -> Any:
-    """What the two have each for themselves: a class or a file is common to both, and may have moved in between."""
+    """State that each model holds alone. A class or a file is common to both, and may change between the builds."""
     return [value for key, value in read_state(model).items() if key[0] or key[1] in vars(model)]
 
 

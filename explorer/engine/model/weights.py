@@ -1,4 +1,4 @@
-"""Weights from a file that cannot run code: safetensors, or what torch.load reads with weights_only."""
+"""Weights from a file that cannot run code: safetensors, or torch.load with weights_only."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from explorer.errors import BadInput, ModelNotLoaded, said_by
 from explorer.plan.names import listed
 
 _INSIDE = ("state_dict", "model_state_dict", "model")
-"""Where checkpoints of training scripts keep the weights."""
+"""Keys under which training scripts store the weights in a checkpoint."""
 
 
 def load_weights(model: nn.Module, path: str, target: str) -> None:
-    """Every parameter and buffer, in place. Raises BadInput for a file that is none, ModelNotLoaded where it does not
-    fit."""
+    """Loads every parameter and buffer in place. Raises BadInput for a file without weights, ModelNotLoaded for the
+    weights of another model."""
     weights = _read(Path(path))
     own = model.state_dict()
     missing = [name for name in own if name not in weights]

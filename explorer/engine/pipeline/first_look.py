@@ -1,8 +1,8 @@
-"""One pass over all stretches before any is priced: what each sends and receives, and which of them are equal.
+"""First pass over all stretches, before pricing: the tensors at their borders, and the equal stretches.
 
-Equal stretches (the layers of a transformer) cost the same, so a few of each kind are timed, alone, with what this pass
-saw at their borders played back. Equal are those of one make (classes, settings, parameters and inputs by shape, the
-functions between blocks) that held the same bytes at every action: experts that were sent other tokens are not.
+Equal stretches (the layers of a transformer) cost the same, so a few of each kind are timed alone, with the border
+tensors of this pass as inputs. Equal stretches have one make (classes, settings, parameters and inputs by shape, the
+functions between blocks) and hold the same bytes at every action. Experts with different tokens are not equal.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from explorer.record.pipeline_run import RankMemory
 
 N_MICROBATCHES = 2
 N_OF_A_KIND = 2
-"""Stretches of a kind that are timed; their readings are one."""
+"""Timed stretches of each kind. Their readings are pooled."""
 
 
 @dataclass(frozen=True)
 class FirstLook:
-    """What the borders of stages tell, and whom to price."""
+    """Tensors at the borders of stages, and the kinds of stages to price."""
 
     mail: Mail
     kinds: tuple[int, ...]
-    """By stage, the first one that is equal to it."""
+    """By stage, the first equal stage."""
     passed: dict[int, int] = field(default_factory=dict)
-    """By stage, bytes that came in and go on as they are."""
+    """By stage, received bytes that are sent on unchanged."""
     overwriting: frozenset[int] = frozenset()
-    """Stages that work in place on what they receive: a checkpoint could not run them again."""
+    """Stages that work in place on received tensors, which a checkpoint cannot run again."""
     loss_bytes: int = 0
 
     def some_of(self, kinds: Iterable[int]) -> frozenset[int]:
-        """The first few stages of each of these kinds."""
+        """The first few stages of each kind in `kinds`."""
         members = ([j for j, kind in enumerate(self.kinds) if kind == wanted] for wanted in set(kinds))
         return frozenset(j for one in members for j in one[:N_OF_A_KIND])
 
 
 def look_at(pipeline: Pipeline, tick: Callable[[], None]) -> FirstLook:
-    """Two passes over the whole `pipeline`, one stage a rank: one listens at the borders, one weighs."""
+    """Two passes over the whole `pipeline`, one stage a rank: the first reads the borders, the second the memory."""
     pipeline = dataclasses.replace(pipeline, rows=in_turn("FB", len(pipeline.parts)))
     came: dict[int, list[Tensor]] = {}
     passed: dict[int, int] = {}
@@ -79,7 +79,7 @@ def look_at(pipeline: Pipeline, tick: Callable[[], None]) -> FirstLook:
 
 
 def _make(module: StageModule) -> Hashable:
-    """What a stage is built of: two of one make do the same work."""
+    """The make of a stage: its parts and shapes. Two stages of one make do the same work."""
     part, own = module.part, dict(module.named_parameters())
     steps = tuple(
         (
@@ -109,7 +109,7 @@ def _held(memory: RankMemory) -> Hashable:
 
 
 def in_turn(kinds: str, n_stages: int) -> Rows:
-    """One microbatch after the other: a forward follows a backward, as most do in a schedule."""
+    """Rows that run one microbatch after the other. Forwards follow backwards, as in most of a schedule."""
     order = [(kind, i) for i in range(N_MICROBATCHES) for kind in kinds]
     return tuple(tuple(Action(stage, kind, i) for kind, i in order) for stage in range(n_stages))
 
@@ -118,7 +118,7 @@ def in_turn(kinds: str, n_stages: int) -> Rows:
 def listening(
     pipeline: Pipeline, hear: Callable[..., object], before: Callable[..., object] | None = None
 ) -> Iterator[None]:
-    """`hear(module, received, sent)` after every stage's forward, `before(module, received)` before it."""
+    """Calls `before(module, received)` before and `hear(module, received, sent)` after every stage's forward."""
     hooks = [module.register_forward_hook(hear) for module in pipeline.modules]
     if before is not None:
         hooks += [module.register_forward_pre_hook(before) for module in pipeline.modules]
@@ -131,7 +131,7 @@ def listening(
 
 @dataclass
 class Level:
-    """Held bytes of one action above those at its entry."""
+    """Held bytes of one action above the bytes at its entry."""
 
     entry: int
     high: int = 0
@@ -142,7 +142,7 @@ Levels = defaultdict[str, Level]
 
 
 def levels_of(memory: RankMemory) -> Levels:
-    """By action. One that allocates and frees nothing (a view, work in place) is at no level: zero."""
+    """Levels by action. An action that allocates and frees nothing (a view, work in place) has zero levels."""
     levels = Levels(lambda: Level(0))
     before = 0
     for held, index in zip(memory.held_bytes, memory.action, strict=True):
@@ -155,10 +155,10 @@ def levels_of(memory: RankMemory) -> Levels:
 
 
 def place(tensor: Tensor) -> int:
-    """Where its bytes lie."""
+    """Address of the tensor's storage."""
     return tensor.untyped_storage().data_ptr()
 
 
 def n_bytes(tensor: Tensor) -> int:
-    """The bytes of its elements."""
+    """Bytes of the tensor's elements."""
     return tensor.numel() * tensor.element_size()

@@ -1,11 +1,11 @@
-"""The price list behind every prediction: each stretch between two legal cuts, run as a stage of its own.
+"""The price list for every prediction: each stretch between two legal cuts, measured as a separate stage.
 
-The finest split there is, two microbatches one after the other, once with everything kept and once with everything
-recomputed, each with its backward whole (B) and in two (I, W). From these come time, saved bytes and peaks of each
-stretch; sums of them are stages, and played by the clock a step.
+The finest split runs two microbatches in turn, once with everything kept and once with everything recomputed. Each run
+has its backward whole (B) and in two parts (I, W). The runs give time, saved bytes and peaks of each stretch. Sums of
+stretches predict stages, and the clock simulates a step from stages.
 
-Equal stretches are priced once (first_look.py). A stage pays some of an action's time once, however many stretches it
-holds. How much, one stage of several stretches tells, of equal ones where there are: held against the sum of them.
+Equal stretches are priced once (first_look.py). A stage pays part of an action's time once, whatever its number of
+stretches. A stage of several stretches, equal ones if possible, is compared with their sum to find this part.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from explorer.record.policy import KEEP_ALL, Policy
 from explorer.record.run import PipelinePlan, RunSpec
 
 TURNS = ("pricing blocks, kept", "pricing blocks, recomputed", "pricing blocks, as chosen")
-"""What progress says."""
+"""Texts of the progress, by turn."""
 N_TIMED = 3
-"""Passes; each gives every forward of a stretch twice, and once a backward that finds gradients to add to."""
+"""Timed passes. Each pass runs two forwards of a stretch and one backward that adds to existing gradients."""
 N_LOOKED = 2
 N_OF_BENCH = 2 + 2 * N_TIMED
 N_WEIGHED = 4
-"""Passes of the first look, those of each bench, and those with memory recorded."""
+"""Numbers of passes: of the first look, of each bench, and with memory recorded."""
 MOST_IN_ONE = 4
-"""Equal stretches that make up one stage."""
+"""Most equal stretches in one stage."""
 
 
 def profile_blocks(
@@ -53,8 +53,8 @@ def profile_blocks(
 ) -> PipelineProfile:
     """Costs of each of `groups` (plan.cuts.atoms) for a microbatch of 1/`n_microbatches` of the batch.
 
-    Of the policy of `spec` only what saves operators or offloads matters, and nothing of the plan. Raises InvalidPlan
-    where the model cannot be cut there, ModelFailed for a model that raises, and what load and prepare raise.
+    Only units of the policy that save operators or offload matter; the plan of `spec` is not used. Raises InvalidPlan
+    for cuts that the model does not allow, ModelFailed for a model that raises, and the errors of load and prepare.
     """
     with left_as_found():
         loaded = loaded or load_for(spec)
@@ -98,7 +98,7 @@ def profile_blocks(
 
 
 def _cut_batch(loaded: Loaded, n_microbatches: int) -> tuple[Loaded, int, int]:
-    """A batch of two microbatches; rows of one of them, and of the whole batch."""
+    """A batch of two microbatches, the rows of one microbatch, and the rows of the whole batch."""
     tensors = [leaf for leaf in tree_leaves(loaded.inputs) if isinstance(leaf, Tensor) and leaf.dim()]
     batch_rows = tensors[0].shape[0] if tensors else 0
     if batch_rows < 2:
@@ -127,7 +127,7 @@ class _Ticks:
     n_done: int = 0
 
     def of(self, what: str) -> Callable[[], None]:
-        """To be called before every pass."""
+        """A function to call before every pass."""
 
         def tick() -> None:
             self.report(Progress(what=what, done=self.n_done, total=self.total))
@@ -138,7 +138,7 @@ class _Ticks:
 
 @dataclass(frozen=True)
 class _Case:
-    """The model cut as finely as can be, looked at once, to be priced under one policy after the other."""
+    """The model in its finest cut, after the first look, ready for pricing under several policies."""
 
     spec: RunSpec
     loaded: Loaded
@@ -161,7 +161,7 @@ class _Case:
 
 @dataclass(frozen=True)
 class _Priced:
-    """What one policy gave: a cost a stretch, overhead included, and how large that is."""
+    """Prices under one policy: the cost of each stretch with overhead, and the overhead itself."""
 
     costs: dict[int, ActionCost]
     overhead: StageOverhead
@@ -169,7 +169,7 @@ class _Priced:
 
 
 def _priced(case: _Case, policy: Policy, what: str) -> _Priced:
-    """Every stretch, one way or the other for all of them."""
+    """Prices of every stretch under a policy that treats all stretches alike."""
     look, tick = case.look, case.ticks.of(_with_kinds(what, case.look))
     fine = StageBench(case.pipeline(policy, case.groups), look, look.some_of(look.kinds), tick)
     span = _in_a_row(look.kinds)
@@ -184,7 +184,7 @@ def _priced(case: _Case, policy: Policy, what: str) -> _Priced:
 
 
 def _as_chosen(case: _Case, policy: Policy, weight_ms_per_block: float) -> dict[int, ActionCost]:
-    """By stretch, where the policy saves operators or offloads; stretches are of one kind only under equal units."""
+    """Costs of the stretches whose policy saves operators or offloads. Stretches of one kind have equal units."""
     ways = {unit.blocks[0]: (unit.action, unit.save_ops) for unit in policy.units}
     if not ways:
         return {}
@@ -209,7 +209,7 @@ def _with_kinds(what: str, look: FirstLook) -> str:
 
 
 def _in_a_row(kinds: Sequence[int]) -> range:
-    """Stretches that are held against one stage of them: some equal ones, else all but the first."""
+    """Stretches to compare with one stage of the same stretches: some equal ones, else all but the first."""
     runs = [[j for j, _ in run] for kind, run in groupby(enumerate(kinds), key=lambda one: one[1]) if kind]
     longest = max(runs, key=len, default=[])
     if len(longest) > 2:
@@ -218,7 +218,7 @@ def _in_a_row(kinds: Sequence[int]) -> range:
 
 
 def _in_one(case: _Case, policy: Policy, span: range, tick: Callable[[], None]) -> StageBench:
-    """The stretches of `span` as one stage, alone, with the mail of its ends."""
+    """A bench for the stretches of `span` as one stage, alone, with the tensors at the stage's borders."""
     first, last = case.groups[: span.start], case.groups[span.stop :]
     parts = (first, case.groups[span.start : span.stop], last)
     stages = tuple(sum(part, ()) for part in parts if part)
@@ -233,20 +233,20 @@ def _in_one(case: _Case, policy: Policy, span: range, tick: Callable[[], None]) 
 
 @dataclass(frozen=True)
 class _Sums:
-    """Stretches one by one against the same in one stage."""
+    """Comparison of single stretches with one stage of the same stretches."""
 
     fine: StageBench
     long: StageBench | None
     span: range
 
     def overhead(self) -> StageOverhead:
-        """By how much each joint between stretches shortens an action."""
+        """Milliseconds by which each joint between stretches shortens an action."""
         return StageOverhead(
             forward_ms=self._joint_ms("F"), backward_ms=self._joint_ms("B"), input_ms=self._joint_ms("I")
         )
 
     def _joint_ms(self, kind: str) -> float:
-        """Noise must not eat more than half of a stretch."""
+        """Milliseconds saved by each joint, at most half of a stretch's time: readings are noisy."""
         if self.long is None or (kind == "I" and (self.fine.split is None or self.long.split is None)):
             return 0.0
         alone = [self.fine.least_ms(j, kind) for j in self.span]
@@ -254,7 +254,7 @@ class _Sums:
         return min(saved / (len(alone) - 1), statistics.mean(alone) / 2)
 
     def weight_ms_per_block(self) -> float:
-        """What W of a stretch takes more for every stretch before it: the sum of it grows with their pairs."""
+        """Extra milliseconds of a stretch's W for every earlier stretch. The sum grows with the pairs of stretches."""
         if self.long is None or self.fine.split is None or self.long.split is None:
             return 0.0
         alone = [self.fine.ms(j, "W") for j in self.span]

@@ -1,6 +1,6 @@
-"""Some stages of one pipeline measured, each alone: times and bytes of every action, its backward whole and in two.
+"""Measurement of single stages of a pipeline: times and bytes of every action, with backward whole and in two parts.
 
-The pipeline has two microbatches: the first backward makes the parameters' gradients, the second adds to them.
+The pipeline has two microbatches. The first backward makes the parameters' gradients, the second adds to the gradients.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from explorer.record.pipeline_run import ActionTime
 
 
 class StageBench:
-    """Some stages of a pipeline, warm, and the same with their backward split; one rank a stage, all that they read."""
+    """Warm stages of a pipeline, with backward whole and split, one rank a stage, and the readings of all passes."""
 
     def __init__(self, pipeline: Pipeline, look: FirstLook, stages: Collection[int], tick: Callable[[], None]) -> None:
-        """Stages of one kind among `stages` are read as one; `tick` is called before every pass."""
+        """Readings of `stages` of one kind are pooled. `tick` is called before every pass."""
         self._tick, self._look = tick, look
         self._alone = stages, look.mail
         self.pipeline = dataclasses.replace(pipeline, rows=in_turn("FB", len(pipeline.parts)))
@@ -39,12 +39,12 @@ class StageBench:
         tick()
         try:
             run_pass(split, alone=self._alone)
-        except (NotOnThisDevice, RuntimeError):  # torch wraps what goes wrong in a split backward
-            return  # costs of other schedules are as good as ever, and a run that splits says what is wrong
+        except (NotOnThisDevice, RuntimeError):  # torch wraps errors of a split backward
+            return  # costs of other schedules stay valid, and a run with a split backward reports the error
         self.split = split
 
     def time(self) -> None:
-        """One pass of each pipeline by the device's clock; the readings are added to those of earlier passes."""
+        """Times one pass of each pipeline by the device's clock, and adds the readings to earlier readings."""
         for pipeline in (self.pipeline, self.split):
             self._tick()
             for time in run_pass(pipeline, alone=self._alone).actions if pipeline is not None else ():
@@ -60,7 +60,7 @@ class StageBench:
         return min(time.duration_ms for time in self._times[self._look.kinds[stage], kind])
 
     def costs(self, weight_ms_per_block: float) -> dict[int, ActionCost]:
-        """By kind; kinds of no stage here are left out."""
+        """Costs by kind, for the kinds of the bench's stages."""
         firsts = sorted({self._look.kinds[stage] for stage in self._alone[0]})
         self._tick()
         whole = self._watched(self.pipeline, firsts)
@@ -94,12 +94,12 @@ class StageBench:
             forward_extra_bytes=forward.high,
             first_backward_extra_bytes=first_back.high,
             backward_extra_bytes=back.high,
-            # What was saved is gone; what was sent either way, or the loss, is still held here.
+            # Saved tensors are freed; tensors sent either way, or the loss, are still held here.
             sent_gradient_bytes=max(back.left + forward.left - made, 0) if stage else 0,
         )
 
     def _split_cost(self, stage: int, ways: list[Levels], cost: ActionCost, weight_ms_per_block: float) -> SplitCost:
-        """`ways`: inside a longer stage, with its graph held all the same, and at the end of a stage."""
+        """`ways`: levels inside a longer stage, inside with the graph held, and at the end of a stage."""
         inside, held, end = ({name: way[f"{stage}{name}"] for name in ("I1", "W0", "W1")} for way in ways)
         sent = (cost.sent_gradient_bytes or 0) - self._look.passed[stage]
         return SplitCost(
@@ -127,13 +127,13 @@ class StageBench:
         return {one.rank: levels_of(one) for one in trace.memory(pipeline, tuple(trace.actions), stages)}
 
     def _watched_held(self, pipeline: Pipeline, stages: Collection[int]) -> dict[int, Levels]:
-        """With every stretch's output and graph held from outside, as they are while I goes on in the same stage."""
+        """Levels with every stretch's output and graph held from outside, as while I goes on in the same stage."""
         graphs: list[Any] = []
         with listening(pipeline, lambda module, received, sent: graphs.extend((one, one.grad_fn) for one in sent)):
             return self._watched(pipeline, stages)
 
     def _watched_inside(self, pipeline: Pipeline, stages: Collection[int]) -> dict[int, Levels]:
-        """The same, and gradients of what a stretch made are held by nobody but the backward that reads them."""
+        """Levels with every graph held, and output gradients held only by the backward that reads them."""
         graphs: list[Any] = []
 
         def let_go(module: StageModule, received: tuple[Tensor, ...], sent: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -147,7 +147,7 @@ class StageBench:
 
 
 class OwnGradient(Contiguous):
-    """Passes on; what goes back is a copy of the gradient that came."""
+    """Passes its input on. The gradient that goes back is a copy."""
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:

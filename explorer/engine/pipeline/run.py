@@ -1,4 +1,4 @@
-"""One pipelined step by any engine, held against the unsplit model: the verb behind the page and the command line."""
+"""A pipelined step by any engine, compared with the unsplit model. The page and the command line call this module."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import PipelineEngine, RunSpec
 
 MOST_REPEATS = 3
-"""Timed passes, where RunSpec.n_repeats asks for more: each is a whole step of every rank."""
+"""Most timed passes, whatever RunSpec.n_repeats: each pass is a whole step of every rank."""
 
 
 def run_pipeline(
@@ -46,11 +46,11 @@ def run_pipeline(
     loaded: Loaded | None = None,
     profile: PipelineProfile | None = None,
 ) -> PipelineRun:
-    """One step of `spec` under its plan; gradients and buffers held against three unsplit runs.
+    """A step of `spec` under its plan, with gradients and buffers compared with three unsplit runs.
 
-    `loaded` spares building the model again (not for `procs`, whose ranks build their own); `profile` adds what was
-    predicted. A model that raises, a rank that ends and a memory that runs out are results (`failure`).
-    Raises InvalidPlan and whatever load and prepare raise.
+    `loaded` saves a second build of the model (except for `procs`, whose ranks build the model). `profile` adds the
+    prediction. An error of the model, the end of a rank and a lack of memory are results (`failure`).
+    Raises InvalidPlan and the errors of load and prepare.
     """
     if engine == "torchrun":
         raise InvalidPlan(
@@ -76,8 +76,8 @@ def run_pipeline(
 
 
 def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
-    """The run of `spec` that torchrun's ranks left in `folder`, held against the unsplit model here. A rank that
-    ended early is a result (`failure`). Raises InvalidPlan."""
+    """The run of `spec` from the results of torchrun's ranks in `folder`, compared with the unsplit model here. The
+    early end of a rank is a result (`failure`). Raises InvalidPlan."""
     with left_as_found():
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
@@ -106,7 +106,7 @@ class _Result:
             self.values["predicted"] = predict(profile, pipeline.plan, pipeline.spec.policy)
 
     def in_one_process(self, report: Report) -> None:
-        """Warm-up, passes for time, one for memory; with `replay` all but the first rank by rank, on recorded mail."""
+        """Runs a warm-up, timed passes and a memory pass. `replay` runs the later passes by rank on recorded mail."""
         pipeline, replay = self.pipeline, self.engine == "replay"
         first = run_pass(pipeline, keep_mail=replay, report=report)
         every = range(len(pipeline.rows))
@@ -134,7 +134,7 @@ class _Result:
         }
 
     def fail(self, error: Exception) -> None:
-        """A run that ended early, and whose action it was."""
+        """Stores the failure of a run, with the rank and action that failed."""
         failure, action = failure_in_step(cause_of(error)), self.pipeline.under_way
         if action is not None:
             rank = self.pipeline.rank_of[action.stage]
@@ -144,7 +144,7 @@ class _Result:
             self.values["failure"] = failure
 
     def by_processes(self, report: Report) -> None:
-        """One process a rank. Raises NotOnThisDevice where a rank would have no GPU of its own."""
+        """Runs one process per rank. Raises NotOnThisDevice if there are fewer GPUs than ranks."""
         n_ranks, n_devices = len(self.pipeline.rows), torch.cuda.device_count()
         if self.pipeline.spec.device == "cuda" and n_ranks > n_devices:
             raise NotOnThisDevice(
@@ -159,7 +159,7 @@ class _Result:
                 self.read(ended, folder)
 
     def read(self, ended: RanksEnded, folder: Path) -> None:
-        """What the ranks left in `folder`."""
+        """Reads the ranks' results in `folder`."""
         reports = [ended.reports[rank] for rank in sorted(ended.reports)]
         partial: dict[tuple[str, int], Tensor | None] = {}
         for report in reports:
@@ -179,7 +179,7 @@ class _Result:
         }
 
     def compare(self, loaded: Loaded, report: Report) -> None:
-        """Against the unsplit model, unless the run failed."""
+        """Compares the run with the unsplit model, unless the run failed."""
         if "failure" in self.values:
             return
         runs = references(self.pipeline, loaded, report)
@@ -190,7 +190,7 @@ class _Result:
         }
 
     def _with_optimizer(self) -> None:
-        """Beside what each rank was seen to hold: the state that the optimizer of the spec would keep there."""
+        """Adds to each rank's memory the state that the optimizer of the spec would keep on the rank."""
         pipeline, spec = self.pipeline, self.pipeline.spec
         trained = dict.fromkeys(range(len(pipeline.rows)), 0)
         for stage, module in enumerate(pipeline.modules):
@@ -215,7 +215,7 @@ class _Result:
 
 
 def compose(pipeline: Pipeline, readings: Sequence[ActionTime]) -> PlayedSchedule:
-    """The measured durations played as if every rank had a machine of its own; several readings give their median."""
+    """The schedule simulated from measured durations, one machine per rank. Several readings give their median."""
     by_name: dict[str, list[ActionTime]] = {}
     for time in readings:
         by_name.setdefault(time.name, []).append(time)
@@ -242,7 +242,7 @@ def _merged(pipeline: Pipeline, counts: list[CallCount]) -> tuple[BlockCalls, ..
 
 
 def _reports_in(folder: Path, spec: RunSpec) -> dict[int, RankReport]:
-    """What ranks of `spec` left. Raises InvalidPlan where they ran another spec."""
+    """The reports of the ranks in `folder`. Raises InvalidPlan if a rank ran another spec."""
     reports = {}
     for path in report_files(folder):
         report = from_msgpack(path.read_bytes(), RankReport)

@@ -1,11 +1,11 @@
-"""Where a gradient difference comes from: four runs from one state, each changing one thing.
+"""The source of a gradient difference: four runs from one state, each with one change.
 
     whole batch ──▶ microbatches ──▶ the same with the policy ──▶ the same in stages
               microbatching      recompute                    splitting
 
-The first three run the unsplit model by its own forward, nothing of the tape in them: what splitting does wrong shows.
-Where a bit moved, the same unsplit model in float64 says whether that is rounding (tied weights are summed in another
-order) or an error.
+The first three runs use the unsplit model's forward without the tape, so that an error of splitting shows.
+If a bit differs, the unsplit model in float64 decides between rounding (tied weights are summed in another order)
+and an error.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Left:
 
 
 def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left, Left, Left]:
-    """The three unsplit runs. What the model raises passes through."""
+    """The three unsplit runs. Errors of the model pass through."""
     plan = pipeline.plan
     runs: list[Left] = []
     for what, n, policy in (
@@ -56,7 +56,7 @@ def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left
 
 
 def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy, *, exact: bool = False) -> Left:
-    """The model by its own forward, one microbatch after the other; gradients are means over microbatches.
+    """Gradients and buffers of the model's forward, by microbatches. Gradients are means over microbatches.
 
     `exact` computes in float64.
     """
@@ -92,7 +92,7 @@ def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Pol
 def gradient_shares(
     pipeline: Pipeline, loaded: Loaded, unsplit_runs: tuple[Left, Left, Left], split_gradients: Tensors
 ) -> tuple[GradientShares, ...]:
-    """One record a parameter, in the model's order."""
+    """A record per parameter, in the model's order."""
     whole, parted, recomputed = (run.gradients for run in unsplit_runs)
     by_microbatching = _yardstick(pipeline, loaded, 1, ((whole, parted),))
     by_the_rest = _yardstick(
@@ -113,13 +113,13 @@ def gradient_shares(
 def _yardstick(
     pipeline: Pipeline, loaded: Loaded, n_microbatches: int, pairs: tuple[tuple[Tensors, Tensors], ...]
 ) -> Yardstick:
-    """float64 gradients of the unsplit model, where any of `pairs` differs; without where the model has no float64."""
+    """Yardstick of the unsplit model's float64 gradients; without gradients if all `pairs` agree or float64 fails."""
     epsilon = coarsest_epsilon(pipeline.spec, pairs[0][0])
     if all(_same(left[name], right.get(name)) for left, right in pairs for name in left):
         return Yardstick(epsilon=epsilon)
     try:
         exact = unsplit(pipeline, loaded, n_microbatches, KEEP_ALL, exact=True)
-    except Exception:  # a type written into the model, a kernel without float64: then no difference is called rounding
+    except Exception:  # a type fixed in the model, a kernel without float64: no difference is then called rounding
         return Yardstick(epsilon=epsilon)
     return Yardstick(reference=exact.gradients, epsilon=epsilon)
 
@@ -133,7 +133,7 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 def buffer_shares(
     unsplit_runs: tuple[Left, Left, Left], split_buffers: dict[str, Tensor | None]
 ) -> tuple[BufferShares, ...]:
-    """One record a buffer, in the model's order."""
+    """A record per buffer, in the model's order."""
     whole, parted, recomputed = unsplit_runs
     return tuple(
         BufferShares(
