@@ -1,1 +1,5 @@
-"""The instruments in somebody's own training loop."""
+"""The instruments in a user's training loop.
+
+A model, an optimizer and a step function of the caller come in. A `RecordedRun`, `Watch`, `AutoPlan`, `Judged` or
+`Audit` goes out, and the training stays bitwise unchanged. Read record_step.py first, then watch.py.
+"""

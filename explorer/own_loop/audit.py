@@ -1,8 +1,8 @@
-"""`explorer.audit(model, step)`: what a model runs again by itself for backward, and whether that is the same gradient.
+"""`explorer.audit(model, step)`: a model's built-in recompute, and whether the gradients stay the same.
 
 a recorded step                          forwards inside backward that no policy ordered
-a recorded step, all of it switched off  is the model plain now?
-judge(plain, as it is)                   the verdict; where nothing switches it off, the random draws are compared
+a recorded step, checkpointing off       does a recompute remain?
+judge(plain, with recompute)             the verdict; without a switch for recompute, random draws are compared
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ Step = Callable[[], object]
 
 
 class Audit:
-    """What was found."""
+    """The result of an audit."""
 
     def __init__(self, measurement: Measurement, judged: Judged | None, draws: RerunDraws | None) -> None:
         self.measurement = measurement
-        """The step as it is, recorded."""
+        """The recorded step with the model's checkpointing."""
         self.judged = judged
-        """The model as it is against itself with its own checkpointing off; None: it has none, or no known switch."""
+        """The model against itself with checkpointing off; None: no checkpointing, or no known switch."""
         self.other_draws: dict[str, int] = dict(draws.others) if draws is not None else {}
-        """Random numbers of the rerun that forward had not drawn, by block."""
+        """Random numbers drawn by the rerun and not by forward, by block."""
         self._n_drawn = draws.n_drawn if draws is not None else 0
 
     @property
     def reruns(self) -> dict[str, float]:
-        """Blocks that the model runs again by itself, and how often for each forward."""
+        """Blocks that the model runs again without a policy, with the reruns per forward."""
         return own_reruns(self.measurement)
 
     @property
     def is_same(self) -> bool | None:
-        """Whether its own checkpointing trains as the plain model does; None: no plain version could be built."""
+        """Whether the model trains like the plain model; None: no plain version could be built."""
         if not self.reruns:
             return True
         if self.judged is not None:
@@ -78,10 +78,9 @@ class Audit:
 
 
 def audit(model: nn.Module, step: Step) -> Audit:
-    """Takes a few real steps of `step()` (forward, loss, backward; an optimizer or none) and puts everything back.
+    """Audits a few real steps of `step()` (forward, loss, backward; an optimizer or none) and restores all state.
 
-    Let the step take the same batch at each call. Raises BadInput for a model that carries a policy, and what the step
-    raises.
+    The step must use the same batch at each call. Raises BadInput for a model with a policy, and the step's errors.
     """
     where = place_of_caller()
     if policy_of(model).units:
@@ -115,7 +114,7 @@ def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:
 
 @contextmanager
 def _put_back(model: nn.Module) -> Iterator[FoundModel]:
-    """Everything is as it was found at the end, optimizers that stepped too."""
+    """Restores all state at the end, including optimizers that stepped."""
     optimizers: dict[int, FoundOptimizer] = {}
 
     def about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

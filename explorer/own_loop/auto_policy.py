@@ -1,12 +1,12 @@
-"""`plan = explorer.auto_policy(model, step, budget="8GiB")`: the cheapest policy under which a step of one's own fits.
+"""`plan = explorer.auto_policy(model, step, budget="8GiB")`: the cheapest policy under which a user's step fits.
 
-    step, left behind its forward   the block graph
-    a step to warm up, a recorded   what everything holds; where that does not fit, down the ladder until one does
-    steps with a clock              what running a block again costs
+    step, ended after its forward   the block graph
+    a warm-up, a recorded step      memory with everything kept; if too much, the ladder until a policy fits
+    timed steps                     the cost of running a block again
     -> plan
-    a step to warm up, a recorded   what the plan really holds; over the budget: planned once more with as much less;
-                                    a segment that the model refuses: planned once more without it
-    steps in turns                  what it really costs
+    a warm-up, a recorded step      memory under the plan; over the budget: a new plan for the budget less the excess;
+                                    a segment that the model refuses: a new plan without the segment
+    steps in turns                  the real cost of the plan
 
 Demand: https://github.com/pytorch/pytorch/issues/32219
 """
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
 def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int = DEVICE) -> AutoPlan:
     """The cheapest policy under which `step()` (forward, loss, backward; an optimizer or none) holds at most `budget`.
 
-    `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device`, what the device has free. It counts
-    what Python holds on the device, the model included. Eighteen real steps are taken or a few more, see `n_steps`.
-    All that the step can reach is put back bit by bit: parameters, gradients, buffers, optimizer state, generators,
-    counters; what an iterator gave is not, so let the step take the same batch at each call. The policy is not in
-    force afterwards: `explorer.apply_policy(model, plan.policy)`.
+    `budget`: bytes, `8GiB`, `60%` of the peak with everything kept, or `device` for the device's free memory. The
+    budget covers Python's tensors on the device, the model included. About eighteen real steps run, see `n_steps`.
+    State that the step can reach is restored bit by bit: parameters, gradients, buffers, optimizer state, generators,
+    counters. Iterators are not restored, so the step must use the same batch at each call. Apply the policy afterwards
+    by `explorer.apply_policy(model, plan.policy)`.
 
-    A plan whose real step is over the budget is returned all the same: its text says so first, and `plan.require()`
-    raises.
+    If the real step exceeds the budget, the plan is still returned. Its text then begins with a warning, and
+    `plan.require()` raises.
 
-    Raises BadInput where no policy reaches the budget (with what can be reached and what holds it), where the step
-    cannot be repeated or has no backward, and for a model that carries a policy; OutOfMemory where nothing fits.
+    Raises BadInput if no policy reaches the budget (with the least reachable memory and its parts), for a step that
+    cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no policy fits.
     """
     frame: Any = sys._getframe(1)
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -76,12 +76,12 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
 
 
 def _first_that_fits(steps: OwnSteps, graph: ModelGraph) -> tuple[Measurement, list[str]]:
-    """With everything kept, timed as well; or the first rung of the ladder that fits, and what did not."""
+    """The timed run with everything kept, or of the ladder's first rung that fits; and the names of refused rungs."""
     refused: list[str] = []
     for name, policy in _rungs(graph):
         try:
             run = steps.recorded(policy)
-        except InvalidPolicy as error:  # a rung with a segment that the model refuses; the next ones have none
+        except InvalidPolicy as error:  # a rung with a segment that the model refuses; later rungs have no segments
             if not error.neighbours:
                 raise
             continue

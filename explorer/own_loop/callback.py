@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers share: what was asked for, and the watch from a training's start to its end."""
+"""Shared base of the callbacks of all trainers: the request, and the watch from a training's start to its end."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Watching:
         on_oom: str | os.PathLike[str] | None = None,
         files: str = "step{step}.explorer",
     ) -> None:
-        """`files`: where a chosen step is written, `{step}` for its number."""
+        """`files`: the path of a chosen step's file, with `{step}` for the step's number."""
         self.watch: Watch | None = None
         self._asked = Asked(at=at, worst_of=worst_of, on_oom=on_oom)
         self._files = files
 
     def begin(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
-        """The model stands where it is trained; a training that broke off before is over. Raises BadInput as
-        `explorer.watch` does."""
+        """Starts the watch of a model that is on its training device, and ends the watch of an interrupted training.
+        Raises BadInput like `explorer.watch`."""
         self.end()
         self.watch = self._asked.of(model, optimizer, where)
         self.watch.save_as(self._files)
 
     def end(self) -> None:
-        """Nothing of the watcher stays behind."""
+        """Closes the watch."""
         if self.watch is not None:
             self.watch.close()

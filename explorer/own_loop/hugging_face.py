@@ -13,9 +13,9 @@ class HuggingFaceCallback(Watching, TrainerCallback):
     """Watches the optimizer steps of one training, as `explorer.watch` does."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The model stands where it is trained, and the optimizer is made."""
+        """Begins the watch: the model is on its training device, and the optimizer exists."""
         self.begin(kwargs["model"], kwargs.get("optimizer"), "Trainer")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Also after a stop; not after an error."""
+        """Ends the watch. Trainer calls this hook also after a stop, but not after an error."""
         self.end()

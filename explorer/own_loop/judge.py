@@ -1,10 +1,10 @@
-"""`explorer.judge(reference_step, candidate_step, model, batch)`: is one program the same training step as another?
+"""`explorer.judge(reference_step, candidate_step, model, batch)`: do two programs perform the same training step?
 
     verdict = explorer.judge(train_step, fused_step, model, batch)      # or: ..., candidate_model=torch.compile(model)
     print(verdict)
     verdict.require()                                                   # in a test: raises, and names the worst tensor
 
-The verdict is the one of `compare`: bitwise equal, rounding against float64, state moved, different, not comparable.
+The verdict is that of `compare`: bitwise equal, rounding against float64, state moved, different, not comparable.
 Loss equality is never part of it.
 """
 
@@ -41,7 +41,7 @@ _KINDS: dict[type[TensorDiff], str] = {GradientDiff: "gradient of", BufferDiff: 
 
 
 class Judged:
-    """The verdict on a candidate, and what it rests on."""
+    """The verdict on a candidate, and its evidence."""
 
     def __init__(self, comparison: Comparison) -> None:
         self.comparison = comparison
@@ -52,19 +52,19 @@ class Judged:
 
     @property
     def worst(self) -> tuple[TensorDiff, ...]:
-        """What is not bitwise equal, the furthest first."""
+        """Tensors that are not bitwise equal, the furthest first."""
         return self.comparison.furthest_first
 
     @property
     def causes(self) -> tuple[str, ...]:
-        """Likely causes, each one sentence, most likely first; of what is not comparable, why."""
+        """Likely causes, each one sentence, most likely first. For a verdict "not comparable", the reason."""
         comparison = self.comparison
         failed = (f"The candidate did not run. {comparison.failure.sentence}",) if comparison.failure else ()
         unlike = (comparison.not_reproducible_because,) if comparison.not_reproducible_because else ()
         return (*failed, *unlike, *comparison.causes)
 
     def require(self, at_most: Verdict = "rounding") -> None:
-        """Raises AssertionError, with all of it in words, where the verdict is worse: for a test of a project's own."""
+        """Raises AssertionError, with the whole verdict in words, if the verdict is worse. For tests of a project."""
         if ORDER.index(self.verdict) > ORDER.index(at_most):
             raise AssertionError(str(self))
 
@@ -83,14 +83,14 @@ class Judged:
 def judge(
     reference_step: Step, candidate_step: Step, model: nn.Module, batch: Any, candidate_model: nn.Module | None = None
 ) -> Judged:
-    """Runs both programs from one state and holds what they leave behind against each other, tensor by tensor.
+    """Runs both programs from one state and compares their results tensor by tensor.
 
-    Each step is called as `step(model, batch)`, twice in a row and with a copy of the batch, and runs forward, backward
-    and, if it wants to, an optimizer. It may return its loss. `candidate_model` (None: `model`) is what the candidate
-    trains: compiled, sharded, wrapped or written anew, with parameters of the same names and values.
-    Everything is put back afterwards: parameters, gradients, buffers, attributes, generators, optimizers. What a step
-    moves elsewhere (a schedule, a loader, a scaler) is not, and a reference that does not equal itself for that reason
-    is not comparable. Raises BadInput where the parameters differ, and what the reference step raises.
+    Each step is called as `step(model, batch)`, twice in a row and with a copy of the batch. A step runs forward,
+    backward and optionally an optimizer, and may return its loss. `candidate_model` (None: `model`) is the candidate's
+    model: compiled, sharded, wrapped or rewritten, with parameters of the same names and values.
+    Parameters, gradients, buffers, attributes, generators and optimizers are restored afterwards. Other state (a
+    schedule, a loader, a scaler) is not. A reference that differs from itself for this reason is not comparable.
+    Raises BadInput if the parameters differ, and the errors of the reference step.
     """
     other = model if candidate_model is None else candidate_model
     names = _same_parameters(model, other)
@@ -113,9 +113,9 @@ def judge(
 
 
 def _same_parameters(model: nn.Module, other: nn.Module) -> tuple[str, ...]:
-    """Names of the parameters to judge. A tied one is judged under each name that is a parameter of its own in one.
+    """Names of the parameters to judge. A tied parameter keeps each name that is a separate parameter in either model.
 
-    Raises BadInput with everything that keeps the two from starting alike.
+    Raises BadInput with every reason why the two models do not start alike.
     """
     sides = [plain_parameters(model), plain_parameters(other)]
     common = [name for name in sides[0] if name in sides[1]]
@@ -150,7 +150,7 @@ def _starts_alike(one: Tensor, other: Tensor) -> bool:
 
 
 def _run(where: str, model: nn.Module) -> Measurement:
-    """What stands for a program in a comparison: nothing of it was measured."""
+    """A Measurement without readings, as a program's entry in a comparison."""
     device = device_of(place_of(model))
     threads = torch.get_num_threads()
     spec = RunSpec(

@@ -13,15 +13,15 @@ class LightningCallback(Watching, Callback):
     """Watches the optimizer steps of one fit, as `explorer.watch` does."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The model stands where it is trained, and the optimizers are made."""
+        """Begins the watch: the model is on its training device, and the optimizers exist."""
         self.begin(pl_module, None, type(pl_module).__name__)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The error has not left yet."""
+        """Writes the file of a refused step, before the error leaves the trainer, and ends the watch."""
         if self.watch is not None and isinstance(exception, Exception):
             self.watch.refused(exception)
         self.end()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Also after a stop."""
+        """Ends the watch. Trainer calls this hook also after a stop."""
         self.end()

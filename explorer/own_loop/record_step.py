@@ -1,7 +1,7 @@
-"""`with explorer.record_step(model, optimizer) as run:` around one step of the caller's own loop.
+"""`with explorer.record_step(model, optimizer) as run:` around one step of the caller's loop.
 
-The result is a run like a measured one: the page opens its file, the Runs list keeps it, every policy can be forecast
-from it. Demand: https://github.com/pytorch/pytorch/issues/32101
+The result is like a measured run: the page opens its file, the Runs list stores the run, every policy can be forecast.
+Demand: https://github.com/pytorch/pytorch/issues/32101
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class RecordedStep(RecordedRun):
-    """The step between enter and exit. What the step raises passes through; the run until then is kept."""
+    """The step between enter and exit. Errors of the step pass through, and the run until the error is kept."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class RecordedStep(RecordedRun):
             live.close()
 
     def _unrecorded(self, trouble: Exception) -> None:
-        """The step belongs to a training, which no instrument ends."""
+        """Warns that the step is not recorded. An instrument never ends the training."""
         self._why_not = f"The step of {self._step[2]} is not recorded. {message_of(trouble)}."
         warnings.warn(self._why_not, stacklevel=3)
 
@@ -68,14 +68,14 @@ class RecordedStep(RecordedRun):
 def record_step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> RecordedStep:
     """Records the training step inside the `with` block: phases, every allocation, FLOPs, blocks that ran again.
 
-    Nothing of the caller's changes: weights, generators, modes, hooks and gradients are bitwise as without it; other
-    steps cost nothing. A step that cannot be recorded is a warning: another profiler or dispatch mode is on, the model
-    lies on another device than cpu or cuda, nothing was allocated inside, or an instrument failed.
+    Weights, generators, modes, hooks and gradients stay bitwise as without the recording. Other steps cost nothing. A
+    step that cannot be recorded is a warning: another profiler or dispatch mode is on, the model is on another device
+    than cpu or cuda, nothing was allocated inside, or an instrument failed.
     """
     return RecordedStep(model, optimizer, place_of_caller())
 
 
 def place_of_caller() -> str:
-    """`train.py:42`: where the caller of the public function that asks was called."""
+    """`train.py:42`: the line of the user's call of the public function that calls this one."""
     frame: Any = sys._getframe(2)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

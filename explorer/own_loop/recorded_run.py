@@ -1,4 +1,4 @@
-"""One recorded step of the caller's own loop: figures, reasons, forecasts, and a file that the page opens."""
+"""A recorded step of the caller's loop: figures, reasons, forecasts, and a file for the page."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from explorer.view.report.report import report_text
 
 
 class RecordedRun:
-    """One recorded step."""
+    """A recorded step, or the reason why there is no recording."""
 
     _why_not = "The step has not been recorded yet."
 
@@ -40,17 +40,17 @@ class RecordedRun:
 
     @property
     def peak_bytes(self) -> int:
-        """Most bytes held during the step; of a step that raised, until then. Origin: recorded."""
+        """Most bytes held during the step, or until the error of a step that raised. Origin: recorded."""
         return self.measurement.held_peak_bytes or 0
 
     def why(self) -> tuple[str, ...]:
-        """Where the peak lies, what it is made of, and what would lower it: plain sentences, most important first."""
+        """Sentences on the peak's moment, its parts, and ways to lower the peak, most important first."""
         return explain_one(self.measurement)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the run file that the page's Runs list imports: whole or not at all. Raises NotSaved.
+        """Writes the run file for the page's Runs list, whole or not at all. Raises NotSaved.
 
-        A step that could not be recorded is a warning, here and in `report`: a training goes on behind it.
+        A step without a recording is a warning, here and in `report`, so that the training goes on.
         """
         if self._measurement is None:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
@@ -58,7 +58,7 @@ class RecordedRun:
         return _written(Path(path), write(stored_record(self.measurement)))
 
     def report(self, path: str | os.PathLike[str]) -> Path:
-        """Writes one HTML file for somebody else: no server, no network. Raises NotSaved."""
+        """Writes one HTML file to share, which needs no server and no network. Raises NotSaved."""
         if self._measurement is None:
             warnings.warn(f"{path} is not written. {self._why_not}", stacklevel=2)
             return Path(path)
@@ -66,13 +66,13 @@ class RecordedRun:
         return _written(Path(path), report_text(of).encode())
 
     def forecast(self, policy: Policy) -> Forecast:
-        """What `policy` should do to this step; nothing runs. Origin: predicted."""
+        """The forecast of this step under `policy`. The step does not run. Origin: predicted."""
         return Forecaster(self.measurement, self.measurement.graph).forecast(policy)
 
     def plan(self, budget: str) -> Plan:
         """The cheapest policy whose step stays below `budget`: `8GiB`, or `60%` of the peak with everything kept.
 
-        Its `policy` goes to explorer.apply_policy. Raises BadInput below what can be reached, with what that is.
+        Pass its `policy` to explorer.apply_policy. Raises BadInput, with the least peak, for a budget below this peak.
         """
         graph = self.measurement.graph
         assert graph is not None, "every recorded step has its graph"
@@ -80,7 +80,7 @@ class RecordedRun:
         return planner.within(parse_budget(budget, planner.keep_all_bytes, self.measurement))
 
     def _repr_html_(self) -> str:
-        """For a notebook's cell."""
+        """HTML for a notebook's cell."""
         return escape(repr(self)) if self._measurement is None else sketch(self._measurement, repr(self).splitlines())
 
     def __repr__(self) -> str:
@@ -96,7 +96,7 @@ class RecordedRun:
 
 
 def _written(target: Path, content: bytes) -> Path:
-    """Whole or not at all."""
+    """Writes `content` to `target`, whole or not at all."""
     part = target.with_name(f"{target.name}.part")
     try:
         part.write_bytes(content)

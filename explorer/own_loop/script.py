@@ -1,7 +1,7 @@
-"""A training script as it is, under watch: `python -m explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`.
+"""A training script under watch: `python -m explorer run train.py --at 2 --on-oom oom.explorer -- --lr 1e-4`.
 
-The model is found when the script makes its first optimizer: the outermost module that holds the most of its
-parameters. Nothing of the script is read or changed; its arguments, name and folder are those of `python train.py`.
+The model is found at the script's first optimizer: the outermost module with the most of the optimizer's parameters.
+The script is neither read nor changed. Arguments, name and folder are those of `python train.py`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from explorer.own_loop.watch import Asked, Watch
 
 
 class ScriptUnderWatch:
-    """Runs a script once; `watch` is None where it made no optimizer of a model."""
+    """Runs a script once. `watch` is None if the script made no optimizer of a model."""
 
     def __init__(self, script: Path, *, at: Sequence[int], on_oom: Path | None, files: str) -> None:
-        """`files`: where a chosen step is written, with `{step}` for its number. Raises BadInput for no such script."""
+        """`files`: path of a chosen step's file, with `{step}` for the number. Raises BadInput for a missing script."""
         if not script.is_file():
             raise BadInput(f"There is no script {script}.", hint="Give the file that `python` would be given.")
         self.watch: Watch | None = None
         self._script, self._asked, self._files = script, Asked(at=at, on_oom=on_oom), files
 
     def run(self, arguments: Sequence[str]) -> None:
-        """What the script raises passes through, SystemExit too; an out-of-memory after its file was written."""
+        """Runs the script. Its errors and SystemExit pass through; an out-of-memory passes after its file is saved."""
         with _as_main(self._script, arguments), self._optimizers_seen():
             try:
                 runpy.run_path(str(self._script), run_name="__main__")
@@ -62,7 +62,7 @@ class ScriptUnderWatch:
 
 
 def model_of(optimizer: Optimizer) -> nn.Module | None:
-    """The outermost module that holds the most of what `optimizer` trains; None: nothing alive holds any of it."""
+    """The outermost module with the most parameters of `optimizer`; None: no living module holds a parameter."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     holders: list[tuple[int, nn.Module]] = []
     for thing in gc.get_objects():
@@ -77,7 +77,7 @@ def model_of(optimizer: Optimizer) -> nn.Module | None:
 
 @contextmanager
 def _as_main(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """argv and the first place to import from, as Python sets them for a script."""
+    """Sets sys.argv and the first import path as Python does for a script, and restores both."""
     before = (sys.argv, sys.path[:])
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

@@ -3,8 +3,8 @@
     step 1 │ step 2 │ ...             a step ends where an optimizer that holds parameters of the model has stepped
            └ one hook of the optimizer counts; instruments are on from the end of the step before to the step's own end
 
-Between the chosen steps nothing is on. Where memory is refused, the file is written before the exception leaves: in a
-chosen step with the whole timeline until then, in any other with what Python still held.
+Between the chosen steps no instrument is on. If memory is refused, the file is written before the exception leaves. The
+file of a chosen step has the timeline until then; the file of another step has the tensors that Python still held.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Measurement
 
 NEEDED_AT_REFUSAL = ("scipy.optimize", "scipy.sparse", "numpy.ma")
-"""What a plan imports late: when memory is refused, no library finds room."""
+"""Late imports of a plan. After a refusal of memory, a library finds no room."""
 RESERVE_BYTES = 64 * 2**20
-"""Address space kept while watching, given back before the file is written: memory was refused just then."""
+"""Address space reserved while watching and freed before the file is written, because memory has just run out."""
 
 
 def watch(
@@ -53,26 +53,27 @@ def watch(
     worst_of: int = 0,
     on_oom: str | os.PathLike[str] | None = None,
 ) -> Watch:
-    """Records the steps of the loop that are named in `at`, counted from 1, and keeps the worst of the next `worst_of`.
+    """Records the loop's steps in `at`, counted from 1, and keeps the worst of the first `worst_of` steps.
 
-    `runs` holds them by number. With `on_oom` the first step is recorded too, and a step that memory is refused in is
-    written to that file before the exception leaves, with what was asked, held, by whom, and what would have fitted;
-    under torchrun each rank writes one, `oom.rank3.explorer`. Ends with `close()`, or as a context manager.
-    Raises BadInput where nothing is asked for, a step before the first, or a file in a folder that is not there.
+    `runs` holds the recorded steps by number. With `on_oom` the first step is recorded too, and a step that runs out
+    of memory is written to the file before the exception leaves. The file has the refused request, the held bytes by
+    owner, and a policy that would have fitted. Under torchrun each rank writes a file, `oom.rank3.explorer`. The watch
+    ends with `close()`, or as a context manager.
+    Raises BadInput for an empty request, a step before the first, or a file in a missing folder.
     """
     return Asked(at=at, worst_of=worst_of, on_oom=on_oom).of(model, optimizer, place_of_caller())
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Which steps somebody wants."""
+    """The request of a watch: the steps to record, and the file for a refusal of memory."""
 
     at: int | Collection[int] = ()
     worst_of: int = 0
     on_oom: str | os.PathLike[str] | None = None
 
     def of(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, where: str) -> Watch:
-        """A watch that is open; `where` names the loop in what it writes. Raises BadInput as `watch` does."""
+        """An open watch. `where` names the loop in files and messages. Raises BadInput like `watch`."""
         at = tuple(self.at) if isinstance(self.at, Iterable) else (self.at,)
         if not at and not self.worst_of and self.on_oom is None:
             raise BadInput("Nothing to watch for.", hint="Give at=(2, 100), worst_of=20 or on_oom='oom.explorer'.")
@@ -102,7 +103,7 @@ class Watch:
     ) -> None:
         self.runs: dict[int, RecordedRun] = {}
         self.written: dict[int, Path] = {}
-        """Files of steps that were asked for, see `save_as`."""
+        """Files of requested steps, see `save_as`."""
         self.n_steps = 0
         """Steps that have ended."""
         self.where = where
@@ -118,7 +119,7 @@ class Watch:
         self._plain: Any = None
 
     def open(self) -> Self:
-        """Watches from now on: the step under way is number 1."""
+        """Starts the watch. The running step is number 1."""
         try:
             if self.on_oom is not None:
                 self.on_oom = of_rank(self.on_oom)
@@ -127,7 +128,7 @@ class Watch:
                         import_module(module)
                 self._reserve = mmap.mmap(-1, RESERVE_BYTES)
                 self._before, sys.excepthook = sys.excepthook, self._uncaught
-                # Most loops die in one of these; an error that leaves them is met while the frames hold the memory.
+                # Most loops fail in forward or backward. Their errors are caught while the frames hold the memory.
                 self._listen()
                 self._plain, torch.autograd.backward = torch.autograd.backward, self._backward
             if self._optimizer is not None:
@@ -140,14 +141,14 @@ class Watch:
         return self
 
     def save_as(self, files: str) -> None:
-        """Writes each step that was asked for to `files` as soon as it has ended, `{step}` for its number.
+        """Writes each requested step to `files` as soon as the step has ended, with `{step}` for the number.
 
         A file that cannot be written is a warning: the loop goes on.
         """
         self._files = files
 
     def close(self) -> None:
-        """Nothing of the watcher stays behind. A step under way is dropped."""
+        """Removes all hooks of the watch. The running step is dropped."""
         try:
             self._close()
         except Exception as trouble:
@@ -169,7 +170,7 @@ class Watch:
             torch.autograd.backward = self._plain
         for below in (sys.excepthook, torch.autograd.backward):
             owner = getattr(below, "__self__", None)
-            if isinstance(owner, Watch) and not owner._hooks:  # it was closed while this one lay above it
+            if isinstance(owner, Watch) and not owner._hooks:  # that watch was closed below this watch
                 owner.close()
 
     def __enter__(self) -> Self:
@@ -186,9 +187,9 @@ class Watch:
             self._broken(trouble)
 
     def refused(self, error: Exception) -> Path | None:
-        """Writes the file of `on_oom` where `error` is an out-of-memory that no file was written for yet.
+        """Writes the file of `on_oom` if `error` is the first out-of-memory, and returns its path.
 
-        For loops that catch the error themselves; never raises another one in its place.
+        For loops that catch the error. No other error is ever raised in its place.
         """
         if self.on_oom is None or self._reserve is None:
             return None
@@ -209,7 +210,7 @@ class Watch:
         return path
 
     def _listen(self) -> None:
-        """As the model's last hook: what it does takes those of a recorded step off while torch goes through them."""
+        """Registers the watch's hook after the model's other hooks: a refusal removes a recorded step's hooks."""
         if self._leaving is not None:
             self._leaving.remove()
         self._leaving = self._model.register_forward_hook(HereOnly(self._left), always_call=True)
@@ -251,7 +252,7 @@ class Watch:
             self._count(optimizer)
 
     def _count(self, optimizer: torch.optim.Optimizer) -> None:
-        """On the optimizer itself: torch goes through the global hooks behind these, and instruments change those."""
+        """Counts steps by a hook on the optimizer: torch runs global hooks later, and instruments change these."""
         while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):  # accelerate's wrapper
             optimizer = inner
         self._hooks.append(optimizer.register_step_post_hook(self._stepped))
@@ -268,7 +269,7 @@ class Watch:
             self._broken(trouble)
 
     def _keep(self, step: int, run: RecordedRun) -> None:
-        """Of the first `worst_of` the worst alone, its file too; what `at` names stays."""
+        """Stores `run`. Only the worst of the first `worst_of` steps stays, with its file, and every step in `at`."""
         self.runs[step] = run
         among = [one for one in self.runs if one <= self.worst_of]
         worst = max(among, key=lambda one: self.runs[one].peak_bytes, default=None)
@@ -303,7 +304,7 @@ class Watch:
             self._listen()
 
     def _end(self, error: Exception | None) -> Measurement | None:
-        """The step under way, where it is recorded."""
+        """Ends the running step and returns its measurement; None if the step is not recorded."""
         live, self._live = self._live, None
         if live is None:
             return None
@@ -320,7 +321,7 @@ class Watch:
         warnings.warn(f"Step {step} is not recorded. {message_of(trouble)}.", stacklevel=2)
 
     def _broken(self, trouble: Exception) -> None:
-        """The loop goes on without the watch."""
+        """Warns and closes the watch. The loop goes on."""
         warnings.warn(f"{self.where} is not watched any more. {message_of(trouble)}.", stacklevel=2)
         with suppress(Exception):
             self._close()
@@ -332,7 +333,7 @@ class Watch:
 
 
 def _refusal(run: Measurement, whole: Measurement | None) -> tuple[str, ...]:
-    """What was held comes first: a plan may need more memory, or a library, than there is."""
+    """Sentences on a refusal, the held bytes first: a plan may need more memory, or a library, than there is."""
     try:
         return refusal(run, whole)
     except Exception as trouble:

@@ -13,8 +13,7 @@ from explorer.engine.watch.storages import KnownTensor
 
 
 def limited_step(device: Device, trainee: Trainee) -> AbstractContextManager[None]:
-    """A context in which the trainee and its step hold at most the limit of the spec. Raises OutOfMemory if the
-    trainee alone holds more."""
+    """Limits the trainee and its step to the spec's memory. Raises OutOfMemory if the trainee alone holds more."""
     return device.limited(trainee.spec.memory_limit_bytes, held_bytes(trainee))
 
 

@@ -47,10 +47,9 @@ Meter = Callable[[str], None]
 
 
 def measure(spec: RunSpec, report: Report = silent) -> Measurement:
-    """The run of `spec`. Out of memory and errors of the model are results with a `failure`.
+    """The run of `spec`. Errors of the model and lack of memory become `failure`; errors of load and prepare pass.
 
-    Bytes come from the allocator, FLOPs and calls are counted, times come from steps without any recording. Raises
-    the errors of load and prepare.
+    Bytes come from the allocator, FLOPs and calls are counted, times come from steps without any recording.
     """
     return _measure((spec,), report)[0]
 

@@ -73,8 +73,7 @@ def record(spec: RunSpec, loaded: Loaded, device: Device, meter: Callable[[str],
     run = Recorded()
 
     def begun() -> tuple[Trainee, RngState]:
-        """A trainee and its random state. Every step draws the same numbers: a layer skipped at random would
-        otherwise look like an effect of the tracker."""
+        """A trainee and its random state, so that every step skips the same layers if layers are skipped at random."""
         device.release()
         trainee = prepare(spec, loaded)
         return trainee, RngState.capture(trainee.model)

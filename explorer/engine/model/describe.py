@@ -1,9 +1,8 @@
 """The block graph of a model from one observed forward. Without tracing or export, every model that runs is described.
 
 1. The unwrapped model is described; a policy is drawn on top of the graph.
-2. A model can be split if its forward walks over consecutive blocks. The data written before a border and read after
-   the border cross the border. Several tensors may cross (a U-Net's open skips). A block called on both sides
-   prevents the cut.
+2. A model can be split if its forward walks over consecutive blocks. Data written before and read after a border
+   cross the border. Several tensors may cross (a U-Net's open skips). A block called on both sides prevents the cut.
 """
 
 from __future__ import annotations
@@ -115,10 +114,7 @@ ON_CPU = "Watched on the CPU: a forward of this model does not fit on {device}."
 
 
 def described(own: Loaded, another: Callable[[], Loaded], device: Device) -> ModelGraph:
-    """The graph of `own`, a model for this call alone: its state changes. `another` builds an equal model.
-
-    Raises ModelFailed.
-    """
+    """The graph of `own`, whose state changes. `another` builds an equal model. Raises ModelFailed."""
     try:
         return _watched(own, another, device)
     except Exception as error:

@@ -50,9 +50,7 @@ class Loaded:
     def loss(self, output: Any, targets: Any = None, *, trains: bool = True) -> Tensor:
         """A scalar, the mean over the batch. `targets` default to the targets of the whole batch.
 
-        `trains` False: no backward follows, and gradients may be off.
-
-        Raises ModelFailed if the loss is not a tensor with one number.
+        `trains` False: no backward follows, gradients may be off. Raises ModelFailed unless the loss has one number.
         """
         if self.loss_function is None:
             loss = default_loss(output)

@@ -65,8 +65,7 @@ def _settings(transformers: Any, config: str, arguments: dict[str, Any]) -> Any:
 
 
 def _refuse_too_big(transformers: Any, config: str, settings: Any) -> None:
-    """Raises ModelNotLoaded if the parameters exceed the free memory. The model is first built without memory: the
-    defaults of a class can mean seven billion parameters."""
+    """Raises ModelNotLoaded for parameters beyond the free memory: a class's defaults can mean seven billion."""
     try:
         with torch.device("meta"), warnings.catch_warnings(action="ignore"):
             empty = _model(transformers, settings)

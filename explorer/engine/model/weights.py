@@ -17,8 +17,7 @@ _INSIDE = ("state_dict", "model_state_dict", "model")
 
 
 def load_weights(model: nn.Module, path: str, target: str) -> None:
-    """Loads every parameter and buffer in place. Raises BadInput for a file without weights, ModelNotLoaded for the
-    weights of another model."""
+    """Loads all weights in place. Raises BadInput for a file without weights, ModelNotLoaded for another model's."""
     weights = _read(Path(path))
     own = model.state_dict()
     missing = [name for name in own if name not in weights]

@@ -56,10 +56,7 @@ def references(pipeline: Pipeline, loaded: Loaded, report: Report) -> tuple[Left
 
 
 def unsplit(pipeline: Pipeline, loaded: Loaded, n_microbatches: int, policy: Policy, *, exact: bool = False) -> Left:
-    """Gradients and buffers of the model's forward, by microbatches. Gradients are means over microbatches.
-
-    `exact` computes in float64.
-    """
+    """Gradients (means over microbatches) and buffers of the unsplit model. `exact` computes in float64."""
     spec = pipeline.spec
     if exact:
         spec = msgspec.structs.replace(spec, dtype="float64", autocast="none")
