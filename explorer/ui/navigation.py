@@ -16,7 +16,7 @@ TAB_ICON = """<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 24 24">
 
 
 def main() -> None:
-    """Configures the page and shows the one that was chosen."""
+    """Configures the app and shows the chosen page."""
     st.set_page_config(page_title="Checkpoint Explorer", page_icon=TAB_ICON, layout="wide")
     pages = {
         "explore": st.Page(

@@ -1,6 +1,6 @@
-"""The block graph as a component of the page: what it is given, what it says back, and who owns the marks when.
+"""The block graph as a component of the page: its data, its messages, and the ownership of the marks.
 
-The rule that loses no click at any speed is written down in graph.js; `adopt` and `replace` are its Python half.
+graph.js states the rule that loses no click at any speed; `adopt` and `replace` are the Python half of the rule.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ HERE = Path(__file__).parent
 MOST_LINES = 3
 """Lines side by side where as many tensors flow from one box to another."""
 MANY = 9
-"""From here on one line: the tensors of a loop, not the skips of a model."""
+"""Number of tensors from which one line is drawn: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
 """Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
 
 
 class Paint(Record):
-    """Everything that can change without anything moving."""
+    """Parts of the drawing that change without moving a box."""
 
     labels: Mapping[str, Label]
     recompute_colour: str
@@ -59,16 +59,16 @@ class GraphMarks:
     seq: int = 0
     """The last click of the browser's that is in."""
     revision: int = 0
-    """How often the page has replaced the marks."""
+    """Number of times that the page has replaced the marks."""
     was: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)
-    """`on` and `cuts` of earlier revisions: clicks on those may still be under way."""
+    """`on` and `cuts` of earlier revisions, as clicks on earlier revisions may still arrive."""
 
 
 def adopt(state: GraphMarks, message: Mapping[str, Any] | None, *, until_press: bool = False) -> bool:
-    """Takes over what the browser said, if it is news. Returns whether it was.
+    """Takes over a new message of the browser. Returns whether the message was new.
 
-    Clicks on an older revision are applied to the newer one: what they flipped is flipped there. With `until_press`
-    clicks made after the last press outside the graph are left for the next call (rule 4 of graph.js).
+    Clicks on an older revision flip the same marks in the current revision. With `until_press`, clicks after the
+    last press outside the graph wait for the next call (rule 4 of graph.js).
     """
     news = (message or {}).get("marks")
     if news and until_press:
@@ -83,7 +83,7 @@ def adopt(state: GraphMarks, message: Mapping[str, Any] | None, *, until_press: 
     if was is None:
         return True
     on, cuts = set(was[0]) ^ set(news["on"]), set(was[1]) ^ set(news["cuts"])
-    # The browser flips what is not yet answered on every revision it hears of: so do all revisions since.
+    # The browser flips unanswered clicks on every revision that arrives; all later revisions flip them here too.
     for revision, (kept_on, kept_cuts) in state.was.items():
         if revision >= news["base"]:
             state.was[revision] = flipped(kept_on, on), flipped(kept_cuts, cuts)
@@ -101,7 +101,7 @@ def replace(state: GraphMarks, on: Iterable[str], cuts: Iterable[str] | None = N
 
 
 def _remember(state: GraphMarks) -> None:
-    """Keeps what the marks were at the last few revisions: clicks made on those may still be under way."""
+    """Keeps the marks of the last few revisions, as clicks on these revisions may still arrive."""
     state.was[state.revision] = list(state.on), list(state.cuts)
     for old in list(state.was)[:-REMEMBERED]:
         del state.was[old]

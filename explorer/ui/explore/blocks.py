@@ -1,4 +1,4 @@
-"""The block graph with its tools: presets, undo, search, and what the chosen block is."""
+"""The block graph with its tools: presets, undo, search, and details of the chosen block."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _search(state: ExploreState, graph: ModelGraph) -> None:
 
 
 def take_matching(state: ExploreState, graph: ModelGraph, pattern: str) -> None:
-    """Recomputes what matches beside what is recomputed already."""
+    """Adds the blocks that match `pattern` to the recomputed blocks."""
     policy = state.draft.spec.policy
     with page_job.refusing(state.job):
         matches = matching(pattern, [block.fqn for block in graph.blocks if block.fqn and block.n_calls])
@@ -136,7 +136,7 @@ def graph_panel(state: ExploreState, facts: Facts) -> None:
 
 
 def _overlay(state: ExploreState, facts: Facts) -> None:
-    """Which quantity the bars on the blocks are, and what a full one is."""
+    """Draws the choice of a quantity for the bars on the blocks, and the legend of a full bar."""
 
     def take() -> None:
         state.overlay = st.session_state["overlay"]
@@ -153,7 +153,7 @@ def _overlay(state: ExploreState, facts: Facts) -> None:
 
 
 def _segment_button(state: ExploreState, facts: Facts) -> None:
-    """For a selected block that hands on to the one behind it: recompute both together, as one segment."""
+    """Draws a button that joins the selected block and the next block into one segment."""
     first = drafts.marks_of(state.draft, facts.graph).selected
     second = facts.graph.next_in_turn.get(first)
     if second is None or not {first, second} <= set(facts.policy.blocks):

@@ -40,7 +40,7 @@ class Point:
 
 
 def points(state: ExploreState, known: Shown, graph: ModelGraph, search: Found) -> tuple[Point, ...]:
-    """Plans that no other plan beats in peak and cost, the least peak first; the one that was wished for is one."""
+    """Plans that no other plan beats in peak and cost, the least peak first. The plan for the budget takes part."""
     wished, options = state.budget.plan, state.draft.spec.policy
     every = search.plans if wished is None else (*search.plans, wished)
     foretold = [(plan, predicted(known, graph, with_units(options, plan.policy.units))) for plan in every]
@@ -115,7 +115,7 @@ def _slide(state: ExploreState, graph: ModelGraph, front: tuple[Point, ...], at:
 
 
 def _wait(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Forecast) -> None:
-    """Looks at what the worker has found; once it is done the page is drawn again."""
+    """Looks at the worker's plans; when the search ends, the page is drawn again."""
     job = plans.asked(state)
     if (job is None or job.finished) and (state.budget.job is not None or not plans.look(known, graph).running):
         st.rerun()
@@ -136,7 +136,7 @@ def _line(state: ExploreState, known: Shown, graph: ModelGraph, foreseen: Foreca
 
 
 def stands(state: ExploreState, known: Shown, front: tuple[Point, ...], foreseen: Forecast) -> tuple[str, str | None]:
-    """Whether the drawn policy keeps the budget, and how it stands to the best; with what that means."""
+    """A sentence on the drawn policy against the budget and the best plan, and the meaning of the sentence."""
     policy = state.draft.spec.policy
     ran = known.candidate.step_peak_bytes if known.candidate is not None else None
     peak = ran if ran is not None else foreseen.step_peak_bytes

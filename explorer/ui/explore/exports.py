@@ -24,7 +24,7 @@ MOST_NAMED = 12
 
 
 def panel(state: ExploreState, graph: ModelGraph, file: PolicyFile, warning: str) -> None:
-    """A choice of programs; of the chosen one the verdict, what it recomputes, and its file. `warning` goes on top."""
+    """Draws a choice of programs, then the program's verdict, recompute and file. `warning` goes on top."""
     target = st.selectbox(
         "For another program",
         list(FORMATS),

@@ -112,7 +112,7 @@ def run_menu(state: ExploreState) -> None:
     """Download of the run that is shown."""
     key = state.shown or state.baseline
     what, shown = "played without data" if state.draft.predict else "measured", work.result(state, "shown")
-    if isinstance(shown, Comparison) and shown.is_predicted:  # a file holds what was played, as `measure --predict`
+    if isinstance(shown, Comparison) and shown.is_predicted:  # the file holds the predicted run
         key = backend.foreseen_key(shown.candidate.spec)
     with st.popover("Run file", icon=":material/save:", key="run_menu", width="stretch", disabled=key is None):
         st.caption(f"Everything that was {what}, in one file: it opens on the Runs page of any machine, without torch.")

@@ -36,7 +36,7 @@ NOWHERE: tuple[Origin, ...] = ()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """The policy as it is drawn, and what is known of it without a run."""
+    """The drawn policy, and its facts known without a run."""
 
     policy: Policy
     forecast: Forecast = Forecast()
@@ -46,14 +46,14 @@ class Drawn:
 
     @property
     def chosen(self) -> str:
-        """`6 of 12 blocks`: those that were chosen, of those that could be, where the graph is known."""
+        """`6 of 12 blocks`: the chosen blocks, of the blocks that could be chosen if the graph is known."""
         blocks = set(self.policy.blocks)
         of_all = f"{len(blocks)} of " if self.worth else ""
         return f"{of_all}{count(len(blocks | self.worth), 'block')}"
 
 
 def cells(known: Shown, drawn: Drawn) -> tuple[Cell, ...]:
-    """The strip, each figure with what it means and where it comes from."""
+    """The strip: each figure with its meaning and its origin."""
     before = {}
     if known.comparison is not None and known.stale:
         before = {headline.key: headline.value for headline in headlines(known.comparison)}
@@ -69,7 +69,7 @@ def figures(known: Shown, drawn: Drawn) -> tuple[Headline, ...]:
 
 
 def _chosen(headline: Headline, drawn: Drawn) -> Headline:
-    """The number of chosen blocks, of those worth recomputing, if the run recomputed them all; else the run's count."""
+    """The number of chosen blocks among blocks worth recomputing, if all of them ran again; else the run's count."""
     if headline.key != "n_recompute" or headline.value == NOT_MEASURED or headline.delta:
         return headline
     runs = "would run again" if headline.origin == PREDICTED else "ran again"

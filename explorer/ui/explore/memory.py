@@ -35,9 +35,9 @@ TWO, OF_BASELINE, OF_CANDIDATE = "Both runs", "Baseline by role", "Candidate by 
 
 
 def memory_panel(state: ExploreState, view: Shown, graph: ModelGraph | None, *, block: str) -> None:
-    """The timelines, the ledger at the picked point (the peak unless one was picked), the reasons.
+    """Draws the timelines, the ledger at the picked point (the peak by default) and the reasons.
 
-    Nothing where no baseline was measured.
+    The panel is empty without a measured baseline.
     """
     at, baseline = state.tick, view.charted
     if baseline is None:
@@ -86,7 +86,7 @@ def _reasons(view: Shown, baseline: Measurement, graph: ModelGraph | None) -> tu
     if view.comparison is not None:
         return explain(view.comparison, graph) if graph else ()
     described = graph.fingerprint if graph else ""
-    key = f"why {view.baseline_key} {described}"  # a toggle does not change what was measured
+    key = f"why {view.baseline_key} {described}"  # a toggle does not change measured results
     reasons: tuple[str, ...] | None = backend.records().get(key)
     if reasons is None:
         reasons = explain_one(baseline, graph)

@@ -147,7 +147,7 @@ def _desk(state: ExploreState, places: Places) -> None:
     graph = drafts.graph_of(state.draft)
     if graph is not None:
         drafts.absorb(state.draft, graph)
-        if work.recall(state) or state.draft.redraw:  # another block, or a result that is known: the charts show it
+        if work.recall(state) or state.draft.redraw:  # another block or a known result changes the charts
             st.rerun()
     policy, known = state.draft.spec.policy, shown(state)
     foreseen = predicted(known, graph, policy)

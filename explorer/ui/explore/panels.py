@@ -47,7 +47,7 @@ OPERATIONS, TIME, STEP = "Operations per block", "Time per block", "Time of the 
 
 
 def cost_panel(comparison: Comparison) -> None:
-    """FLOPs and times of both runs, then those of each recomputed block."""
+    """FLOPs and times of both runs, then of each recomputed block."""
     st.markdown(glossary.NO_CLOCK if comparison.is_predicted else time_answer(comparison), help=glossary.COST)
     st.dataframe(
         [_row("baseline", comparison.baseline), _row("candidate", comparison.candidate)],

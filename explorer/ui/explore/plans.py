@@ -115,7 +115,7 @@ def take(state: ExploreState, graph: ModelGraph, plan: Plan) -> None:
 
 
 def _segments_reach(state: ExploreState, graph: ModelGraph) -> str:
-    """Long segments are not among what a plan is made of: a preset of them may reach what no plan does."""
+    """A sentence on presets that meet the budget when no plan does: plans contain no long segments, presets may."""
     wish = state.budget.wish
     if wish is None or wish.budget_bytes is None:
         return ""

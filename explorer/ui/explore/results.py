@@ -1,4 +1,4 @@
-"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden ones are not computed."""
+"""The tabs beside the graph: memory, budget, cost, gradients, blocks, autograd. Hidden tabs are not computed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TABS = ["Memory", "Budget", "Cost", "Gradients", "Blocks", "Autograd"]
 
 
 def results(state: ExploreState, view: Shown) -> None:
-    """All that was measured, of the last comparison or else of the baseline alone."""
+    """Draws the measured results of the last comparison, else of the baseline alone."""
     graph = drafts.graph_of(state.draft)
     comparison, baseline = view.comparison, view.charted
     tabs = st.tabs(TABS, key="tabs", on_change="rerun")

@@ -68,24 +68,24 @@ class Shown:
     did_not_fit: str = ""
     """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
     foreseen: bool = False
-    """Whether nothing ran: the baseline was played without data."""
+    """True if nothing ran: the baseline was simulated without data."""
     other_options: bool = False
     """Whether the baseline ran under options, a seed or a device that were changed since."""
 
     @property
     def charted(self) -> Measurement | None:
-        """The baseline that the charts show: that of the comparison, else the one that holds now."""
+        """The baseline of the charts: the comparison's baseline, else the current baseline."""
         return self.comparison.baseline if self.comparison is not None else self.baseline
 
     @property
     def candidate(self) -> Measurement | None:
-        """Only if it ran under the policy that is drawn now, to its end."""
+        """The candidate run, if it ran to its end under the drawn policy."""
         pair = self.comparison
         return pair.candidate if pair is not None and pair.comparable and not self.stale else None
 
     @property
     def pinned(self) -> Policy | None:
-        """The policy of the baseline, where that did not keep everything."""
+        """The policy of the baseline, if the baseline did not keep everything."""
         fresh = self.comparison is not None and not self.stale
         run = self.comparison.baseline if fresh and self.comparison is not None else self.baseline
         return run.spec.policy if run is not None and run.spec.policy.units else None
@@ -153,8 +153,8 @@ def shown(state: ExploreState) -> Shown:
 
 
 def _whole(run: Measurement | None, key: str | None) -> Measurement | None:
-    """Everything kept, put together from a run that fitted where that did not, or that was recorded with a policy;
-    None: nothing was refused."""
+    """The run that keeps everything, put together from a run that fitted under a policy or was recorded with a policy.
+    None if `run` kept everything itself."""
     if run is None or not run.complete or not (run.refused or (run.origin == "recorded" and run.spec.policy.units)):
         return None
     whole: Measurement | None = backend.records().get(f"whole {key}")
@@ -172,7 +172,7 @@ def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measure
 
 
 def predicted(known: Shown, graph: ModelGraph | None, policy: Policy) -> Forecast:
-    """From the run that kept everything; its ratio against the baseline that the page compares with."""
+    """Forecast of `policy` from the run that kept everything, with ratios against the page's baseline."""
     expected = calibrated(forecast(known.kept, graph, policy, key=known.kept_key), _seen(known, graph))
     if known.kept is None or known.baseline is None or known.kept is known.baseline:
         return expected
@@ -247,7 +247,7 @@ def _units_of(name: str, graph: ModelGraph) -> tuple[Unit, ...]:
 
 
 def facts(state: ExploreState, graph: ModelGraph, known: Shown, predicted: Forecast) -> Facts:
-    """Everything that stands on the blocks."""
+    """Facts for the labels of the blocks."""
     spec = state.draft.spec
     kept = known.kept or known.baseline
     whole = kept if kept is not None and kept.complete else None

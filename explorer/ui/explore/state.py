@@ -29,7 +29,7 @@ class Budget:
     wish: Wish | None = None
     """None: nothing was typed, or nothing that can be read."""
     none_because: str = ""
-    """Why there is no plan for it."""
+    """Reason why the budget has no plan."""
     job: str | None = None
     """Which job looks for the plan."""
     plan: Plan | None = None
@@ -66,7 +66,7 @@ class ExploreState:
     looked_at: str = ""
     """The selected block that `view` was last set for."""
     warning: str = ""
-    """Why the store could not keep the last run."""
+    """Reason why the store could not keep the last run."""
     doubt: str = ""
     """Warning from the evidence in an imported policy file."""
     read: Reading | None = None
@@ -74,7 +74,7 @@ class ExploreState:
 
 
 def current() -> ExploreState:
-    """This visitor's state. Another model starts it afresh; a stored run that was opened brings its own."""
+    """This visitor's state. Another model resets the state; an opened run of the store sets the state."""
     draft = drafts.current()
     state = kept("explore", ExploreState, lambda: ExploreState(draft=draft, about=draft.widget))
     state.draft = draft
@@ -93,7 +93,7 @@ def _forget(state: ExploreState, job: PageJob) -> None:
 
 
 def _show(state: ExploreState, run: opened.Opened) -> None:
-    """Model, policy, options and figures of a stored run; what is under way goes on."""
+    """Shows model, policy, options and figures of a stored run; a job under way goes on."""
     record = run.record
     assert isinstance(record, Comparison | Measurement), "no other kind is shown here"
     played = record.candidate if isinstance(record, Comparison) else record

@@ -18,7 +18,7 @@ from explorer.ui.shared import draft as drafts
 
 ASKED = (Describe, Measure, Compare, DrawAutograd)
 FIRST_WORD_S = 0.05
-"""A warm worker says within this what it does: then the first drawing shows it, and not only the second."""
+"""Time within which a warm worker reports its work, so that the first drawing already shows the report."""
 
 
 def take(state: ExploreState, job: Job) -> None:
@@ -93,7 +93,7 @@ def baseline_of(candidate: RunSpec) -> RunSpec:
 
 
 def recall(state: ExploreState) -> bool:
-    """A policy that ran, or was played, before shows its result again. Returns whether that changed what is shown."""
+    """Shows the earlier result of a policy that ran or was predicted. Returns whether the shown result changed."""
     spec = state.draft.spec
     key = _foreseen_pair(state) if state.draft.predict else known.compared(baseline_of(spec), spec)
     if key is None or key == state.shown:
@@ -103,7 +103,7 @@ def recall(state: ExploreState) -> bool:
 
 
 def _foreseen_pair(state: ExploreState) -> str | None:
-    """The key of what was played of the drawn policy, beside everything kept; None: one of them was not played yet."""
+    """Key of the predicted comparison of the drawn policy; None if a run of the pair is not predicted yet."""
     spec, records = state.draft.spec, backend.records()
     baseline, candidate = (records.get(backend.foreseen_key(one)) for one in (wanted(state), spec))
     if not spec.policy.units or baseline is None or candidate is None:
@@ -115,8 +115,8 @@ def _foreseen_pair(state: ExploreState) -> str | None:
 
 
 def compare(state: ExploreState) -> None:
-    """The run that a person asked for: baseline and candidate, both measured now; where nothing runs, the candidate
-    played as the baseline was."""
+    """Starts the run that a person requested: baseline and candidate, both measured now. In prediction mode only the
+    candidate is predicted, as the baseline is predicted already."""
     spec = state.draft.spec
     if state.draft.predict:
         page_job.start(state.job, Measure(spec=spec, without_data=True))

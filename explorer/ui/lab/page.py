@@ -44,7 +44,7 @@ class LabState:
     name: str = field(default_factory=lambda: lessons()[0].name)
     """The experiment that is open."""
     switches: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By experiment, how its switches stand."""
+    """Positions of the switches, by experiment."""
     device: Device = "cpu"
     shown: dict[str, str] = field(default_factory=dict)
     """By experiment, the key of its last outcome."""

@@ -26,7 +26,7 @@ CAP_WIDTH = 170
 def cap_panel(
     split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, run: PipelineRun | None
 ) -> None:
-    """The field and its button, what came of the last press, and whether `run`, of what is drawn, kept the cap."""
+    """Draws the field and its button, the outcome of the last press, and whether `run` kept the cap."""
     typed = bound("pipeline_cap", split.cap, lambda text: setattr(split, "cap", text))
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_cap_row"):
         st.text_input(
@@ -54,7 +54,7 @@ def cap_panel(
 
 
 def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """Asks the worker: many cuts are played."""
+    """Submits the search for a plan below the cap to the worker, as many cuts are simulated."""
     if profile is None:
         return
     pipeline_state.absorb(split, graph, until_press=True)
@@ -65,7 +65,7 @@ def _plan(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | No
 
 
 def take_plan(split: PipelineState, request: FindJointPlan, joint: JointPlan) -> None:
-    """Takes over what was planned, unless another plan was drawn meanwhile: cut and policy are a step of undo each."""
+    """Takes over the joint plan, unless the drawn plan changed meanwhile. Cut and policy are one step of undo each."""
     graph, drawn = request.graph, backend.graph_of(split.draft.spec)
     if drawn != graph or plan_of(split, pipeline_state.stages_of(split, graph)) != request.wish.asked:
         page_job.refuse(

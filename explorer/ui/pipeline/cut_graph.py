@@ -43,7 +43,7 @@ def cut_graph(split: PipelineState, graph: ModelGraph, plan: PipelinePlan, profi
 
 
 def drawing(graph: ModelGraph, opened: list[str], n_microbatches: int) -> Layout:
-    """The graph with its cut lines; bytes on a line are those of one microbatch."""
+    """The graph with its cut lines; bytes on a line are the bytes of one microbatch."""
     drawn = layout(graph, opened, cuts=True)
     cuts = tuple(
         msgspec.structs.replace(cut, note=f"cut: {mib(cut.n_bytes / n_microbatches)} a microbatch")
@@ -94,7 +94,7 @@ def _title(node: Node, stage: int | None, cost: BlockCost | None) -> str:
 
 
 def _stage(node: Node, stage_of: dict[str, int]) -> int | None:
-    """Stage of a block, or of the unit of the chain it lies in; None where a run spreads over several."""
+    """Stage of a block or of its unit in the chain; None if a run spreads over several stages."""
     if node.members:
         stages = {stage_of.get(member) for member in node.members}
         return stages.pop() if len(stages) == 1 else None

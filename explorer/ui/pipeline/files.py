@@ -24,7 +24,7 @@ FOLDER = "pipeline-run"
 
 
 def files_panel(spec: RunSpec, plan: PipelinePlan, hazards: tuple[Hazard, ...], run_key: str | None) -> None:
-    """Downloads; `spec` holds the plan. `run_key`: of its run, where it has run."""
+    """Draws the downloads; `spec` holds the plan. `run_key`: key of the plan's run, if the plan has run."""
     if run_key is not None:
         report_button(run_key, stem=FOLDER, widget="pipeline_report")
     if warning := danger(hazards, "Hazards"):

@@ -43,7 +43,7 @@ RIGHT_HEIGHT = 520
 
 
 def page() -> None:
-    """The whole page, top to bottom. Model, policy and options are those of the Explore page."""
+    """The whole page, top to bottom. The Explore page shares model, policy and options."""
     split = pipeline_state.current()
     page_job.attach(split.job, pipeline_work.ASKED)
     page_job.settle(split.job, partial(pipeline_work.take, split))

@@ -59,7 +59,7 @@ def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile
 
 
 def _tools(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """Balance, undo, redo, go to a stage, and what is rarely changed."""
+    """Draws balance, undo, redo, go to a stage, and rarely changed options."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_tools"):
         st.menu_button(
             "Balance",
@@ -118,12 +118,12 @@ def _switch(split: PipelineState, name: str, label: str, help: str) -> None:
 
 
 def _take_stages(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None, n_stages: int) -> None:
-    """As many stages as a person asked for."""
+    """Cuts the model into the number of stages that a person requests."""
     _cut(split, graph, (int(n_stages), usual_rule(profile)), profile)
 
 
 def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> None:
-    """As many stages as there are, cut by the rule that a person chose."""
+    """Cuts the model into the current number of stages, by the rule that a person chose."""
     rule: CutRule | None = st.session_state.get("pipeline_balance")
     pipeline_state.absorb(split, graph, until_press=True)
     if rule is not None:

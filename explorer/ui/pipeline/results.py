@@ -29,7 +29,7 @@ ALL_RANKS = "all ranks"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Everything that is known about the plan that is drawn."""
+    """Known results of the drawn plan."""
 
     spec: RunSpec
     """With the plan."""
@@ -39,7 +39,7 @@ class Results:
     fresh: bool
     forecast: PlayedSchedule | None
     fault: str = ""
-    """Why the plan cannot run."""
+    """Reason why the plan cannot run."""
     hazards: tuple[Hazard, ...] = ()
 
     @property
@@ -48,7 +48,7 @@ class Results:
 
 
 def result_tabs(known: Results, split: PipelineState) -> None:
-    """The tabs; hidden ones are not computed. An older run is marked as such; a new plan shows its prediction."""
+    """Draws the tabs; hidden tabs are not computed. An older run has a mark; a new plan shows its prediction."""
     run = known.run
     if run is not None and run.failure is not None and _failed(run):
         split.shown = None

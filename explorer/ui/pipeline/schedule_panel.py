@@ -23,7 +23,7 @@ UPLOAD = "upload_schedule"
 
 
 def n_ranks_of(choices: PlanChoices, n_stages: int) -> int:
-    """As many as were chosen, where the schedule can do with them."""
+    """Number of ranks: the chosen number if the schedule allows it, else the schedule's default."""
     if choices.actions:
         return len(choices.actions)
     chosen = choices.n_ranks
@@ -77,7 +77,7 @@ def _take(split: PipelineState, graph: ModelGraph) -> None:
 
 
 def take_schedule(split: PipelineState, graph: ModelGraph, name: str, data: bytes) -> None:
-    """Its rows become the schedule, with as many stages and microbatches as they name. A fault is a sentence."""
+    """Takes the rows of a file as the schedule, with the stages and microbatches that the rows name."""
     split.job.failure = None
     with page_job.refusing(split.job):
         rows = rows_in(data, name)

@@ -70,7 +70,7 @@ class PipelineState:
     shown: str | None = None
     """Key of the last run."""
     message: str = ""
-    """Why the plan in the address could not be read."""
+    """Reason why the plan in the address could not be read."""
     cap: str = ""
     """Typed limit on the bytes of every rank."""
     planned: JointPlan | None = None
@@ -78,7 +78,7 @@ class PipelineState:
 
 
 def current() -> PipelineState:
-    """This visitor's state; on the first visit what the address bar says. An opened run brings its own."""
+    """This visitor's state; on the first visit the state of the address bar. An opened run sets the state."""
     draft = drafts.current()
     if (run := opened.taken("pipeline")) is not None:
         assert isinstance(run.record, PipelineRun), "no other kind is shown here"
@@ -118,7 +118,7 @@ def choose(split: PipelineState, name: str, value: Any) -> None:
 
 
 def forget(split: PipelineState) -> None:
-    """Another model: its cuts and results are not this one's; schedule and microbatches stay."""
+    """Drops cuts and results of the old model; schedule and microbatches stay."""
     split.marks, split.shown, split.places, split.jump = None, None, None, None
     split.history, split.job.failure, split.planned = History(), None, None
 
@@ -171,7 +171,7 @@ def stages_of(split: PipelineState, graph: ModelGraph) -> tuple[tuple[str, ...],
 
 
 def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...], ...]) -> None:
-    """Marks the cuts of `stages`, one undo step; what was clicked meanwhile is adopted first."""
+    """Marks the cuts of `stages`, one undo step; clicks made meanwhile are adopted first."""
     absorb(split, graph, until_press=True)
     marks = marks_of(split, graph)
     cuts = [f"{before[-1]}>{after[0]}" for before, after in zip(stages, stages[1:])]
@@ -181,7 +181,7 @@ def cut_at(split: PipelineState, graph: ModelGraph, stages: tuple[tuple[str, ...
 
 
 def recompute(split: PipelineState, graph: ModelGraph, policy: Policy) -> None:
-    """Another policy for the draft, one undo step."""
+    """Sets another policy for the draft, one undo step."""
     if policy != split.draft.spec.policy:
         _remember(split, Before(policy=split.draft.spec.policy))
         drafts.set_policy(split.draft, policy, graph)

@@ -29,7 +29,7 @@ LONGEST_NOTE = 2000
 
 
 def one(run: StoredRun) -> None:
-    """Everything that can be done with a single run."""
+    """Draws the actions on a single run."""
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="actions"):
         name = st.text_input("Name", run.name, key=f"name_{run.run_id}", max_chars=200)
         if st.button("Rename", icon=":material/edit:", key="rename", disabled=name == run.name or not name.strip()):

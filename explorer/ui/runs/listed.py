@@ -28,11 +28,11 @@ ORDERS: dict[str, Callable[[StoredRun], Any]] = {
     "name": lambda run: run.name.lower(),
     "model": lambda run: (run.model, run.name.lower()),
 }
-"""How the list can be sorted besides NEWEST, the order of the store."""
+"""Orders of the list besides NEWEST, the order of the store."""
 
 
 def own(run: StoredRun) -> dict[str, Any]:
-    """Headline figures of the run itself: of the candidate where there are two."""
+    """Headline figures of the run itself: of the candidate in a comparison."""
     figures: dict[str, Any] = run.headlines.get("candidate") or run.headlines
     return figures
 
@@ -48,7 +48,7 @@ def chosen_runs(runs: tuple[StoredRun, ...]) -> tuple[StoredRun, ...]:
 
 
 def table(runs: tuple[StoredRun, ...]) -> list[StoredRun]:
-    """Draws the list; returns what is selected in it."""
+    """Draws the list; returns the selected runs."""
     state = current()
     rows = [row for row, run in enumerate(runs) if run.run_id == state.select]
     event = st.dataframe(

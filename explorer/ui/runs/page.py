@@ -20,7 +20,7 @@ from explorer.view.drawing.units import count
 
 
 def page() -> None:
-    """The list, and what can be done with what is selected in it."""
+    """Draws the list, and the actions on the selected runs."""
     st.markdown("#### Runs", help="Kept in one file in your data directory; CHECKPOINT_EXPLORER_HOME names another.")
     _say(current())
     try:

@@ -16,9 +16,9 @@ Placed = list[tuple[StoredRun, RunPoint]]
 
 
 def points_of(runs: Sequence[StoredRun]) -> Placed:
-    """Each run with a peak and a time, and what it was compared with once for each kind of conditions.
+    """A point for each run with a peak and a time, and for each baseline once per kind of conditions.
 
-    The machine is named where they ran on several.
+    The machine is named if the runs are from several machines.
     """
     several = len({run.machine for run in runs}) > 1
     placed: Placed = []

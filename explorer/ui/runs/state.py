@@ -12,7 +12,7 @@ class RunsState:
     """Changed in place, as the page is drawn again and again."""
 
     order: int = 0
-    """How often the rows became others: a new number is a new table, in which nothing is selected but `select`."""
+    """Number of changes of the rows. A new number makes a new table, in which only `select` is selected."""
     select: str | None = None
     """Id of the run that the next table begins with."""
     done: str = ""

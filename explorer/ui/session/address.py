@@ -25,7 +25,7 @@ DEFAULT = RunSpec(model=ModelRef(target=""))
 
 
 def to_query(spec: RunSpec) -> dict[str, str]:
-    """The address of `spec`; what is default is left out."""
+    """The address of `spec`; default values are left out."""
     query = {"model": spec.model.target}
     if spec.model.size:
         query["size"] = spec.model.size
@@ -39,7 +39,7 @@ def to_query(spec: RunSpec) -> dict[str, str]:
 
 
 def from_query(query: Mapping[str, str]) -> RunSpec | None:
-    """The run specification of an address; None where it names no model. Raises UnreadableFile."""
+    """The run specification of an address; None if the address names no model. Raises UnreadableFile."""
     if not query.get("model"):
         return None
     spec = DEFAULT
@@ -68,6 +68,6 @@ def show(query: dict[str, str]) -> None:
 
 
 def _sparse(spec: RunSpec) -> dict[str, object]:
-    """Only the fields that differ from their default."""
+    """The fields that differ from their default."""
     full, usual = msgspec.to_builtins(spec), msgspec.to_builtins(DEFAULT)
     return {"model": full["model"], **{name: value for name, value in full.items() if value != usual[name]}}

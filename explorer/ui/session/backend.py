@@ -1,6 +1,6 @@
-"""The one worker and the one store that every visitor of this app shares, and the records they gave lately.
+"""The worker and the store that all visitors of this app share, and their recent records.
 
-Streamlit runs a page again and again; what has to outlive a run lives here. Nothing here imports torch.
+Streamlit runs a page again and again; objects that outlive a run live here. No import here loads torch.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MOST_KNOWN = 4096
 
 
 class Records:
-    """The last few records by key: a run id, or what they were asked for. Shared by all sessions."""
+    """The last few records by key: a run id or a request. All sessions share the records."""
 
     def __init__(self, limit: int = KEPT) -> None:
         self._records: OrderedDict[str, Any] = OrderedDict()
@@ -92,7 +92,7 @@ def give_way() -> None:
 
 @st.cache_resource(show_spinner=False)
 def known() -> Records:
-    """Run ids by what was asked: see explorer/ui/session/known.py."""
+    """Run ids by request: see explorer/ui/session/known.py."""
     return Records(MOST_KNOWN)
 
 
@@ -109,7 +109,7 @@ def samples() -> tuple[Sample, ...]:
 
 
 def weights() -> tuple[str, ...]:
-    """Files with weights that a model may begin from: those named on the command line after `--weights`."""
+    """Files with weights that a model may start from, as named on the command line after `--weights`."""
     given = given_after("--weights", sys.argv[1:])
     return tuple(dict.fromkeys(str(Path(file).resolve()) for file in given))
 
@@ -165,7 +165,7 @@ def record(key: str | None) -> Any:
 
 
 def recorded_run(model: ModelRef) -> str | None:
-    """Id of the recorded run that `model` stands for: the one that was opened last, else the newest of the store."""
+    """Id of the recorded run that `model` stands for: the run opened last, else the newest run of the store."""
     run_id: str | None = known().get(f"recorded {model.target}")
     if run_id is None:
         stored = [run for run in store().list() if run.model == model.target and run.kind == "measurement"]
@@ -175,12 +175,12 @@ def recorded_run(model: ModelRef) -> str | None:
 
 
 def graph_key(model: ModelRef, device: Device, *, without_data: bool = False) -> str:
-    """Under which the graph of `model`, watched on `device`, is kept."""
+    """Key of the graph of `model`, described on `device`."""
     return f"graph {'without data ' if without_data else ''}{device} {to_json(model).decode()}"
 
 
 def foreseen_key(spec: RunSpec) -> str:
-    """Under which the step of `spec` is kept that was played without data."""
+    """Key of the predicted step of `spec`, simulated without data."""
     return f"foreseen {to_json(spec).decode()}"
 
 

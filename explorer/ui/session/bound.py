@@ -30,7 +30,7 @@ class Bound(NamedTuple):
 
 
 def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
-    """For a widget that shows the record's `value`; `take` writes into the record what a person chooses."""
+    """Arguments of a widget that shows the record's `value`; `take` writes a person's choice into the record."""
     told: dict[str, tuple[int, Any]] = st.session_state.setdefault("bound", {})
     n, shown = told.get(name, (0, value))
     n += shown != value
@@ -39,7 +39,7 @@ def bound(name: str, value: Any, take: Callable[[Any], object]) -> Bound:
 
     def changed() -> None:
         chosen = st.session_state[key]
-        # Streamlit also calls when a browser first tells what it was given; one that was replaced has nothing to say.
+        # Streamlit also calls when a browser first echoes the default; a replaced widget is ignored.
         if told[name] == (n, chosen) or told[name][0] != n:
             return
         told[name] = (n, chosen)

@@ -43,7 +43,7 @@ class Measured(NamedTuple):
 
 
 def points(baseline: RunSpec) -> tuple[Measured, ...]:
-    """Policies that were compared with `baseline`, each as it was measured last."""
+    """Policies compared with `baseline`, each with its last measurement."""
     _found(_spec_key(baseline), baseline.model.target)
     compared: dict[Policy, tuple[str, Measured]] = backend.known().get(_points_key(baseline)) or {}
     return tuple(point for key, point in compared.values() if not backend.known().get(f"gone {key}"))
@@ -101,7 +101,7 @@ def _found(name: str, target: str) -> str | None:
 
 
 def _read_store(target: str) -> None:
-    """The newest runs of a model, oldest first, so that the newest is what is remembered."""
+    """Notes the newest runs of a model, oldest first, so that the newest run wins."""
     try:
         runs = [run for run in backend.store().list() if run.model == target and _is_current(run, target)]
         newest = sorted(runs, key=lambda run: run.created)[-MOST_READ:]

@@ -45,8 +45,8 @@ def hand_over(run: StoredRun) -> str:
 
 
 def _draw_from_file(record: Record) -> None:
-    """The blocks of a model that is not offered here are drawn from the run's own graph. A model that is offered is
-    described: a file does not say what it looks like."""
+    """Keeps the run's graph as the drawing of a model that is not on offer here. A model on offer is described instead,
+    as its code may differ from the file."""
     graph, spec = run_file.graph_of(record), run_file.spec_of(record)
     if graph is None or spec is None:
         return

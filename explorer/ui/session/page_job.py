@@ -36,13 +36,13 @@ class PageJob:
     id: str | None = None
     """The job under way; None: there is none, and the next may start."""
     what: str = ""
-    """Its request's name, as `Compare`."""
+    """Name of the job's request, as `Compare`."""
     asked: bool = False
     """Run was pressed, and the job has not started yet."""
     cancelling: bool = False
     """Cancel was pressed, and the job has not ended yet."""
     failure: Failure | None = None
-    """Why the last job has no result, or the last input was refused."""
+    """Reason why the last job has no result, or why the last input was refused."""
     refused: bool = False
     """True if `failure` is about an input of a person: no run failed."""
 
@@ -105,7 +105,7 @@ def under_way(life: PageJob, take: Take) -> Job | None:
 
 
 def cancel(life: PageJob) -> None:
-    """Asks the job to stop; it ends within seconds, as a failure that says so."""
+    """Cancels the job, which ends within seconds with a failure of the kind cancelled."""
     if (job := running(life)) is not None:
         life.cancelling = True
         job.cancel()
@@ -118,7 +118,7 @@ def refuse(life: PageJob, error: ExplorerError) -> None:
 
 @contextmanager
 def refusing(life: PageJob) -> Iterator[None]:
-    """Ends its block at an ExplorerError and keeps the error as a refusal."""
+    """A context that ends at an ExplorerError and keeps the error as a refusal."""
     try:
         yield
     except ExplorerError as error:

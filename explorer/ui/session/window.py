@@ -22,7 +22,7 @@ KEY = "window"
 
 
 def take(message: Mapping[str, Any] | None) -> bool:
-    """Takes over what a graph said of its window. Returns whether it was news."""
+    """Takes over the window size that a graph reports. Returns whether the size was new."""
     seen = (message or {}).get("window")
     if seen is None or seen == st.session_state.get(KEY):
         return False
@@ -31,7 +31,7 @@ def take(message: Mapping[str, Any] | None) -> bool:
 
 
 def is_known() -> bool:
-    """Whether a graph has spoken."""
+    """Whether a graph has reported its window."""
     return KEY in st.session_state
 
 

@@ -1,4 +1,4 @@
-"""How every chart stands on the page: itself, its description for a screen reader, and the same numbers as a table."""
+"""Charts on the page: the picture, its description for a screen reader, and its numbers as a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def draw(chart: Chart, *, key: str, height: int | None = None, act: Callable[[An
 
 
 def picture(chart: Chart, *, key: str, height: int | None = None, act: Callable[[Any], None] | None = None) -> None:
-    """As `draw`, where the numbers stand open on the page already."""
+    """Draws a chart without its table, as the page already shows the numbers."""
 
     def clicked() -> None:
         points = st.session_state[key]["selection"]["points"]

@@ -39,12 +39,12 @@ class History(Generic[T]):
     future: list[T] = field(default_factory=list)
 
     def record(self, before: T) -> None:
-        """Adds a step that brings `before` back; what was taken back is forgotten."""
+        """Adds a step that restores `before`; undone steps are dropped."""
         self.past = [*self.past, before][-KEPT_STEPS:]
         self.future = []
 
     def step(self, opposite: Callable[[T], T], *, forward: bool) -> T | None:
-        """Returns what the last step brings back, or None if there is no step; `opposite` is what reverts it."""
+        """Returns the value that the last step restores, or None without a step; `opposite` makes the reverse step."""
         source, other = (self.future, self.past) if forward else (self.past, self.future)
         if not source:
             return None
@@ -70,17 +70,17 @@ class Draft:
     marks: GraphMarks | None = None
     """State of that graph, as the page knows it; None until it is drawn."""
     history: History[Policy] = field(default_factory=History)
-    """Policies before the drawn one, and those that were taken back."""
+    """Policies before the drawn policy, and undone policies."""
     redraw: bool = False
     """More than the graph has to be drawn again."""
     jump: tuple[str, int] | None = None
     """Block to scroll to, and how many jumps there were."""
     message: str = ""
-    """Why the address could not be read."""
+    """Reason why the address could not be read."""
 
 
 def current() -> Draft:
-    """This visitor's draft; on the first visit what the address bar says, else the first model that is offered."""
+    """This visitor's draft; on the first visit the draft of the address bar, else the first model on offer."""
     return kept("draft", Draft, _first)
 
 
@@ -103,21 +103,21 @@ def graph_of(draft: Draft) -> ModelGraph | None:
 
 
 def why_not_run(draft: Draft) -> str:
-    """Why nothing of the drawn model can be run here; empty: it can."""
+    """Reason why the drawn model cannot run here; empty if the model can run."""
     if draft.spec.model.is_recorded:
         return glossary.NO_MODEL
     return glossary.NOTHING_RUNS if draft.predict else ""
 
 
 def restart(draft: Draft, spec: RunSpec, *, predict: bool = False) -> None:
-    """As if the visitor had just come with `spec`."""
+    """Resets the draft to `spec`, as on a first visit."""
     fresh = Draft(spec=spec, predict=predict)
     for one in fields(Draft):
         setattr(draft, one.name, getattr(fresh, one.name))
 
 
 def choose_model(draft: Draft, model: ModelRef) -> None:
-    """Another model, or another size of it, starts afresh; how the step is run stays."""
+    """Resets the draft to another model or size; the options of the step stay."""
     spec = msgspec.structs.replace(draft.spec, model=model, policy=KEEP_ALL, plan=None, frozen=(), forward_only=False)
     restart(draft, spec, predict=draft.predict)
     to_address(draft)
@@ -130,7 +130,7 @@ def set_predict(draft: Draft, *, on: bool) -> None:
 
 
 def choose(draft: Draft, spec: RunSpec) -> None:
-    """Other options: policy, marks and what was measured stay."""
+    """Sets other options; policy, marks and measured results stay."""
     draft.spec = spec
     to_address(draft)
 
@@ -157,9 +157,9 @@ def marks_of(draft: Draft, graph: ModelGraph) -> GraphMarks:
 
 
 def absorb(draft: Draft, graph: ModelGraph, *, until_press: bool = False) -> None:
-    """Takes over what was clicked since the last look; a changed policy goes on the undo list.
+    """Takes over new clicks; a changed policy goes on the undo list.
 
-    With `until_press` only what was clicked before the button whose callback calls this.
+    With `until_press`, takes over only the clicks before the button whose callback calls this function.
     """
     marks = marks_of(draft, graph)
     told = st.session_state.get(draft.widget)
@@ -206,7 +206,7 @@ def _record(draft: Draft, policy: Policy) -> None:
 
 
 def _take_over(draft: Draft, policy: Policy) -> None:
-    """The options of a policy stand outside of what a click draws again: where they change, the page is."""
+    """Sets the policy. A click does not redraw the options of a policy, so a change of options redraws the page."""
     draft.redraw |= with_units(policy, ()) != with_units(draft.spec.policy, ())
     draft.spec = msgspec.structs.replace(draft.spec, policy=policy)
 

@@ -1,4 +1,4 @@
-"""A run without a result, as a result: what was asked and found, what to do next, the traceback one click away."""
+"""Panels for runs without a result: the request, the cause, the next step, and the traceback one click away."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 
 
 def last_failure(life: PageJob, *, key: str) -> None:
-    """Why the last job has no result or an input was refused, until the next job starts or a person closes it."""
+    """Draws the failure of the last job or input, until the next job starts or a person closes the panel."""
     if life.failure is not None and failure_panel(life.failure, key=key, title=REFUSED if life.refused else ""):
         life.failure = None
         st.rerun()

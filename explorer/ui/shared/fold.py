@@ -1,4 +1,4 @@
-"""Expanders that stay as a person left them: Streamlit forgets what is not drawn, behind another tab or page."""
+"""Expanders that stay as a person left them: Streamlit forgets expanders hidden behind another tab or page."""
 
 from __future__ import annotations
 

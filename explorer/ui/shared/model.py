@@ -1,4 +1,4 @@
-"""Which model, how large, and how it is run: the row of choices at the top of the pages that run something."""
+"""The row of choices at the top of the pages that run something: model, size and options of the step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Change = Callable[[str, Any], None]
 AS_BUILT = "as built"
 SIZE_WIDTH = 110
 MANY = 8
-"""From here on the numbers of a model stand in two columns."""
+"""Count from which the numbers of a model stand in two columns."""
 CHOICES: dict[str, tuple[Any, ...]] = {
     "dtype": ("own", "float32", "float64", "bfloat16", "float16"),
     "autocast": ("none", "bfloat16", "float16"),
@@ -144,7 +144,7 @@ def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound
 
 
 def _options(draft: Draft, graph: ModelGraph | None, choose: Choose) -> None:
-    """How the step is run and how blocks are recomputed."""
+    """Draws the options of the step and of the recompute."""
     spec, change = draft.spec, partial(drafts.set_option, draft, graph)
     with st.popover("Options", key="options", help="How the step is run"):
         run, recompute = st.columns(2, gap="medium")
@@ -190,7 +190,7 @@ def _weights(model: ModelRef, choose: Choose) -> None:
 
 
 def _changed_options(draft: Draft) -> tuple[str, ...]:
-    """`dtype float64`: what is not as it usually is. The options of the step stay with a person from model to model."""
+    """`dtype float64`: options that differ from the default. Options of the step stay from model to model."""
     spec = draft.spec
     usual = RunSpec(model=spec.model)
     of_model = ["predict on"] if draft.predict else []

@@ -1,6 +1,6 @@
-"""Run, and beside it what is under way; the same on every page.
+"""The Run button with the job under way beside it, the same on every page.
 
-A press on Run draws this bar again and nothing else; the rest of the page stays usable.
+A press on Run redraws only this bar, and the rest of the page stays usable.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class RunBar:
     """The parts of a run bar that differ between pages."""
 
     key: str
-    """Begins the keys of its widgets."""
+    """Prefix of the keys of the bar's widgets."""
     help: str
     label: str = "Run"
     ready: bool
     """Whether there is something that could run."""
     start: Callable[[], None]
-    """Starts what a person asked for."""
+    """Starts the run that a person requests."""
     take: Take
     """Puts a result onto the page."""
     idle: Callable[[], object]

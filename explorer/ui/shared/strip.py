@@ -1,4 +1,4 @@
-"""The strip at the top that never moves: a few figures side by side, what each means and where it comes from."""
+"""The fixed strip at the top: a few figures side by side, each with its meaning and origin."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from explorer.ui.session import window
 SIDE_BY_SIDE = 3
 """Figures in one row where the window is narrow."""
 EMPTY_LINE = "\N{NO-BREAK SPACE}"
-"""As high as a word: nothing moves when one comes."""
+"""Placeholder as high as a word, so that nothing moves when a word appears."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

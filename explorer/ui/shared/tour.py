@@ -33,7 +33,7 @@ _AGAIN = "The Lab page begins it again."
 
 @dataclass(slots=True, kw_only=True)
 class Tour:
-    """How far one visitor has come. Changed in place."""
+    """A visitor's position in the tour. Changed in place."""
 
     at: int | None = None
     """Number of the step; None: not on the path."""
@@ -68,12 +68,12 @@ def current() -> Tour:
 
 
 def begin() -> None:
-    """From the first step, on the Explore page."""
+    """Starts the tour at its first step, on the Explore page."""
     st.session_state["tour"] = Tour(at=0, offered=False)
 
 
 def outdated(n_units: int) -> bool:
-    """Whether a click in the graph has done, or undone, what the step that is shown asks for."""
+    """Whether a click in the graph has done or undone the task of the current step."""
     tour = current()
     asks = tour.at is not None and STEPS[tour.at].key == "toggle"
     return asks and (tour.n_units > 0) != (n_units > 0)
