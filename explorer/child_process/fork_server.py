@@ -42,7 +42,7 @@ class _Child:
     owner: socket.socket
     """Socket of the process that requested the child."""
     own: socket.socket
-    """Its way to ask for others."""
+    """Socket on which the child requests more processes."""
 
 
 class _Server:
@@ -88,7 +88,7 @@ class _Server:
             os.close(file)
 
     def _fork(self, owner: socket.socket, request: bytes, files: Sequence[int]) -> None:
-        """Raises ValueError where that is no request."""
+        """Forks a child for `request`. Raises ValueError if `request` is malformed."""
         (module, _, *needs), _ = forks.names_and_arguments(request)
         status, errors, *given = files
         os.set_blocking(status, False)  # a pipe that is full must not stop the server
@@ -98,7 +98,7 @@ class _Server:
         mine, own = socket.socketpair()
         mine.settimeout(_PATIENCE_S)
         server = os.getpid()
-        gc.freeze()  # what was imported is garbage in no child: it collects ten times as fast, its pages stay shared
+        gc.freeze()  # no child collects the imported modules: collection is ten times as fast, pages stay shared
         if (pid := os.fork()) == 0:
             os.setpgid(0, 0)
             _die_with(server)
@@ -116,7 +116,7 @@ class _Server:
         _say(status, pid)
 
     def _forget_all(self) -> None:
-        """In a child: what belongs to the server alone."""
+        """Closes, in a child, the files and handlers of the server."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -66,7 +66,7 @@ class Forked:
 
     @property
     def pid(self) -> int | None:
-        """Waits until the process has begun; None where it never will."""
+        """Waits until the process has begun; None if the process never begins."""
         while not self.ended and self._pid is None:
             select.select([self._status], [], [])
         return self._pid
@@ -79,7 +79,7 @@ class Forked:
             return self._ended
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has ended; False when the time was up first."""
+        """Waits until the process has ended; False if the time is up first."""
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not self.ended:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
@@ -88,7 +88,7 @@ class Forked:
         return True
 
     def kill(self) -> None:
-        """Ends it and its process group."""
+        """Kills the process and its process group."""
         if (pid := self.pid) is not None and not self.ended:
             _kill_group(pid)
 
@@ -131,9 +131,9 @@ class Forks:
             process = subprocess.Popen(
                 [sys.executable, "-m", "explorer.child_process.fork_server", str(its.fileno()), *warm],
                 stdin=subprocess.DEVNULL,
-                stdout=2,  # what a model prints
+                stdout=2,  # output of a model
                 pass_fds=[its.fileno()],
-                process_group=0,  # outlives a kill of this process's group, and then ends what it started
+                process_group=0,  # outlives a kill of this process's group, and then ends its children
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
             )
         return cls(own, process)
@@ -175,7 +175,7 @@ class Forks:
         return not line.poll(0)
 
     def close(self) -> None:
-        """Ends the server and all that it started."""
+        """Ends the server and all processes that it started."""
         self._server.close()
         if self._process is not None:
             self._process.wait()
@@ -189,7 +189,7 @@ def server_is_gone() -> Crashed:
 
 
 def at_hand() -> Forks:
-    """The server that forked this process, else the one that this process has launched for itself."""
+    """The server that forked this process, else a server launched by this process."""
     global _launched
     if _given is not None:
         return _given
@@ -225,7 +225,7 @@ def _kill_group(pid: int) -> None:
 
 _POLL_S = 0.25
 _FROM_OUTSIDE = (None, *(-number for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-"""Ends that no model brings about; None: the fork server is gone."""
+"""Exit codes that no model causes; None: the fork server is gone."""
 
 
 class Answering:
@@ -252,7 +252,7 @@ class Answering:
         self.close()
 
     def close(self) -> None:
-        """Ends it if it still runs."""
+        """Ends the process if it still runs."""
         self._process.close()
         self._answers.close()
         self._stderr.close()
@@ -268,14 +268,14 @@ class Answering:
 
     @property
     def killed(self) -> bool:
-        """Ended neither by what it ran nor by its time limit."""
+        """Whether the process ended neither by its function nor by its time limit."""
         return not self.timed_out and self._process.code in _FROM_OUTSIDE
 
     def lines(self, deadline_s: float, alive: Callable[[], None]) -> Iterator[bytes]:
-        """Until the clock of `time.monotonic` reads `deadline_s`. `alive` is called while waiting; it may raise."""
+        """Answers until `time.monotonic` reads `deadline_s`. `alive` is called while waiting and may raise."""
         answered = bytearray()
         while True:
-            over = self._process.ended  # asked first: what it said before that is in the pipe
+            over = self._process.ended  # read first: earlier answers are in the pipe
             late = time.monotonic() >= deadline_s
             ready, _, _ = select.select([self._answers], [], [], 0 if over or late else _POLL_S)
             if not ready:
@@ -292,7 +292,7 @@ class Answering:
                 self._process.wait(_POLL_S)
 
     def ending(self) -> str:
-        """How it ended before it had answered: `ended the process by SIGSEGV`."""
+        """The end of a process without an answer, in words: `ended the process by SIGSEGV`."""
         code = self._process.code
         if self.timed_out:
             return "gave no answer in time"

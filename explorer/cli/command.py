@@ -33,7 +33,7 @@ FIT_COLOURS = {"exact": "green", "approximated": "yellow", "not expressible": "r
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Output:
-    """How a command answers."""
+    """Form of a command's answer."""
 
     json: Annotated[
         bool,
@@ -53,7 +53,7 @@ class RunFailed(ExplorerError):
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
-    """A command: parameters that are dataclasses become options of their own, and errors become exit code 2."""
+    """A command: fields of dataclass parameters become options, and errors become exit code 2."""
     hints = get_type_hints(function, include_extras=True)
     parameters: list[inspect.Parameter] = []
     records: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def answered(output: Output) -> Iterator[None]:
     """The answer is on stdout already: a later failure goes to stderr alone."""
     try:
         yield
-    except RunFailed as error:  # the document holds what was recorded until the run was cut short
+    except RunFailed as error:  # the document holds the record until the run was cut short
         answer_failure(error.failure, dataclasses.replace(output, json=False))
     except NotSaved as error:
         answer_failure(failure_of_job(error), dataclasses.replace(output, json=False))
@@ -129,7 +129,7 @@ def table_of(rows: Iterable[Mapping[str, str]], *, right: tuple[str, ...] = ()) 
 
 
 def print_json(document: Any) -> None:
-    """The one document on stdout."""
+    """Prints the document, which is all of stdout."""
     typer.echo(to_json(document))
 
 

@@ -16,7 +16,7 @@ from explorer import __version__
 from explorer.cli import verbs
 
 _FIRST = ("models", "graph", "check", "export", "measure", "compare", "plan", "pipeline", "run", "lab")
-"""How `--help` lists them: in the order in which one meets them. A verb that is not named here comes after these."""
+"""Order of the verbs in `--help`: the order of use. Other verbs follow."""
 
 app = typer.Typer(
     name="explorer",

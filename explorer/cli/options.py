@@ -1,4 +1,4 @@
-"""From options to a RunSpec: which model, which policy, which step."""
+"""Options of model, policy and step, and the RunSpec made from them."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class ModelOptions:
     ] = 0
 
     def ref(self, target: str) -> ModelRef:
-        """The size is named even where it is the usual one: runs of it are then of the same model as the page's.
+        """Reference of the model. Also a default size is named, so that runs refer to the same model as in the app.
 
-        Raises BadInput for a `--set` that is no NAME=VALUE.
+        Raises BadInput for a `--set` that is not NAME=VALUE.
         """
         pairs = [text.partition("=") for text in self.arguments or ()]
         wrong = ["".join(pair) for pair in pairs if not pair[1] or not pair[0]]
@@ -95,7 +95,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ConditionOptions:
-    """Under which conditions the policy is to run: what hazards depend on."""
+    """Conditions of the run that hazards depend on."""
 
     device: Annotated[Literal["cpu", "cuda"], typer.Option(rich_help_panel="Step")] = "cpu"
     autocast: Annotated[Literal["none", "bfloat16", "float16"], typer.Option(rich_help_panel="Step")] = "none"
@@ -117,7 +117,7 @@ class ConditionOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StepOptions(ConditionOptions):
-    """How the step runs; the names are those of RunSpec."""
+    """Options of the step, named as in RunSpec."""
 
     dtype: Annotated[
         Literal["own", "float32", "float64", "bfloat16", "float16"],
@@ -201,7 +201,7 @@ def file_on(name: str, graph: ModelGraph) -> PolicyFile:
 
 
 def tell(read: Reading) -> None:
-    """To stderr: where the policy comes from, how well it fits, what differs. Nothing where there is nothing to say."""
+    """Writes to stderr the source of a policy, its fit and its differences, if there are any."""
     if read.told or read.source != POLICY_FILE:
         say(f"Read from {escape(read.source)}: [{FIT_COLOURS[read.fit]}]{read.fit}[/].")
     for sentence in read.told:
@@ -209,7 +209,7 @@ def tell(read: Reading) -> None:
 
 
 def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
-    """Raises BadInput for what is to be frozen and is neither a block nor a parameter."""
+    """Raises BadInput if a frozen name is neither a block nor a parameter."""
     known = {*graph.by_fqn, *(name for block in graph.blocks for name in block.own_parameters)}
     if strangers := [fqn for fqn in frozen if fqn not in known]:
         raise BadInput(

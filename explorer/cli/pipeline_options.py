@@ -36,7 +36,7 @@ from explorer.record.run import CheckpointMode, PipelinePlan, RunSpec
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """How the model is split and driven."""
+    """Options of the split and its schedule."""
 
     stages: Annotated[int | None, typer.Option(min=1, help="Number of stages; the policy file's plan if left out.")] = (
         None
@@ -117,7 +117,7 @@ def plan_of(
 
 
 def _usual_microbatches(split: PlanOptions, graph: ModelGraph) -> int:
-    """As many as there are stages, where they divide the batch."""
+    """Default number of microbatches: the number of stages, if it divides the batch."""
     return fitting(max(USUAL_MICROBATCHES, split.stages or 2), graph)
 
 

@@ -39,7 +39,7 @@ _VERDICTS = {
 
 def document(record: Comparison | Measurement) -> dict[str, Any]:
     """The record with its derived headline figures and the caveats of its peak beside its fields. In a comparison each
-    run carries its own."""
+    run has its caveats."""
     plain: dict[str, Any] = to_plain(record)
     if isinstance(record, Comparison):
         runs = {"baseline": document(record.baseline), "candidate": document(record.candidate)}
@@ -186,7 +186,7 @@ def _warnings(console: Console, run: Measurement) -> None:
 
 
 def in_short(blocks: tuple[str, ...]) -> str:
-    """Up to four names, else the first, the last and how many there are."""
+    """Up to four names, else the first name, the last name and the count."""
     return ", ".join(blocks) if len(blocks) <= 4 else f"{blocks[0]} ... {blocks[-1]} ({count(len(blocks), 'block')})"
 
 

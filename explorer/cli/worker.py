@@ -26,7 +26,7 @@ _POLL_S = 0.1
 
 @contextmanager
 def worker() -> Iterator[Worker]:
-    """A worker for this command; it starts loading torch at once and is gone at the end."""
+    """A worker for this command, which loads torch at once and ends with the context."""
     worker = Worker()
     try:
         worker.warm()

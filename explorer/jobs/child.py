@@ -60,12 +60,12 @@ class Child:
         self._commands.put(frame_of(command))
 
     def kill(self) -> None:
-        """At once, with everything it started."""
+        """Kills the worker at once, with all processes that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Ends it politely by closing its stdin, and by force if that does not help. Returns when it is gone."""
+        """Ends the worker by closing its stdin, or by force if the worker stays. Returns when the worker is gone."""
         self._commands.put(None)
         try:
             self._process.wait(_PATIENCE_S)

@@ -60,7 +60,7 @@ class Job:
         self.run_id: str | None = None
         """Key of the result in the store; None if the store does not keep the result."""
         self.warning = ""
-        """Why the store could not keep it."""
+        """Reason why the store could not keep the result."""
         self._worker = worker
         self._keep = keep
         self._finished = threading.Event()
@@ -91,7 +91,7 @@ class Job:
         self._worker._cancel(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Until it has finished; False when the time was up first."""
+        """Waits until the job has finished; False if the time is up first."""
         return self._finished.wait(timeout_s)
 
 
@@ -121,7 +121,7 @@ class Worker:
             if isinstance(field, RunSpec):
                 from_plain(to_plain(field), RunSpec)
         with self._lock:
-            # The random part tells the jobs of one app from those of the app before it, whose ids are still in URLs.
+            # The random part distinguishes the app's jobs from jobs of an earlier app, whose ids are still in URLs.
             job = Job(self, f"{next(self._numbers)}-{secrets.token_hex(3)}", request, keep=keep)
             self._hand_over(job)
             self._jobs[job.id] = job
@@ -145,7 +145,7 @@ class Worker:
                 self._child = Child(self._command, self._heard, self._ended)
 
     def close(self) -> None:
-        """Ends the child; open jobs end as cancelled. Returns when it is gone."""
+        """Ends the worker process; open jobs end as cancelled. Returns when the process is gone."""
         with self._lock:
             self._closed = True
             child = self._child
@@ -211,7 +211,7 @@ class Worker:
         timer.start()
 
     def _kill(self, job: Job, failure: Failure) -> None:
-        """The job's own process; and the worker with it, where that is of no avail."""
+        """Kills the job's process; a second call also kills the worker."""
         with self._lock:
             if job.finished:
                 return
@@ -248,14 +248,14 @@ class Worker:
         job._finished.set()
 
     def _forget(self) -> None:
-        """Results are large; a page asks for the newest ones only, and the store has the rest."""
+        """Drops old jobs, as results are large: a page uses the newest results, and the store has the rest."""
         finished = [job.id for job in self._jobs.values() if job.finished]
         for job_id in finished[: max(0, len(finished) - _MOST_FINISHED)]:
             del self._jobs[job_id]
 
 
 def _graph_key(request: Request) -> str:
-    """The same for a description of a model and for runs of that model."""
+    """Key of the model's graph, equal for a description of a model and for runs of the model."""
     fields = [getattr(request, name) for name in request.__struct_fields__]
     models = [field.model if isinstance(field, RunSpec) else field for field in fields]
     return repr((getattr(request, "without_data", False), [one for one in models if isinstance(one, ModelRef)][:1]))

@@ -18,9 +18,8 @@ def failure_of_job(error: BaseException, *, timed_out: bool = False) -> Failure:
 def crash(return_code: int | None, doing: str, last_words: str, *, out_of_memory: bool | None = None) -> Failure:
     """A process that ended by itself, or was ended, in the middle of `doing` (`measure sample_models/gpt.py`).
 
-    `return_code` is negative for a signal, None where it is unknown; `last_words` is the end of what it wrote to
-    stderr. `out_of_memory`: whether the system says that it ended a process for lack of memory meanwhile; None: it
-    does not say.
+    `return_code` is negative for a signal, None if unknown; `last_words` is the tail of stderr.
+    `out_of_memory`: whether the system reports that it ended a process for lack of memory meanwhile; None: no report.
     """
     if return_code is None:
         ended = "ended together with the fork server, which was ended from outside,"

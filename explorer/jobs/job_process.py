@@ -23,7 +23,7 @@ class Process(Protocol):
     """A process that a fork server has started."""
 
     code: int | None
-    """Once it has ended: negative is a signal; None: unknown."""
+    """Exit code after the end: negative is a signal; None: unknown."""
 
     def fileno(self) -> int: ...
 
@@ -36,9 +36,9 @@ class Process(Protocol):
 
 
 Start = Callable[[Submit, str, tuple[int, int], int], Process]
-"""Starts a job: what was submitted, a folder for temporary files, events and cancels, stdout and stderr."""
+"""Starts a job. Arguments: request, folder for temporary files, pipes of events and cancels, stdout and stderr."""
 OomKills = Callable[[], int | None]
-"""How many processes the system has ended for lack of memory so far; None where it does not say."""
+"""Number of processes that the system has ended for lack of memory so far; None if the system does not report."""
 
 
 class JobProcess:
@@ -64,7 +64,7 @@ class JobProcess:
             os.write(self._cancels, b"x")
 
     def kill(self) -> None:
-        """From any thread: `answer` returns a crash then."""
+        """Kills the process, from any thread; `answer` then returns a crash."""
         self._process.kill()
 
     def answer(self, tell: Callable[[Reported], None]) -> Event:
@@ -74,7 +74,7 @@ class JobProcess:
             while True:
                 ready, _, _ = select.select([*listened, self._process.fileno()], [], [])
                 over = self._process.ended
-                if over:  # what it said before that is still in the pipes
+                if over:  # earlier reports are still in the pipes
                     ready, _, _ = select.select(listened, [], [], 0)
                 for file in listened.copy():
                     if file in ready and not self._listen(file):
@@ -89,7 +89,7 @@ class JobProcess:
             return Failed(job=self._submitted.job, failure=failure_of_job(Crashed(_GARBLED, hint=str(error))))
 
     def close(self) -> None:
-        """Ends it, with all that it has started."""
+        """Ends the process, with all processes that it has started."""
         self._process.close()
         for file in (self._events, self._errors, self._cancels):
             os.close(file)

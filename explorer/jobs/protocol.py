@@ -41,7 +41,7 @@ class Measure(Record, tag=True):
     until_it_fits: bool = False
     """If memory is refused, the step runs again under policies that need less and less memory."""
     beside_keep_all: bool = False
-    """The steps are timed in turns with those of everything kept, see `Times.beside`."""
+    """The timed steps alternate with steps that keep everything, see `Times.beside`."""
     without_data: bool = False
     """Predicted instead of measured: nothing of the model is allocated, no kernel runs."""
 
@@ -70,16 +70,16 @@ class DrawAutograd(Record, tag=True):
 
 
 class RunPipeline(Record, tag=True):
-    """-> PipelineRun: one step of `spec` under its plan, held against the unsplit model."""
+    """-> PipelineRun: one step of `spec` under its plan, compared with the unsplit model."""
 
     spec: RunSpec
     engine: PipelineEngine = "inproc"
     profile: PipelineProfile | None = None
-    """Adds what was predicted to the run."""
+    """Adds the prediction to the run."""
 
 
 class OpenRanks(Record, tag=True):
-    """-> PipelineRun: what torchrun's ranks left in `folder`, held against the unsplit model."""
+    """-> PipelineRun: the results of torchrun's ranks in `folder`, compared with the unsplit model."""
 
     spec: RunSpec
     folder: str
@@ -95,7 +95,7 @@ class ProfileStages(Record, tag=True):
 
 
 class FindPlans(Record, tag=True):
-    """-> Front: plans for a measured step, the one that `wish` asks for or all that are worth having."""
+    """-> Front: plans for a measured step: the plan for `wish`, or all plans of the front."""
 
     run: Measurement
     graph: ModelGraph
@@ -117,7 +117,7 @@ class RunLab(Record, tag=True):
     switches: dict[str, str] = {}
     device: Device = "cpu"
     model: ModelRef | None = None
-    """For a lesson that takes a model; None: the lesson's own."""
+    """Model for a lesson that takes a model; None: the lesson's model."""
 
 
 Request = (
@@ -150,11 +150,11 @@ RESULTS: dict[type[Record], type[Record]] = {
 
 
 DESCRIBE_LIMIT_S = 600.0
-"""For requests without a RunSpec, such as Describe."""
+"""Time limit of requests without a RunSpec, such as Describe."""
 
 
 def model_of_request(request: Request) -> str:
-    """Target of the model that a request is about; the empty string where it names none."""
+    """Target of the request's model; empty if the request names no model."""
     fields = [getattr(request, name) for name in request.__struct_fields__]
     models = [field.model if isinstance(field, RunSpec) else field for field in fields]
     return next((model.target for model in models if isinstance(model, ModelRef)), "")
@@ -174,13 +174,13 @@ class CancelJob(Record, tag=True):
 
 
 class EndJob(Record, tag=True):
-    """For a job that did not listen to CancelJob, or whose time is up."""
+    """Ends a job that ignored CancelJob, or whose time is up."""
 
     job: str
 
 
 class Reported(Record, tag=True):
-    """The first one of a job says that its work began."""
+    """The first report of a job shows that its work began."""
 
     job: str
     progress: Progress
@@ -193,7 +193,7 @@ class Finished(Record, tag=True):
     run_id: str | None = None
     """Key of the record in the store, written before this event; None if the store does not keep the record."""
     warning: str = ""
-    """Why the store could not keep it."""
+    """Reason why the store could not keep the record."""
 
 
 class Failed(Record, tag=True):
@@ -210,7 +210,7 @@ _MOST_BYTES = 1 << 40
 
 
 def time_limit_s(request: Request) -> float:
-    """How long a request may work: the longest limit among its run specs, else that of a RunSpec by default."""
+    """Time limit of a request in seconds: the longest limit of its run specs, else DESCRIBE_LIMIT_S."""
     fields = (getattr(request, name) for name in request.__struct_fields__)
     limits = [field.time_limit_s for field in fields if isinstance(field, RunSpec)]
     return max(limits, default=DESCRIBE_LIMIT_S)
@@ -243,7 +243,7 @@ def read_frame(stream: IO[bytes], kind: Any) -> Any:
 
 
 class Frames(Generic[Kind]):
-    """The same for a stream that arrives in pieces."""
+    """Frames of a stream that arrives in pieces."""
 
     def __init__(self, kind: Any) -> None:
         self._kind = kind
@@ -253,7 +253,7 @@ class Frames(Generic[Kind]):
         self._received += data
 
     def next(self) -> Kind | None:
-        """The next whole record, or None. Raises UnreadableFile for what is no record."""
+        """The next whole record, or None. Raises UnreadableFile for bytes that are no record."""
         if len(self._received) < _LENGTH.size:
             return None
         end = _LENGTH.size + _LENGTH.unpack_from(self._received)[0]

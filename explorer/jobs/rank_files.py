@@ -16,7 +16,7 @@ from explorer.record.measurement import Measurement, RecordedRanks
 
 
 def files_of_ranks(path: Path) -> list[Path]:
-    """The files beside `path` that ranks wrote under its name, by rank; empty where there are none."""
+    """Files that ranks wrote beside `path` under its name, by rank; may be empty."""
     of_rank = re.compile(rf"{re.escape(path.stem)}\.rank(\d+){re.escape(path.suffix)}")
     if not path.parent.is_dir():
         return []
@@ -25,7 +25,7 @@ def files_of_ranks(path: Path) -> list[Path]:
 
 
 def grouped(files: Sequence[bytes]) -> list[StoredRecord]:
-    """Files that were chosen together: those of the ranks of one step become one run, any other is one by itself.
+    """Records of files chosen together. Files of the ranks of a step become one run; any other file is a run.
 
     Raises UnreadableFile, BadInput.
     """

@@ -104,7 +104,7 @@ def name_of(record: Record) -> str:
 
 
 def spec_of(record: Record) -> RunSpec | None:
-    """The spec behind a record: of the candidate where there are two runs."""
+    """The spec behind a record: of the candidate in a comparison."""
     run = getattr(record, "candidate", record)
     spec = getattr(run, "spec", None)
     return spec if isinstance(spec, RunSpec) else None

@@ -40,7 +40,7 @@ _LEFTOVER = re.compile(rf"{_PREFIX}([0-9]{{1,9}})-\w+")
 
 
 def private_channel() -> tuple[IO[bytes], IO[bytes]]:
-    """(commands, events): the pipe to the app, out of reach of what is started here; stdout is stderr from now on."""
+    """(commands, events): the pipe to the app, out of reach of started processes. stdout becomes stderr."""
     commands, events = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -50,7 +50,7 @@ def private_channel() -> tuple[IO[bytes], IO[bytes]]:
 
 
 class Service:
-    """Has each job done by a process that `start` starts, until the pipe ends; then `end` ends what is left."""
+    """Runs each job in a process that `start` starts, until the pipe ends; then `end` ends the remaining processes."""
 
     def __init__(self, start: Start, end: Callable[[], None], n_oom_kills: OomKills = lambda: None) -> None:
         self._start, self._end_all, self._n_oom_kills = start, end, n_oom_kills
@@ -123,7 +123,7 @@ class Service:
             write_frame(self._events, event)
 
     def _end(self) -> NoReturn:
-        """The app is gone: leave no orphan, not even those a model started."""
+        """Ends all processes, also processes that a model started: the app is gone."""
         self._sending.acquire()  # no answer is awaited any more
         self._end_all()
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -54,7 +54,7 @@ class StoredRun(Record):
     """Seconds since 1970, UTC."""
     pinned: bool
     headlines: dict[str, Any]
-    """As the record derived them when it was saved: step_peak_bytes, verdict, ..."""
+    """Headline figures that the record derived when saved: step_peak_bytes, verdict, ..."""
     note: str = ""
     """A person's note on the run; the run file does not contain the note."""
     spec: RunSpec | None = None
@@ -83,7 +83,7 @@ class Store:
         return self._insert(run_file.stored_record(record, name, encoded), record)
 
     def list(self) -> tuple[StoredRun, ...]:
-        """Every run, pinned ones first, then the newest. Raises UnreadableFile."""
+        """All runs: pinned runs first, then the newest. Raises UnreadableFile."""
         if not self.path.exists():
             return ()
         with self._reading() as connection:
@@ -241,11 +241,11 @@ class Store:
 
 
 def _make_private(path: Path) -> None:
-    """Only the user reads names, notes and paths of the runs. SQLite gives the files beside it the mode of the first.
+    """Makes the store readable by its user alone. SQLite gives the files beside the store the mode of the store.
 
-    Its folder is private where this program has made it; a folder that was there before keeps its mode.
+    A folder that this program made is private; an older folder keeps its mode.
     """
-    with suppress(OSError):  # SQLite says what is wrong
+    with suppress(OSError):  # SQLite reports the error
         os.close(os.open(path, os.O_RDONLY | os.O_CREAT, 0o600))
     for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
         with suppress(OSError):  # not there, or another user's
@@ -253,7 +253,7 @@ def _make_private(path: Path) -> None:
 
 
 def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """A new table, or one of an earlier release: what its runs were is read from their records once."""
+    """Creates the table, or updates the table of an earlier release: new columns are read from the records once."""
     with connection:
         connection.execute("begin immediate")
         (version,) = connection.execute("pragma user_version").fetchone()
@@ -301,7 +301,7 @@ def _date(created: float) -> float:
 
 
 def _spec(text: str) -> RunSpec | None:
-    """None also for one of a later release: the run itself says so when it is opened."""
+    """The spec of a row; None also for a spec of a later release, which raises when the run is opened."""
     try:
         return from_json(text, RunSpec) if text else None
     except UnreadableFile:

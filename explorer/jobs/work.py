@@ -49,7 +49,7 @@ def work(answer: Answer, store_path: str | None, submitted: Submit, folder: str,
         encoded = to_msgpack(result)
         run_id, warning = _keep(result, encoded, store_path) if submitted.keep else (None, "")
         event: Event = Finished(job=submitted.job, result=encoded, run_id=run_id, warning=warning)
-    except BaseException as error:  # a model may raise SystemExit, or what is its own
+    except BaseException as error:  # a model may raise SystemExit, or its own exception
         event = Failed(job=submitted.job, failure=failure_of_job(error, timed_out=clock.over))
     if os.getpid() == own:
         write_frame(events, event)

@@ -38,7 +38,7 @@ from explorer.record.plan import Report
 
 
 def answer(request: Request, report: Report) -> Record:
-    """From a request to the engine's verb, with no more memory than the machine has. Raises what the engine raises."""
+    """The engine's answer to a request, within the memory of the machine. Raises the engine's errors."""
     from explorer.engine.device.limits import limited_by_machine
 
     with limited_by_machine():
@@ -155,7 +155,7 @@ def keep_compiled_code() -> None:
     with suppress(OSError):  # without such a folder each job compiles for itself
         folder = platformdirs.user_cache_path("checkpoint-explorer", appauthor=False) / "torchinductor"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder.chmod(0o700)  # refused where it is another user's
+        folder.chmod(0o700)  # refused for another user's folder
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
 
 

@@ -1,4 +1,4 @@
-"""`python -m explorer check POLICY MODEL`: what is wrong with a policy file before any run."""
+"""`python -m explorer check POLICY MODEL`: faults of a policy file before any run."""
 
 from __future__ import annotations
 

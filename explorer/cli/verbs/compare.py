@@ -105,5 +105,5 @@ def compare(
 
 
 def policy_text(policy: Policy, comparison: Comparison, graph: ModelGraph) -> str:
-    """The policy file with what the comparison proves."""
+    """The policy file with the evidence of the comparison."""
     return policy_file.dumps(policy_file.file_of(policy, graph, evidence=evidence_of(comparison, graph)))

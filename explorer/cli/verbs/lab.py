@@ -1,4 +1,4 @@
-"""`python -m explorer lab [NAME]`: lists the experiments, or runs one and tells what it found."""
+"""`python -m explorer lab [NAME]`: lists the experiments, or runs an experiment and prints its findings."""
 
 from __future__ import annotations
 

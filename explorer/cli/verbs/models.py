@@ -1,4 +1,4 @@
-"""`python -m explorer models`: what can be loaded."""
+"""`python -m explorer models`: models that can be loaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def models(output: Output) -> None:
 
 
 def print_models(samples: tuple[Sample, ...]) -> None:
-    """The samples, and how to load a model of one's own."""
+    """Prints the sample models, and instructions to load a person's model."""
     console = answer_console()
     rows = (
         {

@@ -100,7 +100,7 @@ def _measured(engine: Worker, spec: RunSpec, policy: Policy, *, predict: bool, f
 
 
 def _first_run(engine: Worker, spec: RunSpec, graph: ModelGraph, *, predict: bool) -> Measurement:
-    """Everything kept, or, where that does not fit, the first run that does. Raises RunFailed where none does."""
+    """The run that keeps everything, else the first run that fits. Raises RunFailed if no run fits."""
     kept_all = msgspec.structs.replace(spec, policy=KEEP_ALL)
     asked = Measure(spec=kept_all, until_it_fits=not predict, without_data=predict)
     run: Measurement = ask(engine, asked, keep=not predict)

@@ -29,7 +29,7 @@ def recompute_cost(comparison: Comparison) -> Chart:
 
 
 def recompute_time(comparison: Comparison) -> Chart:
-    """How long each block takes, measured."""
+    """Chart of the measured time of each block."""
     return Chart(
         name="time by block",
         figure=_time_picture(comparison),
@@ -174,7 +174,7 @@ def ratio_inside_noise(candidate: Samples, baseline: Samples) -> bool:
 
 
 def time_answer(comparison: Comparison) -> str:
-    """Step time of both runs as a sentence that refuses to rank what the spread does not separate."""
+    """A sentence on the step time of both runs. The sentence ranks the runs only if the spread separates them."""
     base, cand = comparison.baseline.times, comparison.candidate.times
     if base is None or cand is None:
         return f"step time {NOT_MEASURED}"

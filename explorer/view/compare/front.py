@@ -40,7 +40,7 @@ SIZES: dict[Kind, int] = {"plan": 10, "preset": 10, "run": 11, "drawn": 22}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One policy on the plane of peak and time."""
+    """A policy on the plane of peak and time."""
 
     kind: Kind
     policy: Policy
@@ -111,7 +111,7 @@ def _trace(kind: Kind, placed: Sequence[tuple[int, Mark]], unit: int) -> go.Scat
 
 
 def _name_presets(fig: go.Figure, marks: Sequence[Mark], unit: int, line: int | None) -> None:
-    """Beside their marks, as far as there is room; all names stand in the hover and in the table."""
+    """Writes names beside their marks if there is room; the hover and the table have all names."""
     drawn = [((mark.peak_bytes / unit, mark.time_ratio), mark) for mark in marks]
     presets = [(place, mark.name) for place, mark in drawn if mark.kind == "preset"]
     foot = [] if line is None else [(line / unit, min(mark.time_ratio for mark in marks))]
@@ -192,7 +192,7 @@ class Plane(Record):
 
 
 def names_beside(named: Sequence[tuple[tuple[float, float], str]], plane: Plane) -> list[str]:
-    """For each mark and its name one of PLACES, or the empty string where there is no room."""
+    """A place of PLACES for each mark and its name, or the empty string if there is no room."""
     taken = [_around(mark, plane) for mark in plane.marks]
     places: list[str] = []
     for mark, name in named:

@@ -29,7 +29,7 @@ _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def gradient_chart(comparison: Comparison) -> Chart:
-    """How far each gradient is from the baseline's."""
+    """Chart of the distance of each gradient from the baseline's gradient."""
     return Chart(
         name="differences of the gradients",
         figure=_picture(comparison),
@@ -211,7 +211,7 @@ def rng_table(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def mask_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """Each dropout module: the mask of forward against the one drawn at recompute, worst first."""
+    """Rows of the dropout modules: the mask of forward against the mask of recompute, worst first."""
     return [
         {
             "block": diff.block,

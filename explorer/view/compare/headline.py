@@ -1,4 +1,4 @@
-"""The strip of headline figures: what the policy buys, what it costs, whether the gradient is the same."""
+"""The strip of headline figures: the policy's savings, its cost, and whether the gradient is the same."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _of_two(run: Comparison) -> tuple[Headline, ...]:
 
 
 def _of_a_failed_pair(run: Comparison) -> tuple[Headline, ...]:
-    """The same six, so that nothing moves; no arrow, no ratio, and no part of a step that looks whole."""
+    """The six headlines of a failed pair, without arrows, ratios or figures of a partial step."""
     base, cand = run.baseline, run.candidate
     unknown = [
         ("saved_after_forward_bytes", "Saved after forward"),
@@ -182,7 +182,7 @@ def _gradients(run: Comparison) -> Headline:
 
 
 def _how_many(run: Comparison) -> str:
-    """How many gradients are equal where the verdict is that they are, else how many differ; of how many."""
+    """Number of equal gradients if all are equal, else of differing gradients; with the total."""
     n, n_equal = run.n_gradients, run.n_bitwise_equal
     if run.verdict == "not comparable" or not n:
         return ""

@@ -1,7 +1,7 @@
-"""Every run of a model on the plane of peak and step time: which were worth taking, and what less memory cost.
+"""Every run of a model on the plane of peak and step time: the runs worth taking, and the cost of less memory.
 
-Runs are held against each other under the same conditions alone: each kind of conditions has its symbol and its front.
-A run is beaten by one that needs no more memory and no more time; times within their spread count as equal.
+Only runs under the same conditions are compared: each kind of conditions has its symbol and its front. A run that needs
+no more memory and no more time beats another run. Times within their spread count as equal.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class RunPoint:
 
     name: str
     policy: str
-    """In words."""
+    """Policy in words."""
     conditions: str
-    """In words; equal ones can be held against each other."""
+    """Conditions in words; runs with equal conditions are comparable."""
     peak_bytes: int
     step_ms: float
     spread_ms: float | None

@@ -125,7 +125,7 @@ def _stretched(ticks: Positions, run: Measurement, drawn: Measurement) -> Positi
 
 
 def has_times(*runs: Measurement | None) -> bool:
-    """Whether each run that is there knows the time of every tick; what was predicted took the time of a player."""
+    """Whether each run present has measured times of every tick; predicted runs have simulated times."""
     there = [run for run in runs if run is not None and run.allocations is not None]
     return bool(there) and all(run.origin != "predicted" and _is_timed(run.allocations) for run in there)
 
@@ -135,7 +135,7 @@ def _is_timed(log: Allocations | None) -> bool:
 
 
 def axis_layout(axis: Axis, drawn: Measurement, *, alone: bool) -> dict[str, Any]:
-    """The x axis: what it counts, and round numbers where they belong; `alone`: one run is drawn."""
+    """Layout of the x axis: its unit, and its ticks at round numbers. `alone`: the picture has one run."""
     if axis == "time":
         timed = _phase_ms(drawn) is not None
         return {"title": {"text": "time (ms)" if timed else "time, recording included (ms)"}}
@@ -164,7 +164,7 @@ def _borders(phases: tuple[PhaseSpan, ...], n_ticks: int) -> list[tuple[str, int
 Indices = NDArray[np.intp]
 
 MAX_POINTS = 2000
-"""Points per drawn trace: what a browser redraws at once."""
+"""Points per drawn trace that a browser redraws at once."""
 
 
 def minmax(values: NDArray[Any], n_points: int = MAX_POINTS) -> Indices:
@@ -193,6 +193,6 @@ def minmax(values: NDArray[Any], n_points: int = MAX_POINTS) -> Indices:
 
 
 def with_points(indices: Indices, extra: Iterable[int], n: int) -> Indices:
-    """`indices` and those of `extra` that lie in 0..n-1, ascending, each once."""
+    """`indices` and the values of `extra` in 0..n-1, ascending, without duplicates."""
     wanted = np.fromiter((i for i in extra if 0 <= i < n), dtype=np.intp)
     return np.union1d(indices, wanted)

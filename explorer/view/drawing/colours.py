@@ -58,7 +58,7 @@ PHASE_PATTERNS: dict[Phase, str] = {"forward": "", "recompute": "/", "backward":
 RUN_COLOURS: dict[str, str] = {"baseline": "#7A828C", "candidate": "#C2417C"}
 RUN_DASHES: dict[str, str] = {"baseline": "dot", "candidate": "solid"}
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Lines of equals, in turns: where they lie on each other, what is below shows through the gaps."""
+"""Dashes of lines of equal rank, by turns: a lower line shows through the gaps of an upper line."""
 ON_COLOUR = "#000000"
 """Words on a bar: they read at 4.5:1 on the colour of every action of a schedule, in both themes."""
 

@@ -18,7 +18,7 @@ import plotly.graph_objects as go
 from explorer.view.drawing.colours import CURSOR, GRID, QUIET_TEXT
 
 CONFIG: dict[str, Any] = {"displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"]}
-"""For `st.plotly_chart(config=...)`: the picture button stays, what does nothing here goes."""
+"""Argument of `st.plotly_chart(config=...)`: the picture button stays, useless buttons go."""
 
 PICKABLE: dict[str, Any] = {
     "marker": {"size": 7, "opacity": 0},
@@ -42,7 +42,7 @@ def readable(fig: go.Figure, *, dark: bool) -> None:
     fig.update_layout(title_subtitle_font=font, legend_font_size=12, hoverlabel_font=font)
     fig.update_traces(outsidetextfont_color=font["color"], selector={"type": "bar"})
     for words in fig.layout.annotations:
-        words.font.color = words.font.color or font["color"]  # those on a coloured ground have their own
+        words.font.color = words.font.color or font["color"]  # texts on a coloured ground have their own colour
 
 
 def mark_cursor(fig: go.Figure, tick: int, x: Any) -> None:
@@ -157,7 +157,7 @@ def literal(text: str) -> str:
 
 
 def written(text: str) -> str:
-    """The text that `literal` was given: what a click returns."""
+    """The original text of a text from `literal`, which a click returns."""
     for sign, tag in _TAGS.items():
         text = text.replace(tag, sign)
     return unescape(text)
@@ -180,7 +180,7 @@ class BarSeries:
 
     name: str
     lengths: Sequence[float | None]
-    """In units of the axis; None: no bar."""
+    """Lengths in units of the axis; None: no bar."""
     figures: Sequence[str]
     """Text of each bar under the pointer, with its unit."""
     colour: str

@@ -46,7 +46,7 @@ class Rows:
 
 
 def rows_of(fqns: Iterable[str], limit: int = MAX_ROWS) -> Rows:
-    """At most `limit` rows for a model whose blocks, in module order, are `fqns`."""
+    """Rows of a model, at most `limit`; `fqns` are its blocks in module order."""
     children: dict[str, dict[str, None]] = {}
     for fqn in fqns:
         parts = fqn.split(".") if fqn else []

@@ -42,7 +42,7 @@ def flops(n: int | None) -> str:
 
 
 def count(n: int | None, what: str, several: str = "") -> str:
-    """`1 tensor`, `54 tensors`; `several` where that is not `what` with an s."""
+    """`1 tensor`, `54 tensors`; `several`: the plural if it is not `what` with an s."""
     if n is None:
         return NOT_MEASURED
     return f"{n:,} {what}" if n == 1 else f"{n:,} {several or what + 's'}"
@@ -72,7 +72,7 @@ def percent(share: float | None, *, signed: bool = False) -> str:
 
 
 def percent_whole(share: float) -> str:
-    """0.5 as `50 %`: shares that were typed, and those of which a rough word is enough."""
+    """0.5 as `50 %`, for typed shares and for rough shares."""
     return f"{100 * share:.0f} %"
 
 

@@ -97,7 +97,7 @@ _FILLS = {
     "darkolivegreen3": ("#A9DBBF", "#1A6B48"),
     "lightgrey": ("#E3E5E8", "#343A44"),
 }
-"""torchviz's fills, as pale fills for the light page and deep ones for the dark page."""
+"""torchviz's fills: pale fills for the light page, deep fills for the dark page."""
 
 
 def themed(dot: str, *, dark: bool) -> str:

@@ -30,17 +30,17 @@ class Arrow(Record):
 
 
 class Flow(Record):
-    """Arrows between what is in view: closed boxes and the joins of open ones."""
+    """Arrows between closed boxes and joins of open boxes in view."""
 
     arrows: tuple[Arrow, ...]
     paths: Mapping[str, tuple[str, ...]]
-    """From the model down to each node and each join in view."""
+    """Path from the model down to each node and each join in view."""
     joins: Mapping[str, tuple[Join, ...]]
-    """In view, by the block that they lie in."""
+    """Joins in view, by the block around them."""
 
     @cached_property
     def lifted(self) -> dict[str, list[tuple[str, str]]]:
-        """For each open box the arrows between its children that run with time."""
+        """The forward arrows between the children of each open box."""
         arrows_of: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for arrow in self.arrows:
             pair = self.siblings(arrow.source, arrow.target)
@@ -112,7 +112,7 @@ def _arrow(source: str, target: str, way: Mapping[int, Edge]) -> Arrow:
 
 
 def _dissolve(joins: dict[str, Join], ways: dict[tuple[str, str], dict[int, Edge]]) -> None:
-    """Takes out each join that fewer than two things in view feed; what it hands on comes from the one that does."""
+    """Removes each join that fewer than two boxes in view feed; its arrows then start at the box that feeds it."""
     while True:
         feeding: dict[str, list[str]] = {id: [] for id in joins}
         for source, target in ways:
@@ -180,14 +180,14 @@ class Ways(Record):
     neighbours: frozenset[Arrow]
     """Arrows to the box right below."""
     lanes: Mapping[str, Mapping[str, int]]
-    """For each open box the lane of everything within that sends something past its neighbour; 0 is the innermost."""
+    """Lanes by open box and by sender inside the box, for arrows past a neighbour; lane 0 is the innermost."""
 
     def gutter(self, box: str) -> int:
         """Pixels that the lanes of `box` take."""
         return self._n_lanes(box) * self._step(box)
 
     def inset(self, box: str, source: str) -> int:
-        """From the right border of `box` to the lane of `source`."""
+        """Distance from the right border of `box` to the lane of `source`."""
         return self.gutter(box) - (self.lanes[box][source] + 1) * self._step(box) + self._step(box) // 2
 
     def _n_lanes(self, box: str) -> int:
@@ -215,7 +215,7 @@ def ways_of(flow: Flow, order: Mapping[str, Sequence[str]]) -> Ways:
 
 
 def _down(order: Mapping[str, Sequence[str]], box: str, ends: Collection[str]) -> list[str]:
-    """Closed boxes and joins from top to bottom; of open boxes those that an arrow ends at, before what is in them."""
+    """Closed boxes and joins from top to bottom. An open box stands before its content if an arrow ends at the box."""
     path: list[str] = []
     for id in order[box]:
         if id not in order or id in ends:

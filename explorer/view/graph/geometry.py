@@ -84,7 +84,7 @@ class JoinMark(Record):
 
 
 class Link(Record):
-    """An arrow. `start` and `end` are heights; `source_right` and `target_right` the edges of what it joins."""
+    """An arrow. `start` and `end` are heights; `source_right` and `target_right` are the edges of the joined boxes."""
 
     source: str
     target: str

@@ -28,7 +28,7 @@ SIGNS = {"dice": "⚄", "stats": "x̄", "shared": "⇄", "error": "✕", "warnin
 
 
 class Badge(Record):
-    """A sign on a block; `text` says what it means."""
+    """A sign on a block; `text` explains the sign."""
 
     sign: str
     severity: str
@@ -45,7 +45,7 @@ class Label(Record):
     heat: float = 0.0
     """0 to 1: the bar behind the words of the box."""
     bar: str = ""
-    """The figure that the bar is, as it is spoken; empty where the bar is what the block holds at a moment."""
+    """The figure of the bar as spoken text; empty if the bar shows the bytes that the block holds at a moment."""
     stage: int | None = None
 
 
@@ -56,7 +56,7 @@ class Facts(Record):
     policy: Policy
     baseline: Measurement | None = None
     candidate: Measurement | None = None
-    """Only if it ran under exactly this policy."""
+    """The candidate run, if it ran under exactly this policy."""
     freed_bytes: Mapping[str, int] = {}
     """Predicted: how much less is saved if the block is recomputed."""
     prices: Mapping[str, str] = {}
@@ -105,7 +105,7 @@ def _label(facts: Facts, node: Node, on: set[str], badges: dict[str, list[Badge]
 
 
 def _bytes(facts: Facts, node: Node, block: Block | None, on: set[str]) -> str:
-    """Saved bytes of a block, kept and then recomputed; of a run those of each member, or of all where they differ."""
+    """Saved bytes of a block, kept and then recomputed. A run of blocks has the bytes of each member, or their sum."""
     if node.members:
         return _of_run(facts, node.members, on)
     if block is not None and not block.n_calls and not node.children:
@@ -185,7 +185,7 @@ def _note(facts: Facts, node: Node, on: set[str]) -> str:
 
 
 def _place_in_segment(facts: Facts, fqn: str) -> str:
-    """Which of the blocks that are recomputed together this one is; empty where it is recomputed alone, or kept."""
+    """Position of a block in its segment: `2 of 3 together`; empty if the block is recomputed alone or kept."""
     unit = next((unit.blocks for unit in facts.policy.units if fqn in unit.blocks), ())
     return f"{unit.index(fqn) + 1} of {len(unit)} together" if len(unit) > 1 else ""
 
@@ -255,7 +255,7 @@ def _badges(facts: Facts) -> dict[str, list[Badge]]:
 
 
 def _inside(facts: Facts, nodes: dict[str, Node]) -> dict[str, list[Badge]]:
-    """On every block around one with an error or a warning: folded away it would not be seen."""
+    """Badges for the containers of blocks with an error or a warning, so that a folded container shows the hazard."""
     badges: dict[str, dict[str, Badge]] = {}
     for hazard in (hazard for hazard in facts.hazards if hazard.severity != "note"):
         text = f"Inside: {hazard.sentence} {hazard.remedy}"

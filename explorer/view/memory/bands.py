@@ -1,7 +1,7 @@
-"""The strip of phases above a timeline: forward, recompute, backward, optimizer, as long as they lasted.
+"""The strip of phases above a timeline: forward, recompute, backward, optimizer, each with its length.
 
-Drawn as four filled traces instead of one shape a span: two hundred recomputed blocks are still four objects, and the
-legend explains them. Recompute is hatched, so the strip reads without colour.
+The strip has four filled traces instead of a shape per span: two hundred recomputed blocks are still four objects, and
+the legend explains them. Recompute is hatched, so the strip is readable without colour.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def _edges(run: Measurement, phase: Phase, x: Positions) -> list[tuple[float, fl
 
 
 def _merged(spans: list[tuple[float, float]], least: float) -> list[tuple[float, float]]:
-    """All spans while there are few; beyond MAX_SPANS those closer than `least` together."""
+    """All spans if there are few; beyond MAX_SPANS, spans closer than `least` are merged."""
     if len(spans) <= MAX_SPANS:
         return spans
     merged = [spans[0]]
@@ -128,9 +128,9 @@ def counters(run: Measurement) -> dict[str, Bytes]:
 
 
 def add_counters(fig: go.Figure, run: Measurement, x: Positions, unit: int) -> float:
-    """Draws the curves, dotted; `x` of each tick, `unit` in bytes. Returns how high they reach, 0 where there are none.
+    """Draws the curves, dotted; `x` of each tick, `unit` in bytes. Returns the highest value, 0 without curves.
 
-    customdata starts with ["baseline", tick], as that of the single run's own line does.
+    customdata starts with ["baseline", tick], as in the line of a single run.
     """
     highest = 0.0
     for name, curve in counters(run).items():

@@ -1,4 +1,4 @@
-"""Saved activations by block, and by operator inside one block: where a policy can save memory, and where it did."""
+"""Saved activations by block, and by operator inside a block: the places where a policy can save memory."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _picture(run: Comparison | Measurement) -> go.Figure:
 
 
 def _rows(run: Comparison | Measurement) -> list[dict[str, Any]]:
-    """Every block of the model with what it saves, how often it ran, and its FLOPs."""
+    """Rows of all blocks: saved bytes, number of runs, FLOPs."""
     runs = runs_of(run)
     table = []
     for fqn in block_names(*runs.values()):

@@ -21,7 +21,7 @@ from explorer.view.text.runs import peak_and_end
 OVER_TIME = "Which rank holds most, and when?"
 AT_PEAK = "What is each rank's peak made of?"
 MOST_LINES = 8
-"""Ranks whose lines are drawn: the fullest ones."""
+"""Number of ranks whose lines are drawn: the fullest ranks."""
 N_POINTS = 800
 
 

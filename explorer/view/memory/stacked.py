@@ -65,7 +65,7 @@ def area(layer: Layer, x: Any, y: Any, *, named: bool = True) -> go.Scatter:
 
 
 def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Sequence[str]) -> go.Scatter:
-    """The trace "total" with customdata ["run", tick] for clicks; `parts` says of each tick what it is made of."""
+    """The trace "total" with customdata ["run", tick] for clicks; `parts`: the parts of each tick in words."""
     log = run.allocations
     assert log is not None, "its layers are drawn"
     heights = held(log)[ticks]
@@ -83,7 +83,7 @@ def total_line(run: Measurement, ticks: Indices, x: Any, unit: int, parts: Seque
 
 
 def parts_at(ticks: Indices, lines: Sequence[tuple[str, Bytes]], most: int | None = None) -> list[str]:
-    """For each tick the names that hold something there, largest first, at most `most` of them."""
+    """Names that hold bytes at each tick, largest first, at most `most` names."""
     if not lines:
         return [""] * len(ticks)
     names = [name for name, _ in lines]

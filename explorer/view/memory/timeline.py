@@ -42,7 +42,7 @@ def timeline(
     cursor: Cursor = None,
     why: str = "",
 ) -> Chart:
-    """The bytes that one run, or two, held over the step. `why`: the sentence under the title, else the figures."""
+    """Chart of the bytes that one or two runs held over the step. `why`: the sentence under the title, else figures."""
     fig = _picture(baseline, candidate, axis=axis, cursor=cursor)
     if why:
         fig.update_layout(title_subtitle_text=why)
@@ -124,7 +124,7 @@ def _rows(baseline: Measurement, candidate: Measurement | None) -> list[dict[str
 
 
 def drawn_ticks(log: Allocations, line: Bytes, extra: tuple[int, ...] = ()) -> Indices:
-    """The ticks that are drawn: extremes of each bucket and those in `extra`, at most MAX_POINTS together."""
+    """Drawn ticks: the extremes of each bucket and the ticks of `extra`, at most MAX_POINTS together."""
     return with_points(minmax(line, MAX_POINTS - len(extra)), extra, log.n_ticks + 1)
 
 

@@ -1,8 +1,8 @@
-"""A schedule as a picture: one row a rank, one bar an action, the gaps are the bubble.
+"""A schedule as a picture: a row per rank, a bar per action; the gaps are the bubble.
 
-rank 0  ▓▓0▓▓▓▓1▓▓      ░░0░░      thick: what the title says (measured, else predicted)
+rank 0  ▓▓0▓▓▓▓1▓▓      ░░0░░      thick: the schedule of the title (measured, else predicted)
         ──────────      ─────      line below: the critical path, from bar to bar
-        ▁▁▁▁▁▁▁▁▁▁      ▁▁▁▁▁      thin: what was predicted
+        ▁▁▁▁▁▁▁▁▁▁      ▁▁▁▁▁      thin: the prediction
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def truth_chart(run: PipelineRun) -> Chart:
 
 
 def calls_chart(run: PipelineRun) -> Chart:
-    """How often each block ran forward."""
+    """Chart of the number of forward runs of each block."""
     most = max((block.multiplier for block in run.blocks), default=0)
     return Chart(
         name="forward calls",

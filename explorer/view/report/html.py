@@ -74,7 +74,7 @@ def box(words: Sequence[str], kind: str = "") -> str:
 
 
 def card(label: str, value: str, tooltip: str, notes: Sequence[tuple[str, str]]) -> str:
-    """A figure in large type; `notes` stand below it, each with its kind, and empty ones are left out."""
+    """A figure in large type; `notes` stand below, each with its kind. Empty notes are left out."""
     below = "".join(f'<span class="{kind}">{escape(words)}</span>' for words, kind in notes if words)
     return (
         f'<div class="card" title="{escape(tooltip)}"><span>{escape(label)}</span><b>{escape(value)}</b>{below}</div>'
@@ -106,7 +106,7 @@ def folded(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """At most MOST_ROWS of them, and how many there are more."""
+    """A table of at most MOST_ROWS rows, with the number of rows left out."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     head = "".join(f"<th>{escape(name)}</th>" for name in names)
     lines = "".join(f"<tr>{''.join(_cell(row.get(name)) for name in names)}</tr>" for row in rows[:MOST_ROWS])

@@ -33,12 +33,12 @@ class ReportOf:
 
     @property
     def spec(self) -> RunSpec:
-        """The spec of the candidate, or of the one run."""
+        """The spec of the candidate, or of the single run."""
         return self.run.candidate.spec if isinstance(self.run, Comparison) else self.run.spec
 
     @property
     def known_graph(self) -> ModelGraph | None:
-        """The graph that the run brings with it, else the one at hand."""
+        """The graph in the run's record, else `graph`."""
         run = self.run.candidate if isinstance(self.run, Comparison) else self.run
         run = run.fullest if isinstance(run, RecordedRanks) else run
         own = run.graph if isinstance(run, (Measurement, PipelineRun)) else None

@@ -1,4 +1,4 @@
-"""The report of every kind of run: one HTML page that needs no server. Figures are those of the page."""
+"""The report of every kind of run: one HTML page that needs no server. The figures equal the figures of the app."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def run_report(of: ReportOf, run: Run) -> str:
 
 
 def _shown(run: Run) -> Measurement:
-    """The candidate, or the one run."""
+    """The candidate, or the single run."""
     return run.candidate if isinstance(run, Comparison) else run
 
 
@@ -104,7 +104,7 @@ def _memory(of: ReportOf, run: Run) -> Iterator[str]:
 
 
 def memory_of_one(run: Measurement, graph: ModelGraph | None) -> Iterator[str]:
-    """Why the peak is what it is, and every picture of one run's memory."""
+    """Reasons for the peak, and all pictures of the run's memory."""
     yield from map(paragraph, explain_one(run, graph))
     if run.allocations is not None and run.phases:
         yield drawn(_alone(timeline(run)))
@@ -221,7 +221,7 @@ def _side_by_side(ranks: RecordedRanks) -> Iterator[str]:
 
 
 MOST_RANKS = 8
-"""Ranks whose memory over the step is drawn: those that hold most. The bars show all."""
+"""Number of ranks whose memory over the step is drawn: the fullest ranks. The bars show all ranks."""
 
 
 def pipeline_report(of: ReportOf, run: PipelineRun) -> str:

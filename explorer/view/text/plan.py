@@ -35,7 +35,7 @@ ABOUT = (
 
 
 def certificate(plan: Plan) -> tuple[str, str]:
-    """(what is proven, what that means)"""
+    """(the proof in words, the meaning of the words)"""
     proof = plan.certificate
     among = proof.scope
     least = plan.budget_bytes is None
@@ -89,7 +89,7 @@ _DONE: dict[Action, str] = {"recompute": "recompute", "save_ops": "recompute", "
 
 
 def in_words(policy: Policy) -> str:
-    """`recompute 12 blocks: blocks.0 ... blocks.11`, by what is done with them."""
+    """`recompute 12 blocks: blocks.0 ... blocks.11`, grouped by action."""
     alike: dict[tuple[str, tuple[str, ...]], list[Unit]] = defaultdict(list)
     for unit in policy.units:
         alike[unit.action, unit.save_ops].append(unit)
@@ -113,7 +113,7 @@ def _counted(fqn: str) -> list[tuple[bool, int, str]]:
 
 
 def expected(forecast: Forecast, baseline_peak_bytes: int | None) -> str:
-    """`≈ −40 % peak, ×1.16 time`: what a policy should do to the baseline; the empty string: nothing can be said."""
+    """`≈ −40 % peak, ×1.16 time`: predicted effect of a policy on the baseline; empty without a prediction."""
     moved = change(baseline_peak_bytes, forecast.step_peak_bytes)
     peak = "" if moved is None else f"{percent(moved, signed=True)} peak"
     time = "" if forecast.time_ratio is None else f"×{forecast.time_ratio:.2f} time"

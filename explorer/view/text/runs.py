@@ -48,7 +48,7 @@ def stored_time(headlines: Mapping[str, Any]) -> str:
 
 
 def peak_in_words(run: Measurement) -> str:
-    """The step's peak, or that it is at least what was held when the run ended: never more than is known."""
+    """The step's peak; for a run cut short, `at least` the bytes held at its end."""
     if run.complete or run.held_peak_bytes is None:
         return mib(run.step_peak_bytes)
     return f"at least {mib(run.held_peak_bytes)}"
@@ -69,7 +69,7 @@ def what_failed(comparison: Comparison) -> str:
 
 
 def who_failed(comparison: Comparison) -> str:
-    """`candidate failed`: the same without the place, where there is little room."""
+    """`candidate failed`: `what_failed` without the place, for narrow cells."""
     return what_failed(comparison).partition(" in the ")[0].partition(" in ")[0]
 
 
@@ -105,7 +105,7 @@ def _ended(failure: Failure) -> str:
 
 
 def conditions(spec: RunSpec) -> str:
-    """`small, batch=4, cpu, bfloat16 autocast`: size, arguments, device, and what is not as it usually is."""
+    """`small, batch=4, cpu, bfloat16 autocast`: size, arguments, device, and options that differ from the default."""
     model, usual = spec.model, RunSpec(model=spec.model)
     named = [model.size or "", *(f"{name}={value}" for name, value in sorted(model.arguments.items()))]
     named += [f"weights {Path(model.weights).name}" if model.weights else "", spec.device]
@@ -121,7 +121,7 @@ def conditions(spec: RunSpec) -> str:
 
 
 def peaks_in_words(run: Measurement) -> str:
-    """The allocator's own peaks, to stand beside the drawn one; the empty string where it has none."""
+    """The allocator's peaks, shown beside the drawn peak; empty if the allocator reports no peaks."""
     own = run.peaks
     named = {
         "requested": own.requested_peak_bytes, "allocated": own.allocated_peak_bytes,
