@@ -1,4 +1,4 @@
-"""What is said: frozen records without tensors, modules or figures. See base.py for what a record is."""
+"""Frozen records of plain values, without tensors, modules or figures. base.py defines a record."""
 
 from explorer.record.allocations import PHASES, ROLES, Allocations, Calls, Phase, PhaseSpan, Role
 from explorer.record.base import Origin, Record

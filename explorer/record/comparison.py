@@ -1,7 +1,7 @@
-"""Whether a step is still the same step: baseline and candidate tensor by tensor.
+"""The comparison of a step under two policies: baseline and candidate, tensor by tensor.
 
-Diffs hold distances between a tensor, generator or mask of two runs. Every verdict is derived from the distances, none
-is stored.
+Diffs hold distances between a tensor, generator or mask of two runs. Verdicts are derived from the distances and never
+stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ROUNDING_FACTOR = 10.0
 
 
 class TensorDiff(Record):
-    """One gradient, buffer or parameter of both runs. Distances are None where one side has nothing to compare."""
+    """A gradient, buffer or parameter of both runs. Distances are None if one side has no tensor to compare."""
 
     name: str
     shape: tuple[Count, ...]
@@ -49,8 +49,8 @@ class TensorDiff(Record):
     noise: float | None = None
     """|baseline - its own rerun|, L2."""
     tiny: float | None = None
-    """Floor that scales with the run: float32 epsilon times the median gradient norm of the reference. Of a parameter
-    that both optimizers moved with equal gradients: a quarter of its own type's epsilon times its own norm."""
+    """Floor that scales with the run: float32 epsilon times the median gradient norm of the reference. For a parameter
+    that both optimizers moved with equal gradients: a quarter of the epsilon of its type times its norm."""
 
     @property
     def verdict(self) -> Verdict:
@@ -76,7 +76,7 @@ class GradientDiff(TensorDiff):
 
     @property
     def verdict(self) -> Verdict:
-        """As for every tensor; but two equal gradients with NaN or infinity prove nothing: those absorb any error."""
+        """The verdict of a tensor; but equal gradients with NaN or infinity prove nothing, as NaN absorbs any error."""
         own = super().verdict
         return "not comparable" if own == "bitwise equal" and self.n_nonfinite else own
 
@@ -92,19 +92,19 @@ class ParameterDiff(TensorDiff):
     gradients_round: bool = False
     """Its gradients of every step lie within rounding, and nothing but the optimizer moved it."""
     step_distance: float | None = None
-    """|candidate - baseline| / |how far the baseline's last step moved it|, L2; the three are None of equal ones."""
+    """|candidate - baseline| / |move of the baseline's last step|, L2. The three figures are None for equal tensors."""
     step_ratio: float | None = None
-    """|how far the candidate's last step moved it| / |the baseline's|."""
+    """|move of the candidate's last step| / |move of the baseline's last step|."""
     step_cosine: float | None = None
-    """Between the two moves."""
+    """Cosine between the two moves."""
     decay_cosine: float | None = None
-    """Between candidate - baseline and the parameter as it stood before: 1 or -1 where weight decay differs."""
+    """Cosine between candidate - baseline and the parameter before the step: 1 or -1 if weight decay differs."""
 
     @property
     def verdict(self) -> Verdict:
-        """As for every tensor; but what an optimizer makes of rounding is rounding.
+        """The verdict of a tensor; but a difference that an optimizer makes of rounded gradients is rounding.
 
-        AdamW divides a gradient by its own size: one that is zero in exact arithmetic becomes a whole step.
+        AdamW divides a gradient by its size: a gradient that is zero in exact arithmetic becomes a whole step.
         """
         own = super().verdict
         if own != "different" or self.presence != "both" or self.n_nonfinite or self.n_nonfinite_mismatch:
@@ -113,31 +113,31 @@ class ParameterDiff(TensorDiff):
 
 
 class StateDiff(TensorDiff, kw_only=True):
-    """Something that the model carries on to its next step and that is not equal: its furthest part stands here."""
+    """State that the model carries to its next step and that differs: the part with the largest difference."""
 
     block: str
     kind: Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
     """`gradient`: of a tensor that the model holds in an attribute. Parameters: moved by forward or backward."""
     step: Count
-    """After which step, from 1."""
+    """The step after which the state differs, from 1."""
     baseline_value: str = ""
-    """Short form."""
+    """Short form of the value."""
     candidate_value: str = ""
 
     @property
     def is_training(self) -> bool:
-        """Whether it is what is trained, not what is remembered beside."""
+        """True for trained state, false for other state of the model."""
         return self.kind in ("parameter", "gradient")
 
     @property
     def place(self) -> str:
-        """`cache.step of blocks.0`: an attribute of a block may have dots of its own."""
+        """`cache.step of blocks.0`: the attribute of a block may contain dots."""
         name = self.name.removeprefix(f"{self.block}.")
         return f"{name} of {self.block}" if self.block else name
 
 
 class RngDiff(Record):
-    """Where one random generator stands after the step."""
+    """The state of a random generator after the step."""
 
     generator: str
     """`torch cpu`, `torch cuda:0`, `python`, `numpy`, or the dotted path of a generator in the model."""
@@ -145,7 +145,7 @@ class RngDiff(Record):
 
 
 class MaskDiff(Record):
-    """Random numbers of one module: those of forward, a dropout mask say, against those drawn again at recompute."""
+    """Random numbers of a module, such as a dropout mask: numbers of forward against numbers of the recompute."""
 
     block: str
     n_elements: Count
@@ -161,18 +161,18 @@ class MaskDiff(Record):
 
 
 class ForwardDiff(Record):
-    """One forward of each program, block by block."""
+    """Differences between a forward of each program, block by block."""
 
     n_calls: tuple[int, int]
-    """How often a step calls the model, of the baseline and of the candidate."""
+    """Calls of the model in a step, of the baseline and of the candidate."""
     n_compared: int
     """Calls of blocks that both programs make."""
     order: tuple[str, ...]
     """Blocks in the order in which the baseline enters them."""
     same: bool
-    """Whether all compared calls return the same, to the last digit of norms and projections."""
+    """True if all compared calls return the same, to the last digit of norms and projections."""
     block: str | None = None
-    """The first to return another output for the same input; the empty string is the model, None: there is none."""
+    """The first block with another output for the same input; the empty string is the model, None means no block."""
     in_baseline: str = ""
     """Kind, settings and mode of that block."""
     in_candidate: str = ""
@@ -194,68 +194,68 @@ _NOISE = 1e-3
 
 
 class Comparison(Record):
-    """Two runs from identical state: what the candidate buys, what it costs, whether it is the same."""
+    """Two runs from identical state: the savings and costs of the candidate, and the equality of its results."""
 
     baseline: Measurement
     candidate: Measurement
     gradients: tuple[GradientDiff, ...] = ()
     """Gradients of every trained parameter, after one backward."""
     input_gradients: tuple[GradientDiff, ...] = ()
-    """Gradients of every tensor of the batch that got one."""
+    """Gradients of every tensor of the batch that got a gradient."""
     later_gradients: tuple[GradientDiff, ...] = ()
-    """Gradients of every trained parameter in the last step, which starts from what the first one left behind."""
+    """Gradients of every trained parameter in the last step, which starts from the state after the first step."""
     buffers: tuple[BufferDiff, ...] = ()
     parameters: tuple[ParameterDiff, ...] = ()
     n_steps: Count = 0
-    """Steps behind `parameters`; 0: not taken."""
+    """Number of steps before `parameters` were compared; 0: no steps."""
     carried: tuple[StateDiff, ...] = ()
-    """What is not equal of all else that the model carries on, after the first and after the last step."""
+    """Differences in all other state of the model, after the first and after the last step."""
     trains_in_backward: bool = False
     """Trained parameters moved before the optimizer's step: an optimizer runs inside backward, and may leave no
     gradient behind."""
     n_carried: Count = 0
-    """Values that were looked at for `carried`: buffers, attributes, what hooks and classes hold."""
+    """Number of values compared for `carried`: buffers, attributes, values in hooks and classes."""
     without_tf32: tuple[str, ...] = ()
     """Kinds of operators that were judged in full float32, where measured and timed steps may use TensorFloat-32."""
     unjudged: tuple[str, ...] = ()
-    """Attributes left out of it: two runs of the baseline do not agree about them either."""
+    """Attributes left out of `carried`, because two runs of the baseline differ in them too."""
     hidden_state: tuple[str, ...] = ()
-    """Blocks that leave another step behind where they run more often, though all known state was put back."""
+    """Blocks that change the next step if they run more often, although all known state was restored."""
     n_probes: int = 0
-    """How often each block ran for `hidden_state`; 0: not probed."""
+    """Runs of each block for `hidden_state`; 0: not probed."""
     not_probed_because: str = ""
     not_walked: tuple[str, ...] = ()
-    """Attributes that hold more objects than are looked at."""
+    """Attributes with more objects than the limit of the comparison."""
     rng: tuple[RngDiff, ...] = ()
     eval_output: TensorDiff | None = None
     masks: tuple[MaskDiff, ...] = ()
     masks_watched: bool = False
-    """Whether a run was watched for `masks` and `state_changes`: without, both are empty and say nothing."""
+    """True if a run was watched for `masks` and `state_changes`; otherwise both are empty and mean nothing."""
     equal_without_early_stop: bool | None = None
-    """Whether all gradients are the baseline's with early_stop off. None: not tried, because all was drawn again."""
+    """True if all gradients equal the baseline's with early_stop off. None: not tried, all numbers were drawn again."""
     state_changes: tuple[StateChange, ...] = ()
     forward: ForwardDiff | None = None
-    """Of two programs whose gradients differ, where forward parts; None: not watched."""
+    """The first difference in forward of two programs whose gradients differ; None: not watched."""
     untied: tuple[str, ...] = ()
-    """Names that are one parameter in one of two programs alone."""
+    """Names that share a parameter in only one of two programs."""
     loss_equal: bool | None = None
     """Shown, never part of the verdict."""
     reproducible: bool | None = None
-    """Whether the baseline equals its own rerun bit by bit; None: not checked."""
+    """True if the baseline equals its rerun bit by bit; None: not checked."""
     not_reproducible_because: str = ""
     reference: Literal["float64", "none"] = "none"
     no_reference_because: str = ""
-    """Why the float64 run is no reference, where it was tried; then every difference counts as different."""
+    """Why the float64 run is no reference, if it was tried. Every difference then counts as different."""
     causes: tuple[str, ...] = ()
     """Likely causes of a difference, most likely first, each one sentence that names its blocks."""
     failure: Failure | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
-        """What is trained decides first (gradients, parameters), then what is remembered; the worst one counts.
+        """The worst verdict of the trained tensors (gradients, parameters), then of the other state.
 
-        Equal gradients beside state that moved twice are a verdict of their own. A mask that was drawn again, or state
-        that moved, is never rounding.
+        Equal gradients with state that moved twice have the verdict `state moved`. A mask that was drawn again, or
+        state that moved, is never rounding.
         """
         if self.failure or self.reproducible is False or not self.gradients:
             return "not comparable"
@@ -273,24 +273,24 @@ class Comparison(Record):
 
     @property
     def comparable(self) -> bool:
-        """Whether both runs went to their end: only then is there anything bought, any cost, any evidence."""
+        """True if both runs are complete. Only complete runs give savings, costs and evidence."""
         return self.failure is None and self.baseline.complete and self.candidate.complete
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the candidate was played without data: then there are no gradients, and nothing is proven."""
+        """True if the candidate is a prediction: a prediction has no gradients and proves nothing."""
         return self.candidate.origin == "predicted"
 
     @cached_property
     def of_training(self) -> tuple[TensorDiff, ...]:
-        """What training computes: gradients and trained parameters."""
+        """Diffs of gradients and trained parameters."""
         parameters = (diff for diff in self.parameters if diff.trained)
         moved = (diff for diff in self.carried if diff.is_training)
         return (*self.gradients, *self.input_gradients, *self.later_gradients, *parameters, *moved)
 
     @cached_property
     def of_state(self) -> tuple[TensorDiff, ...]:
-        """What the model remembers beside."""
+        """Diffs of all other state: buffers, frozen parameters, attributes, and the output in eval mode."""
         frozen = (diff for diff in self.parameters if not diff.trained)
         beside = (diff for diff in self.carried if not diff.is_training)
         last = (self.eval_output,) if self.eval_output else ()
@@ -298,7 +298,7 @@ class Comparison(Record):
 
     @cached_property
     def moved_twice(self) -> tuple[str, ...]:
-        """`step of blocks.0`, `generator python`: what of the state differs; empty where all of it is equal."""
+        """Names of the state that differs, such as `step of blocks.0` or `generator python`; empty if all is equal."""
         wrong = [diff for diff in self.of_state if diff.verdict == "different"]
         named = [diff.place for diff in wrong if diff is not self.eval_output]
         named += [f"generator {diff.generator}" for diff in self.rng if not diff.equal]
@@ -311,12 +311,12 @@ class Comparison(Record):
 
     @property
     def n_bitwise_equal(self) -> int:
-        """Gradients that came in both runs and agree in every bit, of `n_gradients`."""
+        """Number of gradients that exist in both runs and agree in every bit, of `n_gradients`."""
         return sum(diff.verdict == "bitwise equal" and diff.presence == "both" for diff in self.gradients)
 
     @property
     def n_gradients(self) -> int:
-        """Gradients that came in at least one run: none on either side is nothing to be equal."""
+        """Number of gradients that exist in at least one run."""
         return sum(diff.presence != "neither" for diff in self.gradients)
 
     @cached_property
@@ -326,7 +326,7 @@ class Comparison(Record):
 
     @cached_property
     def furthest_first(self) -> tuple[TensorDiff, ...]:
-        """Everything that is not bitwise equal. What the first backward left comes before what follows from it."""
+        """Diffs that are not bitwise equal, worst first. Results of the first backward precede later results."""
         first = {id(diff) for diff in (*self.gradients, *self.input_gradients)}
         wrong = [diff for diff in self.all_diffs if diff.verdict != "bitwise equal"]
         norms = [diff.baseline_norm for diff in self.gradients if diff.baseline_norm]
@@ -362,7 +362,7 @@ def _badness(diff: TensorDiff, scale: float, *, in_first: bool) -> tuple[int, bo
 
 
 def _is_noise(diff: TensorDiff, scale: float) -> bool:
-    """Whether a gradient is zero but for rounding in both runs: a key's bias, say, or a bias before a BatchNorm."""
+    """True if a gradient is zero except for rounding in both runs, such as the bias of a key or before a BatchNorm."""
     if not isinstance(diff, GradientDiff) or not diff.baseline_norm or diff.relative_norm is None:
         return False
     error = diff.baseline_norm if diff.baseline_error is None else diff.baseline_error

@@ -1,4 +1,4 @@
-"""What a model is made of: its blocks, the data between them, where it may be cut, and what can go wrong there.
+"""The structure of a model: its blocks, the data between blocks, legal cuts, and hazards.
 
 A `ModelGraph` is the document. `Hazard` and the autograd drawings name its blocks.
 """
@@ -16,7 +16,7 @@ from explorer.record.base import MOST, Count, Record
 
 Trait = Literal[
     "uses_rng",  # draws from torch's default generators
-    "own_generator",  # draws from a generator object of its own, of torch, Python or numpy
+    "own_generator",  # draws from a private generator object of torch, Python or numpy
     "python_rng",  # moves Python's `random`
     "numpy_rng",  # moves numpy's global generator
     "running_statistics",  # BatchNorm, or InstanceNorm that tracks
@@ -33,7 +33,7 @@ Trait = Literal[
     "keyword_inputs",  # is called with keyword arguments, which torch's reentrant checkpointing refuses
     "nested_outputs",  # returns a dict, dataclass or nested structure
     "checkpoints_itself",  # the model runs it again for backward by its own means
-    "checkpointing_layer",  # a layer that transformers can recompute by a flag of its own
+    "checkpointing_layer",  # a layer that transformers can recompute by a flag of the layer
     "rng_last",  # its last operation draws random numbers: early stop may skip what it stored
 ]
 
@@ -75,28 +75,28 @@ class Block(Record):
     output_bytes: Count
     """Bytes of the tensors one step's calls return, each storage once."""
     saved_bytes: Count
-    """Bytes made at or below that autograd keeps for backward, whoever saves them, each storage once: what recomputing
-    the block can free, and what a measurement charges to it."""
+    """Bytes made in the block that autograd keeps for backward, saved by any operation, each storage once. Recomputing
+    the block can free these bytes, and a measurement charges them to the block."""
     forward_flops: Count
     rerun_flops: Count
     """Part of `forward_flops` until the last tensor is saved: recompute with early stop runs no further."""
     op_flops: dict[str, int] = {}
     """`forward_flops` by operator; empty where there are FLOPs: operators were not observed."""
     late_op_flops: dict[str, int] = {}
-    """The part of `op_flops` that lies behind the last tensor that is saved."""
+    """The part of `op_flops` after the last saved tensor."""
     rewritten_ops: tuple[str, ...] = ()
-    """Operators, at or below, whose results are written into afterwards: torch refuses to keep those (save_ops)."""
+    """Operators in the block whose results are written in place later: torch refuses to keep these (save_ops)."""
     last_saved_in: str = ""
-    """The block, this one or one below, in which a call saves its last tensor; the empty string: not known."""
+    """The block, this block or a block inside, in which a call saves its last tensor; the empty string: unknown."""
     outputs_saved_outside: tuple[bool, ...] = ()
-    """Whether operations outside the block save it, for each storage that a call returns; empty: calls differ."""
+    """For each storage that a call returns: true if operations outside the block save it. Empty: calls differ."""
     outputs_saved_in: tuple[tuple[str, ...], ...] = ()
-    """The innermost blocks whose operations save each of them; the empty string is the model itself, or the loss."""
+    """The innermost blocks whose operations save each returned storage; the empty string is the model, or the loss."""
     inputs_saved_in: tuple[tuple[str, ...], ...] = ()
-    """The same for each storage that a call is given."""
+    """The innermost blocks whose operations save each storage among the inputs of a call."""
     follows: str | None = None
-    """The sibling that hands on to this one: it alone is given what that one returns, and else what that one was given.
-    The two may be recomputed as one segment. The empty string: none does; None: not observed."""
+    """The sibling before this block in a chain. Only this block uses the sibling's output, and its other inputs are
+    inputs of the sibling. Both may be recomputed as one segment. Empty string: no sibling; None: not observed."""
     traits: tuple[Trait, ...] = ()
     shares_parameters_with: tuple[str, ...] = ()
     repeat_of: str | None = None
@@ -122,7 +122,7 @@ class Block(Record):
 
 
 class Join(Record):
-    """Where a block with children brings data together itself: a residual addition, a gate, a concatenation."""
+    """A place where a block with children joins data itself: a residual addition, a gate, a concatenation."""
 
     id: str
     """Never an fqn: `blocks.0:add`."""
@@ -179,9 +179,9 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
     dtype: str = "float32"
     n_parameters: Count = 0
     device: str = ""
-    """Where the forward ran; the empty string: not recorded."""
+    """Device of the observed forward; the empty string: not recorded."""
     note: str = ""
-    """Where it was watched otherwise than was asked, for want of memory."""
+    """A remark if the forward was observed differently than requested, because memory was short."""
 
     @cached_property
     def by_fqn(self) -> dict[str, Block]:
@@ -209,7 +209,7 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
 
     @cached_property
     def next_in_turn(self) -> dict[str, str]:
-        """For each block the sibling behind it that it can be recomputed together with, as one segment."""
+        """The next sibling that can be recomputed with a block as one segment, by block."""
         followers = {
             block.follows: block.fqn for block in self.blocks if block.follows and not self._is_chain(block.parent)
         }
@@ -223,8 +223,8 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
 
     @cached_property
     def repeats(self) -> tuple[str, ...]:
-        """The blocks that presets count: numbered units of the chain with a sibling of their kind; where there are
-        none those that one step calls several times; else the whole chain."""
+        """The blocks that presets count: numbered blocks of the chain with a sibling of the same kind. Without such
+        blocks: blocks of the chain that a step calls several times, or else the whole chain."""
         numbered = [self.by_fqn[fqn] for fqn in self.chain if self.by_fqn[fqn].name.isdigit()]
         kinds = Counter((block.parent, block.kind) for block in numbered)
         kin = tuple(block.fqn for block in numbered if kinds[block.parent, block.kind] > 1)
@@ -239,7 +239,7 @@ class ModelGraph(Record, rename={"chain": "spine"}):  # its name in documents
 
 
 class AutogradPicture(Record):
-    """One graph of grad_fn nodes."""
+    """A graph of grad_fn nodes."""
 
     dot: str
     n_nodes: int
@@ -256,7 +256,7 @@ class AutogradPictures(Record):
 
 
 class Hazard(Record):
-    """One rule that fired. `check` prints it, the page draws it as a badge on its blocks."""
+    """A hazard found by a rule. `check` prints the hazard, the page draws it as a badge on its blocks."""
 
     rule: str
     """Short name, such as `running-statistics`."""

@@ -1,4 +1,4 @@
-"""The lab: what an experiment asks, which switches it has, and what one real run of it answered.
+"""The lab: the question of an experiment, its switches, and the outcome of one real run.
 
 A lesson is written text; an outcome is computed. Nothing in a lesson states a result.
 """
@@ -10,23 +10,23 @@ from typing import Literal
 from explorer.record.base import Origin, Record
 
 RowOutcome = Literal["baseline", "bitwise equal", "rounding", "different", "missing", "raised", "crashed", "shown"]
-"""How a row compares with the baseline row. missing: gradients that the baseline has are None; raised: an exception
-ended it; crashed: its process died; shown: the row has nothing to compare."""
+"""The result of comparing a row with the baseline row. missing: gradients that the baseline has are None; raised: an
+exception ended the row; crashed: its process died; shown: the row has nothing to compare."""
 
 Theme = Literal["Wrapped blocks", "Segments and gradient stores", "Microbatches and second order", "Traps"]
-"""In the order in which they are offered."""
+"""Themes in the order of the menu."""
 
 
 class Choice(Record):
-    """One position of a switch."""
+    """A position of a switch."""
 
     value: str
     label: str
-    """What it means, in words for a student."""
+    """The meaning of the choice, in words for a student."""
 
 
 class Switch(Record):
-    """What can be changed about an experiment."""
+    """A setting of an experiment."""
 
     name: str
     question: str
@@ -47,7 +47,7 @@ class Switch(Record):
 
 
 class Lesson(Record):
-    """One experiment before it ran."""
+    """An experiment before it runs."""
 
     name: str
     theme: Theme
@@ -59,11 +59,11 @@ class Lesson(Record):
     words: tuple[str, ...] = ()
     """Terms of the glossary that the lesson and its outcome use."""
     takes_model: bool = False
-    """Whether a person may name a model for it."""
+    """True if a person may choose the model."""
 
 
 class LabFigure(Record):
-    """One named value of a row. None: not measured, or it does not exist here."""
+    """A named value of a row. None: not measured, or nonexistent in this row."""
 
     name: str
     value: bool | int | float | str | None
@@ -73,13 +73,13 @@ class LabFigure(Record):
 
 
 class LabRow(Record):
-    """One run, tensor or block of an experiment."""
+    """A run, tensor or block of an experiment."""
 
     label: str
     outcome: RowOutcome
     figures: tuple[LabFigure, ...] = ()
     note: str = ""
-    """The exception's own words, or what to look at."""
+    """The message of the exception, or a hint for the reader."""
 
     def value(self, name: str) -> bool | int | float | str | None:
         """The figure called `name`; None where the row has none."""
@@ -90,12 +90,12 @@ LabPart = Literal["baseline", "candidate", "recompute", "forward", "backward", "
 
 
 class LabSeries(Record):
-    """One line, or one colour of bars. None: nothing to draw there."""
+    """A line of a chart, or one colour of bars. None: nothing to draw at this x."""
 
     name: str
     y: tuple[float | None, ...]
     part: LabPart = "other"
-    """What it is about: decides its colour, the same one as on every other page."""
+    """The subject of the series. The subject decides the colour, which is the same on every page."""
 
 
 class LabChart(Record):
@@ -112,7 +112,7 @@ class LabChart(Record):
 
 
 class LabOutcome(Record):
-    """What one run of an experiment said."""
+    """The results of one run of an experiment."""
 
     experiment: str
     switches: dict[str, str]
@@ -120,7 +120,7 @@ class LabOutcome(Record):
     rows: tuple[LabRow, ...]
     chart: LabChart
     findings: tuple[str, ...]
-    """What to take away: sentences computed from the rows."""
+    """Conclusions: sentences computed from the rows."""
     seconds: float
     printed: str = ""
     """Text the experiment shows as it is, such as a printed model."""

@@ -1,4 +1,4 @@
-"""What one measured step says: memory, FLOPs and times by block, and the same step on several ranks.
+"""The results of a measured step: memory, FLOPs and times by block, and the same step on several ranks.
 
 A `Measurement` is the document. `Samples` and `Times` are its clock readings, `RecordedRanks` one measurement a rank.
 """
@@ -54,15 +54,15 @@ class Times(Record):
     beside: Samples = Samples()
     """The same step with everything kept, in turns with `step`; empty: not timed in turns."""
     checkpoint_ms: Number | None = None
-    """What a checkpointed call takes beside its second forward and `saved_tensor_ms`, where a model has swept the
-    caches since the last one; None: not measured."""
+    """Overhead of a checkpointed call without its second forward and `saved_tensor_ms`, if the model has swept the
+    caches since the last such call; None: not measured."""
     close_checkpoint_ms: Number | None = None
-    """The same where the last one was just before; None: not measured."""
+    """The same overhead right after another checkpointed call; None: not measured."""
     saved_tensor_ms: Number | None = None
-    """What a checkpoint takes for each tensor that its call saves; None: not measured."""
+    """Overhead of a checkpoint for each tensor that its call saves; None: not measured."""
     kept_operator_ms: Number | None = None
-    """What an operator takes more in forward and rerun together where results of operators are kept (save_ops):
-    torch looks at every one in Python. None: not measured."""
+    """Overhead of each operator in forward and rerun together if results of operators are kept (save_ops): torch
+    looks at every operator in Python. None: not measured."""
 
 
 def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, float] | None:
@@ -78,7 +78,7 @@ def ratio_with_spread(candidate: Samples, baseline: Samples) -> tuple[float, flo
 
 
 class Environment(Record):
-    """Where it ran."""
+    """The machine and the software of a run."""
 
     device: str
     """`cpu` or `cuda`."""
@@ -89,13 +89,13 @@ class Environment(Record):
     n_threads: Count
     total_memory_bytes: Count | None = None
     cuda_version: str = ""
-    """CUDA only, like all that follow: what torch was built with."""
+    """CUDA only, like all following fields: the version that torch was built with."""
     cudnn_version: str = ""
     driver_version: str = ""
     tf32: tuple[str, ...] = ()
     """Kinds of operators that could use TensorFloat-32: `convolutions`, `recurrent layers`, `matrix products`."""
     allocator_settings: str = ""
-    """What the environment told torch's caching allocator."""
+    """Settings of torch's caching allocator from the environment."""
 
 
 class SavedFile(Record):
@@ -106,19 +106,19 @@ class SavedFile(Record):
 
 
 class AllocatorPeaks(Record):
-    """The allocator's own words for the measured step, beside what the timeline says. None: not measured here."""
+    """Counters of the allocator for the measured step, independent of the timeline. None: not measured."""
 
     alone_peak_bytes: Count | None = None
     """Peak of the same step seen by the allocator alone, without the tracker."""
     tracker_peak_bytes: Count | None = None
-    """Peak of the storages the tracker saw: what is missing is inside kernels."""
+    """Peak of the storages that the tracker saw; memory inside kernels is missing."""
     requested_peak_bytes: Count | None = None
     """CUDA only, like the next two: the allocator's counters. This one is the drawn peak, to the byte."""
     allocated_peak_bytes: Count | None = None
     reserved_peak_bytes: Count | None = None
     steady_reserved_peak_bytes: Count | None = None
-    """Reserved peak of the same step once the cache is warm, as every later step of a training finds it: what has to
-    be free on the GPU. `reserved_peak_bytes` is that of a step that began with an empty cache."""
+    """Reserved peak of the same step with a warm cache, as in later steps of a training: the GPU needs these bytes
+    free. `reserved_peak_bytes` belongs to a step that began with an empty cache."""
     offloaded_peak_bytes: Count | None = None
     """Most bytes that `offload` held in pinned memory of the host during the measured step; None: nothing offloads."""
     allocated: Column | None = None
@@ -130,7 +130,7 @@ class AllocatorPeaks(Record):
 
 
 class MeasuredBlock(Record):
-    """What one block did in the measured step; sums over all its calls, everything below included."""
+    """Figures of one block in the measured step: sums over all its calls, blocks inside included."""
 
     fqn: str
     n_forward: Count
@@ -161,21 +161,21 @@ class Refused(Record):
     """A run that was out of memory, before one that fits was found."""
 
     what: str
-    """In words: `everything kept`, `every block recomputed`."""
+    """The policy in words: `everything kept`, `every block recomputed`."""
     policy: Policy
     held_peak_bytes: Count | None
-    """It needs at least so much. None: refused before anything was recorded."""
+    """Lower bound of the bytes that the run needs. None: refused before the recording began."""
     failed_in: str
-    """As in Measurement."""
+    """The same as `Measurement.failed_in`."""
 
 
 class Measurement(Record):
-    """One measured step. `failure` is set when it was cut short; what was recorded until then is kept."""
+    """One measured step. If the step was cut short, `failure` is set and the recorded part is kept."""
 
     spec: RunSpec
     environment: Environment
     origin: Origin = "measured"
-    """predicted: put together from other runs, see plan/predict/baseline.py and any_size.py; it has no times."""
+    """predicted: derived from other runs, see plan/predict/baseline.py, and without times."""
     allocations: Allocations | None = None
     phases: tuple[PhaseSpan, ...] = ()
     peaks: AllocatorPeaks = AllocatorPeaks()
@@ -184,25 +184,25 @@ class Measurement(Record):
     uncounted_ops: dict[str, Count] = {}
     """Calls of operators that do arithmetic as a matrix product does and have no formula: FLOPs leave them out."""
     recorded_in: str = ""
-    """Where the step of origin `recorded` stands: `train.py:42`."""
+    """Source line of a step with origin `recorded`: `train.py:42`."""
     rank: Annotated[int, Meta(ge=0, lt=MOST_RANKS)] | None = None
-    """Number of the process that recorded it, and how many there were; None: it ran alone."""
+    """Number of the process that recorded the step, out of `n_ranks` processes; None: a single process."""
     n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)] | None = None
     graph: ModelGraph | None = None
-    """Of the model, where it was described before the run: a report takes it from here and loads no model. None: not
-    described. A recorded step always has its own."""
+    """Graph of the model, if it was observed before the run: a report reads this graph and loads no model. A recorded
+    step always has a graph."""
     dtype: str = ""
     """Types of the parameters that ran, the one with the most numbers first: `float32`, `bfloat16, float32`."""
     loss: float | None = None
     warnings: tuple[str, ...] = ()
-    """What torch or the model said during the step."""
+    """Warnings of torch or the model during the step."""
     ran_as_written: bool = False
-    """Of origin `recorded`: compiled code (torch.compile) was called, and ran as its source is written."""
+    """True if a recorded step called compiled code (torch.compile), which ran uncompiled."""
     failure: Failure | None = None
     free_memory_bytes: Count | None = None
-    """What the device could still have given behind the steps; None: not reported."""
+    """Free bytes of the device after the steps; None: not reported."""
     refused: tuple[Refused, ...] = ()
-    """Runs of the same step that were out of memory before this one fitted, the one that was asked for first."""
+    """Earlier runs of the same step that ran out of memory, the requested policy first."""
 
     @cached_property
     def by_fqn(self) -> dict[str, MeasuredBlock]:
@@ -210,15 +210,15 @@ class Measurement(Record):
 
     @property
     def complete(self) -> bool:
-        """Whether the step ran to its end. A run that was cut short has no headline figure that could look whole."""
+        """True if the step ran to its end. A run that was cut short has no headline figures of a whole step."""
         return self.failure is None
 
     @property
     def failed_in(self) -> str:
-        """Where a run was cut short: `forward`, `the recompute of blocks.5`; empty: not known, or it was not.
+        """The phase in which a run was cut short: `forward`, `the recompute of blocks.5`; empty if unknown or complete.
 
-        That is where the last allocation was made: what unwinds behind an error only frees. A failure behind the
-        recorded step, while steps were timed, has no place.
+        The phase is that of the last allocation, because the code after an error only frees memory. A failure after
+        the recorded step, while steps were timed, has no phase.
         """
         if self.complete or not self.allocations or any(span.phase == "optimizer" for span in self.phases):
             return ""
@@ -228,7 +228,7 @@ class Measurement(Record):
 
     @cached_property
     def held_peak_bytes(self) -> int | None:
-        """Most bytes held while it was recorded: the peak of a complete step, at least so much of one cut short."""
+        """Most bytes held in the recording: the peak of a complete step, or a lower bound if the step was cut short."""
         return max(self.allocations.held_bytes) if self.allocations else None
 
     @property
@@ -286,7 +286,7 @@ class Measurement(Record):
     def headlines(self) -> dict[str, int | float | str | None]:
         """The derived figures `--json` prints beside the record, under these very names.
 
-        Of a run that was cut short only `held_peak_bytes` and `failed_in` say something.
+        A run that was cut short has only `held_peak_bytes` and `failed_in`.
         """
         return {
             "complete": self.complete,
@@ -307,7 +307,7 @@ class RecordedRanks(Record):
     """The same step on every rank that wrote a file. A rank that was not refused memory may have written none."""
 
     ranks: tuple[Measurement, ...]
-    """Ascending by rank; each says its own `rank`."""
+    """Measurements in ascending order of `rank`."""
     n_ranks: Annotated[int, Meta(ge=1, le=MOST_RANKS)]
     """Processes of the training."""
     recorded_in: str

@@ -1,4 +1,4 @@
-"""What blocks and stages of a pipeline cost: the price list that a prediction adds up."""
+"""Costs of blocks and stages of a pipeline: the price list that a prediction adds up."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from explorer.record.run import RunSpec
 
 
 class LastBlock(Record):
-    """A backward in two of the last block of a stage: its gradient came into a buffer, and no block behind it holds
-    its graph. Fields as in SplitCost."""
+    """A split backward of the last block of a stage: its gradient was received, and no later block holds its graph.
+    Fields as in SplitCost."""
 
     input_extra_bytes: int
     held_bytes: int
-    """Held above entry while I goes on in the blocks before it; when I ends, the part that W can do without goes."""
+    """Held above entry while I runs in the blocks before it. When I ends, the bytes that W does not need are freed."""
     owed_bytes: int
     weight_extra_bytes: int
     first_weight_extra_bytes: int
 
 
 class SplitCost(Record):
-    """A backward in two actions, as zero-bubble schedules run it: I for the input's gradient, W later for the weights'.
+    """A split backward, as in zero-bubble schedules: I for the input's gradient, W later for the weights' gradients.
 
-    I keeps the graph for W. W runs a non-reentrant checkpoint again for every group of parameters, and what a group
-    does not read of it stays until the last group is done.
+    I keeps the graph for W. W runs a non-reentrant checkpoint again for every group of parameters. Tensors that a
+    group does not read stay until the last group is done.
     """
 
     input_ms: float
@@ -32,23 +32,23 @@ class SplitCost(Record):
     input_recompute_ms: float = 0.0
     weight_recompute_ms: float = 0.0
     weight_ms_per_block: float = 0.0
-    """More in W for every block before it in its stage: each group of parameters walks the graph down to the input."""
+    """Extra time of W per earlier block of the stage: each group of parameters walks the graph down to the input."""
     input_extra_bytes: int = 0
     """Highest above entry during I."""
     owed_bytes: int = 0
-    """Held above entry after I, the gradient that is sent left out: what only W frees."""
+    """Held above entry after I, without the sent gradient: bytes that only W frees."""
     weight_extra_bytes: int = 0
     """Highest above entry during a W that finds gradients to add to."""
     first_weight_extra_bytes: int = 0
     """Highest above entry during the first W, which makes the parameters' gradients."""
     weight_end_bytes: int = 0
-    """Held above entry after W while the graph still stands, as it does until the stage's last block is done."""
+    """Held above entry after W while the graph lives, which is until the last block of the stage is done."""
     last: LastBlock | None = None
-    """At the end of a stage; None: as inside of one."""
+    """Costs as the last block of a stage; None: the same as inside a stage."""
 
 
 class ActionCost(Record):
-    """What one microbatch costs in one stage or block."""
+    """Cost of one microbatch in one stage or block."""
 
     forward_ms: float
     backward_ms: float
@@ -64,31 +64,31 @@ class ActionCost(Record):
     first_backward_extra_bytes: int = 0
     """Highest above entry during the first backward, which makes the parameters' gradients."""
     sent_gradient_bytes: int | None = None
-    """What the gradients that it sends hold: a view holds all that it is a view of. None: as much as was received."""
+    """Bytes held by the sent gradients; a view holds its whole base. None: as many bytes as were received."""
     split: SplitCost | None = None
     """The same backward in two; None: not measured (a model's first stretch is never split, and torch may lack it)."""
 
 
 class BlockCost(Record):
-    """Consecutive blocks between two legal cuts, measured as a stage of their own."""
+    """Consecutive blocks between two legal cuts, measured as a stage."""
 
     blocks: tuple[str, ...]
     kept: ActionCost
     recomputed: ActionCost
-    """The same with every block of them recomputed."""
+    """The cost with all blocks recomputed."""
     parameter_bytes: int
     gradient_bytes: int
     output_bytes: int
-    """What crosses the cut behind them, per microbatch; 0 behind the last."""
+    """Bytes that cross the cut after the blocks, per microbatch; 0 after the last block."""
     passed_bytes: int = 0
-    """Part of output_bytes that came in and goes on as it is: skips on their way, no bytes of these blocks."""
+    """Part of output_bytes that was received and is sent on unchanged: skips, not made by the blocks."""
     chosen: ActionCost | None = None
-    """The same under the policy's own way with it, where that is neither: save_ops, offload. None: not measured."""
+    """The cost under another action of the policy: save_ops or offload. None: not measured."""
     returned_bytes: int = 0
-    """What it hands on or, behind the last cut, returns: a stage that ends here holds it to the end of the
-    microbatch's backward."""
+    """Bytes sent to the next stage or, after the last cut, returned. A stage that ends here holds these bytes to the
+    end of the microbatch's backward."""
     loss_bytes: int = 0
-    """Behind the last cut: part of saved_bytes that the loss keeps until the step ends."""
+    """Part of saved_bytes that the loss keeps until the step ends; 0 before the last cut."""
 
 
 class StageOverhead(Record):
@@ -108,12 +108,12 @@ class PipelineProfile(Record):
     batch_rows: int
     """Rows of the whole batch."""
     blocks: tuple[BlockCost, ...]
-    """Times without the overhead of a stage of their own."""
+    """Costs of the blocks; times exclude the overhead of a stage."""
     overhead: StageOverhead = StageOverhead()
 
 
 class StageCost(Record):
-    """What one microbatch costs in one stage, kept or under the policy, and what the stage holds all along."""
+    """Cost of one microbatch in one stage, kept or under the policy, and bytes that the stage always holds."""
 
     stage: int
     kept: ActionCost
@@ -125,6 +125,6 @@ class StageCost(Record):
     gradient_receive_bytes: int = 0
     """Gradients it receives per microbatch; 0 for the last stage."""
     passed_bytes: int = 0
-    """Part of what it sends per microbatch that it received, and sends on as it is."""
+    """Part of the sent bytes per microbatch that was received and is sent on unchanged."""
     loss_bytes: int = 0
-    """What the loss of each microbatch keeps until the step ends; 0 but for the last stage."""
+    """Bytes that the loss of each microbatch keeps until the step ends; 0 except in the last stage."""

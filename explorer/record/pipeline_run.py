@@ -1,4 +1,4 @@
-"""What one pipelined step did or would do: actions in time, memory by rank, and whose fault a difference is."""
+"""A pipelined step, run or simulated: actions in time, memory by rank, and causes of gradient differences."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from explorer.record.run import PipelineEngine, RunSpec
 
 ActionKind = Literal["F", "B", "I", "W"]
 Index = Annotated[int, Meta(ge=0, lt=MOST_RANKS)]
-"""Of a rank or a stage."""
+"""Number of a rank or a stage."""
 Share = Literal["microbatching", "recompute", "splitting"]
 
 
 class ActionTime(Record):
-    """One action on the clock of the whole step. Zero is the start of the step."""
+    """An action on the clock of the whole step. Zero is the start of the step."""
 
     rank: Index
     stage: Index
@@ -50,7 +50,7 @@ class RankMemory(Record):
     time_ns: Column
     """Time of each sample since the start of the step, ascending."""
     held_bytes: Column
-    """At each sample, everything included."""
+    """All bytes held at each sample."""
     action: Column
     """Index into `actions` of the action under way at each sample; -1: none."""
     actions: tuple[str, ...]
@@ -59,11 +59,11 @@ class RankMemory(Record):
     receive_bytes: Count
     """Buffers for boundary tensors and their gradients: allocated before the first action, held to the end."""
     optimizer_bytes: Count = 0
-    """State that the spec's optimizer holds all the time from its first step on: counted, and not in held_bytes."""
+    """State of the optimizer, held from its first step on: counted, and not included in held_bytes."""
 
     @cached_property
     def peak_index(self) -> int | None:
-        """First sample at which most is held."""
+        """First sample with the most bytes held."""
         return self.held_bytes.index(max(self.held_bytes)) if self.held_bytes else None
 
     @property
@@ -72,42 +72,42 @@ class RankMemory(Record):
 
     @property
     def device_bytes(self) -> int | None:
-        """What the rank's device has to hold: the peak of forward and backward with the optimizer's state beside it."""
+        """Bytes on the device of the rank: the peak of forward and backward plus the state of the optimizer."""
         return None if self.peak_bytes is None else self.peak_bytes + self.optimizer_bytes
 
     @property
     def peak_action(self) -> str:
-        """`1B0`; empty where the peak lies outside every action."""
+        """The action at the peak, such as `1B0`; empty if the peak lies outside every action."""
         index = -1 if self.peak_index is None else self.action[self.peak_index]
         return self.actions[index] if index >= 0 else ""
 
 
 def fullest_bytes(memory: Sequence[RankMemory]) -> int | None:
-    """Bytes of the rank that holds most, the optimizer's state included; None where nothing was measured."""
+    """Bytes of the fullest rank, state of the optimizer included; None if nothing was measured."""
     return max((one.device_bytes for one in memory if one.device_bytes is not None), default=None)
 
 
 class RankUse(Record):
-    """How busy one rank is, and how many microbatches wait there for their backward at most."""
+    """Busy time of a rank, and its most microbatches that wait for backward."""
 
     rank: Index
     busy_ms: Number
     bubble_fraction: Number
     """Idle share of the rank's time, from the step's start to its end."""
     n_in_flight: Count
-    """Most (stage, microbatch) pairs whose forward is done and whose backward is not."""
+    """Most (stage, microbatch) pairs at one moment whose forward is done and whose backward is not."""
 
 
 class PlayedSchedule(Record):
     """A simulated schedule without contention between ranks; `origin` says where the durations come from."""
 
     origin: Origin
-    """measured: each action's own reading. predicted: sums of the profile's blocks. simulated: unit costs."""
+    """measured: a reading of each action. predicted: sums of the profile's blocks. simulated: unit costs."""
     actions: tuple[ActionTime, ...]
     ranks: tuple[RankUse, ...]
     memory: tuple[RankMemory, ...] = ()
     critical_path: tuple[str, ...] = ()
-    """Actions that wait for nothing but each other, first to last: to shorten the step, shorten one of these."""
+    """Actions that wait only for each other, first to last. A shorter step needs a shorter action among them."""
 
     @cached_property
     def makespan_ms(self) -> float:
@@ -120,7 +120,7 @@ class PlayedSchedule(Record):
 
 
 class Stage(Record):
-    """One stage as it ran."""
+    """A stage of a run."""
 
     stage: Index
     rank: Index
@@ -129,11 +129,11 @@ class Stage(Record):
     receives: tuple[str, ...] = ()
     """Boundary tensors it receives, each as `producer shape dtype`."""
     receive_bytes: Count = 0
-    """Per microbatch."""
+    """Received bytes per microbatch."""
 
 
 class BlockCalls(Record):
-    """How often one block ran forward for the whole batch."""
+    """Counts of forward calls of a block, for the whole batch."""
 
     fqn: str
     stage: Index
@@ -145,12 +145,12 @@ class BlockCalls(Record):
 
     @property
     def multiplier(self) -> float:
-        """How often each of its forward calls ran in all: 1 kept, 2 recomputed once, more under a split backward."""
+        """Runs per forward call: 1 if kept, 2 if recomputed once, more under a split backward."""
         return (self.n_forward + self.n_recompute) / self.n_forward if self.n_forward else 0.0
 
 
 class RankReport(Record):
-    """What one process of a real run says about itself. `failure` is set when it ended early."""
+    """The results of one process of a real run. `failure` is set if the process ended early."""
 
     rank: Index
     actions: tuple[ActionTime, ...] = ()
@@ -161,13 +161,13 @@ class RankReport(Record):
     device_name: str = ""
     failure: Failure | None = None
     failed_action: str = ""
-    """`1B0`, where the failure came inside one."""
+    """The action in which the failure came, such as `1B0`."""
     run_key: str = ""
-    """Key of the spec that it ran (plan.export.torchrun.run_key)."""
+    """Key of the spec that the process ran (plan.export.torchrun.run_key)."""
 
 
 class GradientShares(Record):
-    """One parameter's gradient over four runs, so that a difference has a cause.
+    """The gradient of a parameter over four runs, which assigns a difference to its cause.
 
     full batch ──microbatching──▶ microbatched ──recompute──▶ with the policy ──splitting──▶ pipelined
     """
@@ -181,7 +181,7 @@ class GradientShares(Record):
 
 
 class BufferShares(Record):
-    """One buffer after the step, by the same steps: running statistics belong here."""
+    """A buffer after the step, over the same runs, such as running statistics."""
 
     name: str
     microbatching: BufferDiff
@@ -190,7 +190,7 @@ class BufferShares(Record):
 
 
 class PipelineRun(Record):
-    """One pipelined training step. `failure` is set when a rank ended it; `failed_rank` says which."""
+    """A pipelined training step. If a rank failed, `failure` is set and `failed_rank` names the rank."""
 
     spec: RunSpec
     engine: PipelineEngine
@@ -199,44 +199,44 @@ class PipelineRun(Record):
     """The action list that ran, one row a rank."""
     stages: tuple[Stage, ...] = ()
     actions: tuple[ActionTime, ...] = ()
-    """As the clock read them; in one process ranks take turns, see `composed`."""
+    """Actions as the clock measured them; in one process the ranks take turns, see `composed`."""
     memory: tuple[RankMemory, ...] = ()
     blocks: tuple[BlockCalls, ...] = ()
     gradients: tuple[GradientShares, ...] = ()
     buffers: tuple[BufferShares, ...] = ()
     losses: tuple[float, ...] = ()
-    """One a microbatch."""
+    """Losses by microbatch."""
     composed: PlayedSchedule | None = None
     """A simulation from the measured durations: each rank has its own machine, and links take no time."""
     wall: PlayedSchedule | None = None
-    """Ranks that ran at once: the actions where their own clocks put them, links and contention in the gaps."""
+    """Actions of concurrent ranks at the times of their clocks; gaps contain links and contention."""
     predicted: PlayedSchedule | None = None
-    """What the profile said before the run; None: no profile was made."""
+    """The prediction from the profile; None: no profile was made."""
     notes: tuple[str, ...] = ()
-    """What a reader has to know: measured on one device, tied weights, multiplied recompute, ..."""
+    """Notes for the reader: measured on one device, tied weights, multiplied recompute, ..."""
     failure: Failure | None = None
     failed_rank: Index | None = None
     graph: ModelGraph | None = None
-    """As in Measurement."""
+    """The same as `Measurement.graph`."""
 
     @property
     def n_splitting_equal(self) -> int:
-        """Gradients that splitting left equal in every bit, of `len(gradients)`."""
+        """Number of gradients that splitting left equal in every bit, of `len(gradients)`."""
         return sum(shares.splitting.bitwise for shares in self.gradients)
 
     @property
     def n_splitting_rounding(self) -> int:
-        """Gradients that splitting moved by no more than rounding, held against float64."""
+        """Number of gradients that splitting moved only by rounding, compared with float64."""
         return sum(shares.splitting.verdict == "rounding" for shares in self.gradients)
 
     @property
     def moved(self) -> tuple[GradientShares, ...]:
-        """Gradients that splitting moved by more than rounding, or lost: any of them is a no."""
+        """Gradients that splitting lost, or moved by more than rounding. A correct run has none."""
         return tuple(shares for shares in self.gradients if shares.splitting.verdict == "different")
 
     @property
     def timing(self) -> PlayedSchedule | None:
-        """What is shown as measured: one clock a picture. Where ranks ran at once, theirs; else composed."""
+        """The measured timing to show: clocks of concurrent ranks, or else the composed timing."""
         return self.wall or self.composed
 
     def headlines(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a planner finds: predicted figures of a policy, the price of a block, and a plan with its certificate.
+"""The results of a planner: predicted figures of a policy, the price of a block, and a plan with its certificate.
 
 `Plan` is a predicted policy under a budget. `AutoPlan` adds what real steps under it measured.
 """
@@ -16,7 +16,7 @@ from explorer.record.run import PipelinePlan
 
 
 class Forecast(Record):
-    """Predicted from a measured baseline; None: cannot be said."""
+    """Figures of a policy predicted from a measured baseline; None: not predicted."""
 
     step_peak_bytes: int | None = None
     saved_after_forward_bytes: int | None = None
@@ -25,11 +25,11 @@ class Forecast(Record):
     time_ratio: float | None = None
     """Step time over the baseline's."""
     time_ratio_spread: float | None = None
-    """Half the width of the interval around it that nine of ten runs should lie in."""
+    """Half the width of the interval around `time_ratio` that should contain nine of ten runs."""
     time_ratio_of_calls: float | None = None
-    """The part of it that torch.utils.checkpoint takes itself, call by call."""
+    """The part of `time_ratio` that is overhead of torch.utils.checkpoint per call."""
     freed_bytes: dict[str, int] = {}
-    """How much less each recomputed block saves."""
+    """Bytes that each recomputed block no longer saves, by block."""
 
 
 class Price(Record):
@@ -38,9 +38,9 @@ class Price(Record):
     blocks: tuple[str, ...]
     """The unit: one block, or the consecutive blocks of a segment."""
     toggle: Literal["recompute", "keep"]
-    """What the unit would become."""
+    """The action of the unit after the toggle."""
     peak_bytes: int
-    """The step's peak then."""
+    """The peak of the step after the toggle."""
     peak_change_bytes: int
     """Below zero: the peak sinks."""
     share_of_step_flops: float | None
@@ -62,28 +62,28 @@ CostUnit = Literal["ms", "FLOPs"]
 
 
 class Certificate(Record):
-    """How far a plan may be from the best one: no policy made of the candidates costs less than `bound`.
+    """The distance of a plan from the best plan: no policy made of the candidates costs less than `bound`.
 
-    It speaks of the forecast: the time and the memory of each block as they were measured. `scope` names the choices.
+    Costs are those of the forecast, from the measured time and memory of each block. `scope` names the candidates.
     """
 
     bound: float
-    """In the plan's cost unit; of a plan for the least memory the bytes of the peak."""
+    """Lower bound in the cost unit of the plan, or in bytes of the peak for a plan of least memory."""
     gap: float
     """Share of the plan's cost (or peak) by which it may lie above the bound: 0 is proven best."""
     n_candidates: int
-    """Units that could be chosen, all of them."""
+    """Number of all candidates."""
     n_rows: int
-    """Moments of the step that the program had to look at."""
+    """Moments of the step that became rows of the program."""
     n_solves: int
     n_segments: int = 0
-    """Candidates that are several blocks in one."""
+    """Number of candidates with several blocks."""
     n_keeping: int = 0
-    """Candidates that keep the results of some operators."""
+    """Number of candidates that keep the results of some operators."""
     longest_segment: int = 0
     """Blocks of the longest segment; 0: written before this was counted."""
     inside_segments: bool = True
-    """Whether a unit may be recomputed inside a segment."""
+    """True if a unit may be recomputed inside a segment."""
 
     @property
     def scope(self) -> str:
@@ -124,7 +124,7 @@ class Plan(Record):
     step_peak_bytes: int
     baseline_step_peak_bytes: int
     extra_cost: float
-    """What recomputing takes, in `cost_unit`."""
+    """The cost of recomputing, in `cost_unit`."""
     step_cost: float
     """The cost of the step without recompute."""
     cost_unit: CostUnit
@@ -133,9 +133,9 @@ class Plan(Record):
     """Half the width of the interval around `cost_ratio`, as of `Forecast.time_ratio_spread`; None: not in time."""
     flop_ratio: float | None = None
     budget_bytes: int | None = None
-    """What was asked for; None: the least memory that the time allows."""
+    """The requested budget; None: the least memory that the time allows."""
     time_budget: float | None = None
-    """Most that the step may take longer, as a share; None: whatever the budget needs."""
+    """Limit of the extra step time as a share; None: no limit."""
 
     @property
     def cost_ratio(self) -> float | None:
@@ -144,12 +144,12 @@ class Plan(Record):
 
     @property
     def proven(self) -> bool:
-        """Whether nothing among the candidates is cheaper by more than a thousandth."""
+        """True if no choice of candidates is cheaper by more than a thousandth."""
         return self.certificate.gap <= 1e-3
 
 
 class Wish(Record):
-    """What a person has to spend: bytes, or time as a share of the step; neither: whatever there is to choose from."""
+    """The budget of a person: bytes, or extra time as a share of the step; without both, the whole front."""
 
     budget_bytes: int | None = None
     more_time: float | None = None
@@ -170,7 +170,7 @@ class CapWish(Record):
     """The number of stages, ranks, schedule and switches; the blocks of its stages say nothing."""
     cap_bytes: int
     n_microbatches: int | None = None
-    """None: as many as serve best."""
+    """The number of microbatches; None: the best number."""
 
 
 class JointPlan(Record):
@@ -180,20 +180,20 @@ class JointPlan(Record):
     policy: Policy
     cap_bytes: int
     makespan_ms: float
-    """Predicted, like everything here."""
+    """Step time in milliseconds; all figures of the record are predicted."""
     rank_bytes: tuple[int, ...]
-    """What each rank's device has to hold: its peak and the optimizer's state."""
+    """Bytes on the device of each rank: its peak and the state of the optimizer."""
     cuts_first_ms: float | None
     """The quickest step of an even cut (by parameters, time or memory) whose policy is chosen afterwards; None: no such
     plan fits."""
     n_judged: int
-    """Plans whose step was played."""
+    """Number of plans whose step was simulated."""
     bound_ms: float = 0.0
-    """By the same prices no plan below the cap has a quicker step, whatever its cuts, microbatches and policy."""
+    """Lower bound of the step by the same prices, for all cuts, microbatches and policies below the cap."""
 
     @property
     def gap(self) -> float:
-        """Share of the step by which it may lie above the bound: 0 is proven best."""
+        """Share of the step above the bound: 0 is proven best."""
         return max(1 - self.bound_ms / self.makespan_ms, 0.0) if self.makespan_ms else 0.0
 
 
@@ -202,7 +202,7 @@ class Missed(Record):
 
     plan: Plan
     measured_peak_bytes: int | None
-    """None: it was refused memory."""
+    """The peak of the run; None: the run ran out of memory."""
 
 
 class AutoPlan(Record):
@@ -210,17 +210,17 @@ class AutoPlan(Record):
 
     plan: Plan
     measured_peak_bytes: int | None
-    """None: its run holds no allocations."""
+    """The peak of the run; None: the run has no allocations."""
     n_steps: int
-    """Real steps that it took; everything that they moved has been put back."""
+    """Number of real steps that the search took; all state that the steps moved is restored."""
     measured_time_ratio: float | None = None
-    """Step time under the policy over that with everything kept, in turns; None: the latter does not fit."""
+    """Step time under the policy over that of keeping everything, in turns; None: keeping everything does not fit."""
     time_spread: float | None = None
     front: tuple[Plan, ...] = ()
-    """From everything kept down to the lowest peak: what other budgets would cost. Predicted."""
+    """Predicted plans for other budgets, from everything kept down to the lowest peak."""
     missed: tuple[Missed, ...] = ()
     refused: tuple[str, ...] = ()
-    """What did not fit on the device before a step did: `everything kept`."""
+    """Policies in words that did not fit on the device, such as `everything kept`."""
     refused_segments: tuple[tuple[str, ...], ...] = ()
     """Neighbours that the model refuses as one segment: no plan recomputes them together."""
 
@@ -242,12 +242,12 @@ class AutoPlan(Record):
 
     @property
     def kept(self) -> bool:
-        """Whether the measured peak is within the budget; one that is not known keeps none."""
+        """True if the measured peak is within the budget; false for an unknown peak."""
         budget, peak = self.plan.budget_bytes, self.measured_peak_bytes
         return budget is None or (peak is not None and peak <= budget)
 
     def require(self) -> AutoPlan:
-        """This plan. Raises BadInput where the measured peak is above the budget."""
+        """Returns the plan itself. Raises BadInput if the measured peak is above the budget."""
         if not self.kept:
             raise BadInput(self._miss, hint="Give a higher budget, or one that lies as much lower.")
         return self

@@ -1,4 +1,4 @@
-"""What is recomputed, and how: the decision that people make, share and apply."""
+"""The policy: the units to recompute, and the options of recomputing them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ DeterminismCheck = Literal["default", "none"]
 
 
 class Unit(Record):
-    """One block, or siblings that are called one after the other and recomputed together (a segment)."""
+    """A block, or siblings that are called one after the other and recomputed together (a segment)."""
 
     blocks: tuple[str, ...]
     action: Action = "recompute"
-    """recompute: keep the input. save_ops: recompute all but `save_ops`. offload: what is saved waits on the CPU."""
+    """recompute: keep the input. save_ops: recompute all but `save_ops`. offload: saved tensors wait on the CPU."""
     save_ops: tuple[str, ...] = ()
     """Operators whose results are kept, such as `aten.mm.default`; only with the action `save_ops`."""
 
@@ -29,9 +29,9 @@ class Unit(Record):
 
 
 class Policy(Record):
-    """Which units are recomputed, and torch.utils.checkpoint's options under torch's own names.
+    """The recomputed units, and options of torch.utils.checkpoint under torch's names.
 
-    A unit's ancestor and its descendants may both be named: that is nested checkpointing.
+    Nested checkpointing names a unit and also its descendants.
     """
 
     units: tuple[Unit, ...] = ()
@@ -56,19 +56,19 @@ class Policy(Record):
         return cls(units=units, **options)
 
     def with_model_blocks(self, blocks: Mapping[str, int]) -> Policy:
-        """This policy, which was made for a model with these `blocks`; they are no part of the decision."""
+        """The same policy with the `blocks` of its model noted. The note is not part of equality."""
         self.__dict__["_model_blocks"] = dict(blocks)
         return self
 
     @property
     def model_blocks(self) -> Mapping[str, int]:
-        """Blocks of the model that it was made for, as its file counts them; empty: not known."""
+        """Blocks of the policy's model, as the policy file counts them; empty: unknown."""
         known: Mapping[str, int] = self.__dict__.get("_model_blocks", {})
         return known
 
     @property
     def stops_early(self) -> bool:
-        """Whether recompute ends at the last tensor that forward saved; reentrant checkpointing knows no such end."""
+        """True if recompute ends at the last tensor that forward saved; reentrant checkpointing has no early stop."""
         return self.early_stop and not self.use_reentrant
 
     @property

@@ -1,4 +1,4 @@
-"""A policy on its way into and out of the program: the policy file, an export to a target, and a text that was read."""
+"""Policies entering and leaving the program: the policy file, an export to a target, and a text that was read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from explorer.record.run import PipelinePlan
 
 
 class Evidence(Record):
-    """What was measured when the policy was made. None: not measured."""
+    """Figures measured when the policy was made. None: not measured."""
 
     device: str
     """Name of the device, such as the CPU's or GPU's model."""
@@ -27,14 +27,14 @@ class Evidence(Record):
     time_ratio_spread: float | None = None
     flop_ratio: float | None = None
     baseline_policy: Policy | None = None
-    """What the run that it was compared with recomputed; None: that kept everything."""
+    """Policy of the baseline run; None: the baseline kept everything."""
     verdict: Verdict | None = None
-    """Whether gradients, buffers and RNG stayed the same."""
+    """The verdict on gradients, buffers and RNG."""
 
 
 class PolicyFile(Record):
-    """The whole file. `fingerprint` is that of the graph, `blocks` counts its names (plan/policy/block_names.py);
-    None or empty: the file does not say."""
+    """The whole file. `fingerprint` belongs to the graph, `blocks` counts its names (plan/policy/block_names.py).
+    None or empty: absent from the file."""
 
     policy: Policy
     model: ModelRef | None = None
@@ -50,43 +50,43 @@ Checked = Literal["executed", "grammar"]
 
 
 class Export(Record):
-    """One policy file in one form."""
+    """A policy file in the form of a target."""
 
     target: str
     written_for: str
     """Program and version: `transformers 5.23`."""
     fit: Fit = "exact"
     text: str = ""
-    """What is written; empty where it is not expressible."""
+    """The exported text; empty if the policy is not expressible."""
     recomputed: tuple[str, ...] | None = None
-    """Blocks that the target will recompute; None: the form says nothing of single blocks."""
+    """Blocks that the target will recompute; None: the form names no single blocks."""
     missing: tuple[str, ...] = ()
     """Blocks that the policy recomputes and the target does not."""
     extra: tuple[str, ...] = ()
     """Blocks that the target recomputes and the policy does not."""
     reasons: tuple[str, ...] = ()
-    """Why it is not exact."""
+    """Why the export is not exact."""
     notes: tuple[str, ...] = ()
     """Notes for the user of the export."""
     checked: Checked = "grammar"
     as_run: Policy | None = None
-    """What the target will really do, as a policy that can be measured; None: no blocks can be named."""
+    """The behaviour of the target as a policy that can be measured; None: no blocks can be named."""
 
 
 class Reading(Record):
-    """What a text says, and what became of it on the way. What cannot be said as a policy at all is an error."""
+    """A policy read from a text, and the losses of reading. A text that no policy can express is an error."""
 
     source: str
     """`a policy file`, or program and version: `transformers 5.23`."""
     file: PolicyFile
-    """With the model's own names."""
+    """The policy file with names of the model."""
     fit: Fit = "exact"
     reasons: tuple[str, ...] = ()
-    """Why it is approximated: what the program does that the policy does not."""
+    """Why the policy is approximated: the differences between the program and the policy."""
     changed: str = ""
-    """How the model differs from the one that a policy file was made for."""
+    """Differences between the model and the model that the policy file was made for."""
     notes: tuple[str, ...] = ()
-    """What patterns stand for, which layers were counted, options that differ there and change no gradient."""
+    """Blocks behind patterns, counted layers, and different options that change no gradient."""
 
     @property
     def policy(self) -> Policy:
@@ -94,5 +94,5 @@ class Reading(Record):
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Everything that a person has to know of it. Empty: a policy file that was made for this very model."""
+        """All messages for a person. Empty for a policy file that was made for this model."""
         return (*self.reasons, *((self.changed,) if self.changed else ()), *self.notes)

@@ -1,8 +1,8 @@
-"""The three rules of an action list, each broken one named by its action.
+"""The three rules of an action list. A fault names the actions that break a rule.
 
 (1) Every stage does every microbatch exactly once each way: F once; B once, or I and W once each.
 (2) A stage lives on one rank, and there F comes before B or I, and I before W.
-(3) Somebody can always go on: no rank waits for ever.
+(3) At least one rank can always go on: no deadlock.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Triple = tuple[int, str, int]
 
 
 def needs(action: Triple, n_stages: int) -> list[tuple[Triple, ...]]:
-    """What must be done before `action`; of each tuple any one suffices."""
+    """Actions required before `action`; any one action of each tuple suffices."""
     stage, kind, microbatch = action
     if kind == "F":
         return [((stage - 1, "F", microbatch),)] if stage else []
@@ -49,7 +49,7 @@ def needs(action: Triple, n_stages: int) -> list[tuple[Triple, ...]]:
 def play(rows: Rows) -> list[Action]:
     """All actions in one order that respects every need: what one process can run. Raises InvalidPlan on a deadlock.
 
-    Time is counted in steps in which every rank does at most one action, so the order follows the ranks' own pace.
+    Time is counted in steps in which every rank does at most one action, so the order follows the pace of the ranks.
     """
     n_stages = _n_stages(rows)
     done: set[Triple] = set()

@@ -37,13 +37,13 @@ class Sizes:
 
 @dataclass(frozen=True, kw_only=True)
 class Condition:
-    """What a schedule asks of its sizes beyond its shape: torch refuses it otherwise."""
+    """A condition on the sizes of a schedule, beyond its shape. torch refuses other sizes."""
 
     rule: str
-    """The name of the hazard where it is not met."""
+    """The name of the hazard if the condition is not met."""
     met: Callable[[Sizes], bool]
     sentence: str
-    """What is wrong, after the name of the schedule; names of sizes in braces."""
+    """The fault, after the name of the schedule; names of sizes in braces."""
     remedy: str
 
 
@@ -53,14 +53,14 @@ class Schedule:
 
     name: str
     generate: Callable[[int, int, int], Rows]
-    """From the numbers of ranks, of microbatches, and of stages a rank."""
+    """Rows of actions from the numbers of ranks, of microbatches, and of stages per rank."""
     shape: Literal["single", "looped", "v"]
-    """One stage a rank; two or more, dealt out in turn; exactly two, down a V and up again."""
+    """Stages per rank: one; two or more, dealt out in turn; exactly two, down a V and up."""
     words: str
-    """For the help of the page."""
+    """A phrase for the help of the page."""
     source: str
     splits_backward: bool = False
-    """Whether gradients of inputs and of weights are computed apart: non-reentrant checkpoints run again for each."""
+    """True if gradients of inputs and weights are computed separately. Non-reentrant checkpoints run again for each."""
     conditions: tuple[Condition, ...] = ()
 
 
@@ -140,11 +140,11 @@ SCHEDULES = {schedule.name: schedule for schedule in _ROWS}
 
 USUAL_SCHEDULE = "1F1B"
 USUAL_MICROBATCHES = 4
-"""Where nobody says otherwise."""
+"""Number of microbatches by default."""
 
 
 def fitting(wanted: int, graph: ModelGraph) -> int:
-    """As many microbatches as are wanted, or the next fewer that divide the batch."""
+    """The number of microbatches: `wanted`, or the next lower number that divides the batch."""
     n_rows = graph.input_shapes[0][0] if graph.input_shapes and graph.input_shapes[0] else wanted
     return next((n for n in range(wanted, 0, -1) if n_rows % n == 0), 1)
 
@@ -156,7 +156,7 @@ def default_ranks(schedule: str, n_stages: int) -> int:
 
 
 def rank_counts(schedule: str, n_stages: int) -> tuple[int, ...]:
-    """All numbers of ranks that the schedule can put so many stages on."""
+    """All numbers of ranks on which the schedule can run `n_stages` stages."""
     known = SCHEDULES.get(schedule)
     counts = range(1, n_stages + 1)
     return () if known is None else tuple(n for n in counts if not _misshapen(known, n_stages, n))

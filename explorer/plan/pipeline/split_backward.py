@@ -1,11 +1,11 @@
-"""What a backward in two actions costs: I for the gradient of a stage's input, W later for those of its weights.
+"""The cost of a split backward: I for the gradient of a stage's input, W later for the gradients of its weights.
 
-    kept        I frees nothing, because W needs the graph; it leaves the gradients at which W begins
-    recomputed  I runs the checkpoint forward; W runs it again for every group of parameters, and what a group does not
-                read of it stays until the last group is done: the graph it hangs on stands that long
+    kept        I frees nothing, because W needs the graph; I leaves the gradients at which W begins
+    recomputed  I runs the checkpoint forward; W runs the checkpoint again for every group of parameters. Tensors that
+                a group does not read stay until the last group is done, because the graph lives until then
 
 Within a stage I goes from the last block to the first, W from the first to the last. The first stage of a model has no
-input gradient: its I does nothing, its W everything.
+input gradient: its I does nothing, and its W does the whole backward.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import msgspec
 from explorer.record.pipeline_cost import ActionCost, BlockCost, SplitCost
 
 Priced = tuple[ActionCost, SplitCost]
-"""What a microbatch costs with its backward whole, and in two."""
+"""Costs of a microbatch with an undivided backward, and with a split backward."""
 
 
 def priced_backward(cost: ActionCost) -> Priced:
-    """The cost, and its backward in two: as measured, else a guess."""
+    """The cost, and the cost of its split backward: measured, or else an estimate."""
     return cost, cost.split or halves(cost)
 
 
 def halves(cost: ActionCost) -> SplitCost:
-    """A guess where nothing was measured: the plain backward in two equal parts, recompute in both."""
+    """An estimate without measurement: two equal halves of the plain backward, with recompute in both."""
     each_ms = (cost.backward_ms - cost.recompute_ms) / 2 + cost.recompute_ms
     return SplitCost(
         input_ms=each_ms,
@@ -40,7 +40,7 @@ def halves(cost: ActionCost) -> SplitCost:
 
 
 def all_in_weight(cost: ActionCost) -> SplitCost:
-    """The first stage: a whole backward, at the time of W."""
+    """The split backward of the first stage: W does the whole backward."""
     return SplitCost(
         input_ms=0.0,
         weight_ms=cost.backward_ms,
@@ -51,13 +51,13 @@ def all_in_weight(cost: ActionCost) -> SplitCost:
 
 
 def in_a_row(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> SplitCost | None:
-    """Blocks one after another as one stage, for a microbatch `scale` times the profile's; None: not all measured."""
+    """The split backward of consecutive blocks, for `scale` times the profile's microbatch; None: not all measured."""
     splits = [cost.split for cost in costs if cost.split is not None]
     if len(splits) < len(costs):
         return None
     *inner, last = splits
     splits = [*inner, _at_the_end(last)]
-    # While I goes on before it, the last block still holds what it lets go of at the end.
+    # While I runs in earlier blocks, the last block still holds the bytes that it frees when I ends.
     held = [*(split.owed_bytes for split in inner), last.owed_bytes if last.last is None else last.last.held_bytes]
     weight_extra = first_extra = made = end = 0
     for block, split in zip(blocks, splits, strict=True):
@@ -83,7 +83,7 @@ def in_a_row(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: fl
 
 
 def _at_the_end(split: SplitCost) -> SplitCost:
-    """As the last block of a stage."""
+    """`split` with the bytes of the last block of a stage."""
     if split.last is None:
         return split
     names = ("input_extra_bytes", "owed_bytes", "weight_extra_bytes", "first_weight_extra_bytes")
@@ -91,7 +91,7 @@ def _at_the_end(split: SplitCost) -> SplitCost:
 
 
 def as_one_checkpoint(blocks: Sequence[BlockCost]) -> SplitCost | None:
-    """Blocks recomputed together: every group of parameters of any of them runs all of them forward again."""
+    """The split backward of a segment: every group of parameters of a block runs all blocks forward again."""
     kept = [block.kept.split for block in blocks if block.kept.split is not None]
     again = [block.recomputed.split for block in blocks if block.recomputed.split is not None]
     if not len(kept) == len(again) == len(blocks):

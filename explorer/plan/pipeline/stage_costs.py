@@ -1,4 +1,4 @@
-"""From the price of blocks to the price of stages: what any cut, schedule, microbatch count and policy would cost."""
+"""Costs of stages from costs of blocks: a prediction for any cut, schedule, microbatch count and policy."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def predict(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> Pla
 
 
 def state_bytes(spec: RunSpec, trained_bytes: int) -> int:
-    """What the optimizer keeps beside parameters of so many bytes: two moments (AdamW), one (SGD with momentum)."""
+    """Bytes of optimizer state for parameters of `trained_bytes`: two moments (AdamW), one (SGD with momentum)."""
     n_copies = {"adamw": 2, "sgd": 1 if spec.momentum else 0, "none": 0}[spec.optimizer]
     return n_copies * trained_bytes
 
 
 def left_out(plan: PipelinePlan, policy: Policy) -> str:
-    """What `predict` does not see of this policy, in a sentence; empty: it sees all."""
+    """A sentence on the parts of the policy that `predict` leaves out; empty if there are none."""
     whole = {fqn for blocks in plan.stages for fqn in blocks}
     inside = [fqn for fqn in policy.blocks if fqn not in whole]
     priced = {unit.blocks for unit in special_units(policy, plan)}
@@ -67,7 +67,7 @@ def left_out(plan: PipelinePlan, policy: Policy) -> str:
 
 
 def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
-    """Blocks of the stages that save operators or offload: what they hold is measured, for nothing foresees it."""
+    """Blocks of the stages that save operators or offload: their bytes are measured, because no rule predicts them."""
     whole = {fqn for blocks in plan.stages for fqn in blocks}
     return tuple(
         unit
@@ -77,7 +77,7 @@ def special_units(policy: Policy, plan: PipelinePlan) -> tuple[Unit, ...]:
 
 
 def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) -> tuple[StageCost, ...]:
-    """One price a stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
+    """The cost of each stage, scaled from the profile's microbatch to the plan's. Raises InvalidPlan."""
     parts = _parts(profile, plan)
     return tuple(
         stage_cost(
@@ -91,7 +91,7 @@ def stage_costs(profile: PipelineProfile, plan: PipelinePlan, policy: Policy) ->
 
 
 class StagePlace(NamedTuple):
-    """Where in a pipeline a stage stands, and what arrives there."""
+    """The position of a stage in a pipeline, and the block that sends to the stage."""
 
     stage: int
     n_stages: int
@@ -120,7 +120,7 @@ def stage_cost(profile: PipelineProfile, place: StagePlace, blocks: Sequence[Blo
 
 
 def _under(block: BlockCost, policy: Policy) -> ActionCost:
-    """What the blocks cost under the policy."""
+    """The cost of the blocks under the policy."""
     actions = {unit.action for unit in policy.units if set(unit.blocks) & set(block.blocks)}
     if not actions:
         return block.kept
@@ -128,7 +128,7 @@ def _under(block: BlockCost, policy: Policy) -> ActionCost:
 
 
 def _of_stage(stage: int, cost: ActionCost, overhead: StageOverhead) -> ActionCost:
-    """Blocks in a row as the stage they are: what it pays once comes on top."""
+    """The cost of blocks as a stage, which adds the overhead of a stage once."""
     whole = msgspec.structs.replace(
         cost,
         forward_ms=cost.forward_ms + overhead.forward_ms,
@@ -160,7 +160,7 @@ def _parts(profile: PipelineProfile, plan: PipelinePlan) -> list[list[BlockCost]
 
 
 def _with_segments(blocks: list[BlockCost], policy: Policy) -> list[BlockCost]:
-    """Blocks of a segment as one entry, in its place."""
+    """`blocks` with the blocks of each segment merged into one entry."""
     for unit in policy.units:
         places = [k for k, block in enumerate(blocks) if set(block.blocks) & set(unit.blocks)]
         if len(places) > 1:
@@ -170,7 +170,7 @@ def _with_segments(blocks: list[BlockCost], policy: Policy) -> list[BlockCost]:
 
 
 def _segment(blocks: list[BlockCost]) -> BlockCost:
-    """One checkpoint over several blocks: all but the last run again in full, the last as a checkpoint of its own."""
+    """One checkpoint over several blocks: the last block reruns like a single checkpoint, all others rerun in full."""
     *inner, last = blocks
     again = sum(block.kept.saved_bytes for block in inner)
     before = [0, *(block.recomputed.saved_bytes for block in inner)]
@@ -198,16 +198,16 @@ def _segment(blocks: list[BlockCost]) -> BlockCost:
 
 
 def _sent_gradient(costs: Sequence[ActionCost]) -> int | None:
-    """A first block that only views its input sends on the gradient that the next one made."""
+    """Bytes of the gradient that the blocks send. A first block that only views its input sends the next block's."""
     known = [cost.sent_gradient_bytes for cost in costs]
     return next((sent for sent in known if sent), known[0])
 
 
 def _add_up(blocks: Sequence[BlockCost], costs: Sequence[ActionCost], scale: float) -> ActionCost:
-    """Blocks one after another: times add; peaks are those of the worst moment on the way there and back.
+    """The cost of consecutive blocks: times add up, and a peak is the worst moment of forward or backward.
 
-    What the last of them returns is not freed on the way back: whoever runs the stage holds it. It weighs on a block
-    as soon as one behind it has made a gradient of its own; until then the gradient is the one that was received.
+    The engine of the stage holds the output of the last block through backward. The output adds to the peak of a block
+    once a later block has made a gradient. Until then the gradient is the received one.
     """
     saved = [round(scale * cost.saved_bytes) for cost in costs]
     last, passed = blocks[-1], min(block.passed_bytes for block in blocks)
