@@ -48,14 +48,14 @@ class Pipeline:
     batches: list[tuple[tuple[Tensor, ...], Any]]
     """By microbatch: the tensors of the inputs, and the targets."""
     owners: dict[str, list[tuple[int, nn.Parameter]]]
-    """By full name: the stages that hold the parameter and what each of them holds; several are tied."""
+    """By full name: each stage that holds the parameter, with the stage's handle. Tied parameters have several."""
     rng: KeyedRng
     policy: Policy
-    """What lies on the whole model; segments over several blocks lie on their stages."""
+    """Policy on the whole model. Segments over several blocks are on their stages instead."""
     initial: dict[str, Tensor]
     """Buffers before the first pass, by full name."""
     under_way: Action | None = None
-    """The action that runs, or in which a pass ended by an exception."""
+    """The running action, or the action that raised."""
     _handle: Any = field(default=None, repr=False)
 
     @property
@@ -123,7 +123,7 @@ class Pipeline:
         return sums
 
     def stages(self) -> tuple[Stage, ...]:
-        """What the record says about each stage."""
+        """The record of each stage."""
         return tuple(
             Stage(
                 stage=part.stage,
@@ -138,7 +138,7 @@ class Pipeline:
 
 
 def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...] | None = None) -> Pipeline:
-    """Stages of `spec.plan` over a model of their own. Raises InvalidPlan, and what load and prepare raise.
+    """Stages of `spec.plan` over a separate model. Raises InvalidPlan, and the errors of load and prepare.
 
     `chain` names the blocks that random numbers are keyed by (default: the blocks of the stages, in order).
     """
@@ -169,9 +169,9 @@ def build(spec: RunSpec, loaded: Loaded | None = None, *, chain: tuple[str, ...]
 
 
 def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_microbatches: int) -> Tape:
-    """The forward of one microbatch, written down.
+    """The tape of one microbatch's forward.
 
-    Raises ModelFailed where the model raises on the whole batch too, InvalidPlan where only the whole batch can pass.
+    Raises ModelFailed if the model raises on the whole batch too, InvalidPlan if only the whole batch passes.
     """
     model, inputs = copy.deepcopy(trainee.model), copy.deepcopy(microbatch)
     try:
@@ -183,7 +183,7 @@ def _recorded(trainee: Trainee, microbatch: Any, chain: tuple[str, ...], n_micro
             raise
         with blaming(trainee.spec.model, trainee.inputs, "forward"), autocast(trainee):
             call(copy.deepcopy(trainee.model), copy.deepcopy(trainee.inputs))
-        if n_microbatches == 1:  # the model passes, so it is the writing down that does not
+        if n_microbatches == 1:  # the model passes, so the recording failed
             raise
         raise InvalidPlan(
             f"The model raised {type(error).__name__} on one of {n_microbatches} microbatches: {message_of(error)}.",

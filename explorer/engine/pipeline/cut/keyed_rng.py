@@ -1,10 +1,10 @@
 """Random numbers that do not depend on the split: every block draws from a seed made of (seed, block, microbatch).
 
-A pipelined model runs its microbatches in another order and on other ranks than the unsplit one, so one stream of
-random numbers gives other dropout masks. Seeding where a block starts gives each (block, microbatch) its own stream.
-Where the block is a unit, the seeding stands outside the checkpointed function: torch stashes the generator when the
-block starts and sets it back for recompute, in B as in I and W. Where a unit holds several blocks, they are seeded
-again by the microbatch whose backward runs. Operations between two blocks go on in the stream of the first.
+A pipelined model runs its microbatches in another order and on other ranks than the unsplit model, so a single stream
+of random numbers gives other dropout masks. Seeding at the start of a block gives each (block, microbatch) a stream.
+If the block is a unit, the seeding is outside the checkpointed function. Torch stashes the generator when the block
+starts and restores the generator for recompute, in B as in I and W. Blocks inside a larger unit are seeded again by
+the microbatch whose backward runs. Operations between two blocks continue the stream of the first block.
 """
 
 from __future__ import annotations

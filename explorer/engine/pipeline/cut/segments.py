@@ -1,8 +1,8 @@
 """Blocks of one stage that the policy recomputes together, as one checkpoint.
 
-`apply_policy` puts a segment onto the Sequential that holds its blocks, and a stage never calls that Sequential: it
-calls the blocks. So the stage gets a small Sequential of its own, at the same path, with the policy on it. A segment
-of blocks that the model itself calls one after the other needs none: the stage calls them just so.
+`apply_policy` puts a segment onto the Sequential that holds its blocks, but a stage calls the blocks and never the
+Sequential. So the stage gets a small separate Sequential, at the same path, with the policy on it. Blocks that the
+model's code calls one after the other need no Sequential, because the stage calls the blocks in the same way.
 
     model.layers (Sequential)   0  1 [2  3] 4  5        stage 1: 2 ─▶ 3 becomes one call of layers(2, 3), checkpointed
 """
@@ -37,9 +37,9 @@ class Segment:
 
 
 def divided(model: nn.Module, policy: Policy, plan: PipelinePlan) -> tuple[Policy, tuple[Unit, ...]]:
-    """What `apply_policy` does on the whole model, and the segments that stages do themselves.
+    """The policy for `apply_policy` on the whole model, and the segments for the stages.
 
-    Raises InvalidPlan for a segment that a cut runs through, and for a unit that holds whole stage blocks inside.
+    Raises InvalidPlan for a segment with a cut inside, and for a unit that contains whole blocks of stages.
     """
     stage_of = {fqn: stage for stage, blocks in enumerate(plan.stages) for fqn in blocks}
     wide = tuple(unit for unit in policy.units if len(unit.blocks) > 1 and set(unit.blocks) & set(stage_of))
@@ -63,7 +63,7 @@ def divided(model: nn.Module, policy: Policy, plan: PipelinePlan) -> tuple[Polic
 
 
 def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, ...]) -> Segment:
-    """`unit` made ready to run within `steps`. Raises InvalidPlan where its blocks do not simply follow each other."""
+    """`unit` as a segment of `steps`. Raises InvalidPlan if its blocks do not directly follow each other."""
     places = [k for k, step in enumerate(steps) if step.target in unit.blocks]
     members = [steps[k] for k in places]
     chained = [step.target for step in members] == list(unit.blocks) and places == list(
@@ -102,6 +102,6 @@ def _follows(before: Step, after: Step) -> bool:
 
 
 def run_segment(segment: Segment, values: dict[int, Tensor]) -> None:
-    """One checkpointed call; the value that goes in is let go, as it is between blocks."""
+    """Runs one checkpointed call. The input value is released, as between blocks."""
     value = values.pop(segment.reads)
     values[segment.writes] = segment.run(value)

@@ -1,8 +1,8 @@
-"""A tape cut into stages, each a module of its own that runs its stretch of the model's forward.
+"""A tape cut into stages. Each stage is a separate module that runs a stretch of the model's forward.
 
-(1) A step belongs to the stage of the last block before it; what comes before the first block belongs to stage 0.
+(1) A step belongs to the stage of the last block before it; steps before the first block belong to stage 0.
 (2) A value that a later stage reads crosses every boundary on the way: stages talk to neighbours only.
-(3) Values made of nothing (positions, masks: no input, parameter or random number) are made again where they are read.
+(3) Values without inputs (positions, masks: no input, parameter or random number) are made again in each stage.
 (4) Boundary tensors are contiguous both ways, because torch's transport refuses or garbles others.
 (5) Blocks that the policy recomputes together (a segment) stay one checkpoint, and may not be cut.
 """
@@ -38,7 +38,7 @@ class StagePart:
 
 
 def cut_tape(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> tuple[StagePart, ...]:
-    """One part a stage. Raises InvalidPlan where a block runs again behind a cut, with its name."""
+    """The parts of all stages. Raises InvalidPlan, with the block's name, if a block runs again behind a cut."""
     homes = _homes(tape, stages)
     free = _free_values(tape)
     made_in = {index: 0 for index in range(tape.n_inputs)}
@@ -77,9 +77,9 @@ def cut_tape(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> tuple[StagePart
 
 
 class StageModule(nn.Module):
-    """One stage: takes the tensors it receives (stage 0: the tensors of the inputs), returns those that it sends.
+    """A stage: takes the received tensors (stage 0: the tensors of the inputs), returns the tensors to send.
 
-    `microbatch` is to be set before every forward and every backward: keyed random numbers depend on it.
+    Set `microbatch` before every forward and every backward: keyed random numbers depend on it.
     `checkpointing` says whether the segments of the policy run as checkpoints.
     """
 
@@ -89,7 +89,7 @@ class StageModule(nn.Module):
         self.microbatch = 0
         self.checkpointing = True
         self.segments: dict[int, Segment] = {}
-        """By place of their first step."""
+        """Segments by the place of their first step."""
         self._rng = rng
         self._last_use = _last_uses(part)
         self._root = (model,)  # in a tuple: the stage holds its own blocks as children, not the whole model
@@ -128,8 +128,8 @@ class StageModule(nn.Module):
         sent = tuple(values[index].contiguous() for index in part.sends)
         if part.is_last:
             return sent
-        # A split backward cuts what is sent off its graph, in place, while a checkpoint of this stage that read the
-        # same tensor still has to run again from it: so the one that is sent is another, over the same bytes.
+        # A split backward detaches the sent tensor from its graph, in place, while a checkpoint of this stage still
+        # has to run again from the same tensor. So another tensor over the same bytes is sent.
         return tuple(Contiguous.apply(tensor) if tensor.requires_grad else tensor for tensor in sent)
 
     def _enter(self, fqn: str, *_: Any) -> None:
@@ -154,7 +154,7 @@ class StageModule(nn.Module):
 
 
 class Contiguous(torch.autograd.Function):
-    """Passes on; the gradient goes back contiguous."""
+    """Passes its input on. The gradient goes back contiguous."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -195,7 +195,7 @@ def _homes(tape: Tape, stages: tuple[tuple[str, ...], ...]) -> list[int]:
 
 
 def _free_values(tape: Tape) -> dict[int, Step]:
-    """Values that are made of nothing, and the step that makes each."""
+    """Values without inputs, as in rule 3, and the step that makes each value."""
     free: dict[int, Step] = {}
     for step in tape.steps:
         pure = not isinstance(step.target, str) and not step.paths and not step.random
@@ -215,7 +215,7 @@ def _closure(wanted: set[int], free: dict[int, Step]) -> set[int]:
 
 
 def _last_uses(part: StagePart) -> list[tuple[int, ...]]:
-    """By step: the values nobody reads after it."""
+    """By step: the values that no later step reads."""
     last = {index: place for place, step in enumerate(part.steps) for index in step.reads}
     kept = set(part.sends)
     return [

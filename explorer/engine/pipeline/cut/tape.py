@@ -1,14 +1,14 @@
-"""What a model's forward does between its blocks, written down once, so that any stretch of it can be run alone.
+"""Tape of a model's forward, recorded once, so that any stretch of the forward can run alone.
 
 A pipeline stage has to run "from block 3 to block 7" of a forward that is plain Python. The forward is therefore
-observed once, on one microbatch, and written down as steps: calls of modules (each whole, never looked into) and the
-tensor functions between them, with the values that flow from step to step.
+observed once, on one microbatch, and recorded as steps: calls of whole modules and the tensor functions between the
+modules, with the values that flow from step to step.
 
     ids ──▶ embed ──▶ (+) ──▶ blocks.0 ──▶ blocks.1 ──▶ norm ──▶ matmul ──▶ logits        modules and functions
      0        1        2         3            4          5         6                      values
 
-(1) Python's own decisions are frozen as they were; a forward that decides by a tensor's value is refused, unless that
-    value is made of nothing (positions, masks) and therefore always the same.
+(1) Python's decisions are frozen. A forward that decides by a tensor's value is refused, unless the value depends on
+    no input (positions, masks) and is therefore always the same.
 (2) A tensor that leaves a block by an attribute instead of by return is found there and is a value like any other.
 (3) Parameters, buffers and tensor attributes are named by path, so the tape plays on any copy of the model.
 
@@ -50,7 +50,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Step:
-    """One call. `target` is a module's fqn or a function; arguments hold Value and Path where tensors stood."""
+    """A call of a module or function. `target` is a fqn or a function; Value and Path replace tensors in arguments."""
 
     target: str | Callable[..., Any]
     args: tuple[Any, ...]
@@ -98,12 +98,12 @@ class Meta:
 
 @dataclass(frozen=True)
 class Tape:
-    """One forward: values 0..n_inputs-1 are the tensors of the inputs, in order of their leaves."""
+    """A recorded forward. Values 0..n_inputs-1 are the tensors of the inputs, in order of their leaves."""
 
     steps: tuple[Step, ...]
     n_inputs: int
     output: Any
-    """The model's return value with Value where tensors stood."""
+    """The model's return value with Value in place of tensors."""
     metas: tuple[Meta, ...]
 
 

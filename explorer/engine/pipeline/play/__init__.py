@@ -1,1 +1,1 @@
-"""Schedules played: in one process, rank by rank, in real processes."""
+"""Runs of schedules: in one process, rank by rank, or in real processes. Read inproc.py first."""

@@ -39,7 +39,7 @@ class _Sums:
         self.n += x.numel() // x.shape[1]
 
     def commit(self) -> None:
-        """Back to what it was before the batch, then one move."""
+        """Restores the statistics from before the batch, then updates the statistics once."""
         module = self.module
         assert module.running_mean is not None and module.running_var is not None
         module.running_mean.copy_(self.mean)

@@ -1,4 +1,4 @@
-"""How often each block really ran: forward calls, runs for backward, and the time those took."""
+"""Real runs of each block: forward calls, runs for backward, and the time of the runs for backward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CallCount:
         return sum(clock.between_ms(begun, over) for begun, over in self.reruns[first:end])
 
     def blocks(self, pipeline: Pipeline) -> tuple[BlockCalls, ...]:
-        """One record a block of the stages, in order. A unit inside a block counts for the block when it runs again."""
+        """Calls of each block of the stages, in order. A rerun of a unit inside a block counts for the block."""
         by_block = []
         for part in pipeline.parts:
             for fqn in part.blocks:
@@ -57,9 +57,9 @@ def _called(count: CallCount, fqn: str, *_: Any) -> None:
 
 @contextmanager
 def counting_calls(pipeline: Pipeline, count: CallCount, clock: Ticks | None = None) -> Iterator[None]:
-    """Hooks on the stages' blocks and an ear on the policy's recompute scopes; nobody waits for a GPU.
+    """Counts calls by hooks on the stages' blocks and on the policy's recompute scopes, without waiting for a GPU.
 
-    `clock` is the one that the actions are read by (default: the device's).
+    `clock` is the clock of the actions (default: the device's).
     """
     opened: dict[int, list[Any]] = {}
     clock = clock or device_of(pipeline.trainee.device).clock()

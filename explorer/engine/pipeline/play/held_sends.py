@@ -1,8 +1,8 @@
-"""Sent tensors that torch's schedules still hold: without them memory by rank would come out too low.
+"""Sent tensors that torch's schedules still hold. Without these tensors, memory by rank would be too low.
 
 Read in torch 2.13 (schedules.py) and confirmed against real ranks over gloo, to the byte (tests/engine/pipeline):
-GPipe and the runtime keep the handles of all sends to the end of the step; 1F1B keeps the gradient it sent last until
-the next one is sent, and the output of its last warm-up send but one until the drain begins.
+GPipe and the runtime keep the handles of all sends to the end of the step. 1F1B keeps its last sent gradient until the
+next send. 1F1B also keeps the output of its last warm-up send but one until the drain begins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from explorer.plan.pipeline.actions import Action
 
 @dataclass
 class HeldSends:
-    """What the handles of one pass keep alive. `n_stages` and `n_microbatches` are the plan's."""
+    """Tensors kept alive by the handles of one pass. `n_stages` and `n_microbatches` come from the plan."""
 
     one_f_one_b: bool
     n_stages: int

@@ -29,13 +29,13 @@ Mail = dict[tuple[int, str, int], Tensors]
 
 @dataclass
 class Trace:
-    """What one pass over an action list left behind."""
+    """Results of one pass over an action list."""
 
     actions: list[ActionTime] = field(default_factory=list)
     """On the clock of this process: one after another."""
     losses: dict[int, float] = field(default_factory=dict)
     loss_bytes: int = 0
-    """What the loss of one microbatch keeps until the step ends: torch's mean may hold what it was the mean of."""
+    """Bytes kept by the loss of one microbatch until the step ends: torch's mean may hold its input's storage."""
     calls: CallCount = field(default_factory=CallCount)
     mail: Mail = field(default_factory=dict)
     """Everything that crossed a boundary, on the CPU; empty unless asked for."""
@@ -62,10 +62,10 @@ def run_pass(
     memory: bool = False,
     report: Report = silent,
 ) -> Trace:
-    """All actions, or those of some ranks alone, with recorded mail standing in for the others.
+    """Runs all actions, or the actions of some ranks alone with recorded mail in place of the other ranks.
 
-    Parameters' gradients start as None and hold the sums over microbatches afterwards. What the model raises passes
-    through; `pipeline.under_way` then says in which action. `report` hears of every action.
+    Parameters' gradients start as None and hold the sums over microbatches afterwards. Errors of the model pass
+    through, and `pipeline.under_way` is then the failed action. `report` is called for every action.
     """
     ranks, mail = alone or (range(len(pipeline.rows)), None)
     device, rank_of = device_of(pipeline.trainee.device), pipeline.rank_of
@@ -106,7 +106,7 @@ class _Pass:
     mail: Mail | None
     keep_mail: bool
     marks: list[tuple[Action, object, object, tuple[int, int]]] = field(default_factory=list)
-    """With the runs for backward that fell into the action, by their numbers."""
+    """Actions with begin, end, and the numbers of the runs for backward inside."""
 
     def run(self, order: list[Action], report: Report) -> None:
         plan = self.pipeline.plan
@@ -144,7 +144,7 @@ class _Pass:
         ]
 
     def _deliver(self, action: Action, sent: Tensors) -> bool:
-        """Hands `sent` to the neighbour, if it lives here; says whether another rank is to get it."""
+        """Hands `sent` to the neighbour stage if it runs here. Returns whether the neighbour is on another rank."""
         kind = "F" if action.kind == "F" else "B"
         to = action.stage + (1 if kind == "F" else -1)
         if action.kind == "W" or not 0 <= to < len(self.pipeline.parts):
@@ -159,7 +159,7 @@ class _Pass:
         return not local
 
     def _play_back(self, action: Action, runner: StageRunner) -> None:
-        """Recorded mail from a rank that is not here."""
+        """Delivers recorded mail from a rank that does not run here."""
         kind = "F" if action.kind == "F" else "B"
         source = action.stage - (1 if kind == "F" else -1)
         if self.mail is None or action.kind == "W" or source in self.runners:

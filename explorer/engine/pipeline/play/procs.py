@@ -35,7 +35,7 @@ from explorer.record.plan import Progress, Report, silent
 from explorer.record.run import RunSpec
 
 GRACE_S = 1.0
-"""How long the other ranks may take to say what they saw, once one has failed."""
+"""Time for the other ranks to report after a rank has failed."""
 POLL_S = 0.2
 WAITING = -1
 BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo", "NCCL", "TCPStore", "Broken pipe")
@@ -44,13 +44,13 @@ BETWEEN_RANKS = ("Connection closed by peer", "Connection reset by peer", "gloo"
 
 @dataclass(frozen=True)
 class RanksEnded:
-    """What the processes left: a report of every rank that spoke, or the first failure and whose it is."""
+    """Results of the processes: the reports of the ranks, or the first failure and its rank."""
 
     reports: dict[int, RankReport]
     failure: Failure | None = None
     failed_rank: int | None = None
     started_s: float = 0.0
-    """From the first process's start to the moment when all had joined."""
+    """Seconds from the first process's start until all ranks had joined."""
 
 
 def run_ranks(
@@ -78,7 +78,7 @@ def run_ranks(
 
 @dataclass(frozen=True)
 class RankJob:
-    """What one process is told."""
+    """The order for one rank's process."""
 
     spec_json: bytes
     rank: int
@@ -187,7 +187,7 @@ def _guilty(watched: _Watched) -> tuple[int, Failure]:
 
 
 def first_failure(reports: dict[int, RankReport]) -> tuple[int, Failure] | None:
-    """The rank that ended early by an error no other rank caused, and what it said. None: all came through."""
+    """The rank that ended early by an error no other rank caused, with its failure; None if no rank failed."""
     spoken = {rank: report.failure for rank, report in reports.items() if report.failure is not None}
     own = [rank for rank, failure in spoken.items() if not any(word in failure.sentence for word in BETWEEN_RANKS)]
     if not spoken:

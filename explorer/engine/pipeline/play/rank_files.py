@@ -1,4 +1,4 @@
-"""What a rank leaves in the folder of results: its report, and its gradients and buffers."""
+"""Files of a rank in the folder of results: its report, and its gradients and buffers."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ def tensor_file(folder: Path, rank: int) -> Path:
 
 
 def report_files(folder: Path) -> list[Path]:
-    """Those that are there, of whatever ranks."""
+    """Existing report files of all ranks."""
     return sorted(folder.glob("rank-*.msgpack"))

@@ -42,15 +42,15 @@ from explorer.record.run import RunSpec
 OUTSIDE = "outside actions"
 
 Announce = Callable[[str], None]
-"""Told the action that begins, and the empty string when the rank waits again."""
+"""Called with the action that begins, and with the empty string when the rank waits again."""
 
 
 @dataclass
 class Marks:
-    """Begin and end of each action on the rank's own clock, whose zero is where all ranks met.
+    """Begin and end of each action on the rank's clock, whose zero is the barrier of all ranks.
 
-    Marks of a GPU stand in its stream: nobody waits, so a rank computes while NCCL brings what comes next. What NCCL
-    lets the GPU wait for lies before the first mark of an action, and is no part of it.
+    Marks of a GPU are in its stream and no call waits, so a rank computes while NCCL brings the next tensors. The
+    GPU's wait for NCCL lies before the first mark of an action and is not part of the action.
     """
 
     rank: int
@@ -80,7 +80,7 @@ class Marks:
 
 
 class TorchStage(nn.Module):
-    """A stage in the form torch drives: the first one is handed a microbatch's number and fetches the batch itself."""
+    """A stage in the form for torch. The first stage gets a microbatch's number and fetches the batch."""
 
     def __init__(self, pipeline: Pipeline, module: StageModule) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class TorchStage(nn.Module):
 
 
 class MarkedStage(PipelineStage):
-    """torch's stage, which also says what it does, and tells its module which microbatch is coming."""
+    """torch's stage with marks of its actions. The stage also sets the microbatch of its module."""
 
     marks: Marks
     pipeline: Pipeline
@@ -111,7 +111,8 @@ class MarkedStage(PipelineStage):
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, *args, **kwargs)
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
-        """Where a V puts two neighbours on one rank, torch 2.11 lets that rank greet itself, which gloo refuses."""
+        """Neighbours on other ranks. If a V puts two neighbours on one rank, torch 2.11 adds the rank itself, which
+        gloo refuses."""
         return [op for op in super()._get_init_p2p_neighbors_ops() if op.peer != dist.get_rank()]
 
     def _marked(self, kind: str, i: int, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +129,7 @@ class MarkedStage(PipelineStage):
 
 
 def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -> RankReport:
-    """This process's rank, its process group already standing. Writes its report and tensors into `out`."""
+    """Runs this process's rank in the existing process group. Writes its report and tensors into `out`."""
     rank = dist.get_rank()
     pipeline = build(spec)
     device = device_of(pipeline.trainee.device)
@@ -157,7 +158,7 @@ def run_rank(spec: RunSpec, out: Path, announce: Announce = lambda name: None) -
 
 
 def failed(spec: RunSpec, rank: int, error: BaseException, action: str = "") -> RankReport:
-    """The last word of a rank that ends early, inside of `action`."""
+    """The report of a rank that ends early, inside `action`."""
     return RankReport(rank=rank, failure=failure_in_step(cause_of(error)), failed_action=action, run_key=run_key(spec))
 
 
@@ -183,7 +184,7 @@ def write_report(report: RankReport, out: Path) -> None:
 
 
 def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[Any, tuple[float, ...]]:
-    """One step of torch's schedule; returns its zero on the clock and the losses (of the rank with the last stage)."""
+    """Runs a step of torch's schedule; returns its zero on the clock and the losses (on the last stage's rank)."""
     own = _own(pipeline, rank)
     pipeline.reset(set(own))
     if not pipeline.plan.keyed_rng:
@@ -211,9 +212,9 @@ def _one_pass(pipeline: Pipeline, rank: int, marks: Marks) -> tuple[Any, tuple[f
 
 
 def _torch_stage(pipeline: Pipeline, part: StagePart, marks: Marks) -> MarkedStage:
-    """Static metadata both ways: torch's own inference would run the model once more, on uninitialised memory.
+    """A stage with static metadata both ways: torch's inference would run the model again, on uninitialised memory.
 
-    Without bytes, because torch 2.11 keeps the very tensors.
+    The example tensors have no bytes, because torch 2.11 keeps them.
     """
     device = pipeline.trainee.device
     check_boundary([str(meta) for meta in part.metas_in if part.stage and not meta.requires_grad])

@@ -1,7 +1,7 @@
-"""Bytes by rank from the allocator's own events: what is allocated while a rank acts is that rank's until it is freed.
+"""Bytes by rank from the allocator's events: memory belongs to the rank that was acting at its allocation.
 
-In one process ranks take turns, so the windows of their actions tell whose an allocation is; who frees it is no matter.
-Parameters and buffers are older than the recording and are counted, not measured.
+In one process ranks take turns, so the windows of their actions show the rank of an allocation, whichever rank frees
+the memory. Parameters and buffers are older than the recording and are counted, not measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ActionWindow:
 
 
 class MemoryWatch:
-    """Records between enter and exit, while `doing` says who acts."""
+    """Records allocations between enter and exit. `doing` marks the acting rank."""
 
     def __init__(self, device: Device) -> None:
         self.windows: list[ActionWindow] = []
@@ -69,7 +69,7 @@ class MemoryWatch:
     def ranks(
         self, parameter_bytes: Mapping[int, int], receive_bytes: Mapping[int, int], clock: tuple[ActionTime, ...]
     ) -> tuple[RankMemory, ...]:
-        """One series a rank of `parameter_bytes`; samples move from their window to the action's time on `clock`."""
+        """A series per rank of `parameter_bytes`. Samples move from their window to the action's time on `clock`."""
         log = self._recorder.log
         skew = clock_skew_ns(log, tuple(self._probes))
         when = {(time.rank, time.name): (time.start_ms * 1e6, time.end_ms * 1e6) for time in clock}
@@ -120,7 +120,7 @@ class _Series:
         return samples
 
     def _moment(self, window: ActionWindow, time_ns: int) -> int | None:
-        """Where `time_ns` within `window` lies on the other clock; None for another rank's window."""
+        """`time_ns` within `window` converted to the clock of the actions; None for another rank's window."""
         span = self.when.get((window.rank, window.name))
         if span is None or window.rank != self.rank:
             return None

@@ -1,21 +1,21 @@
-"""One stage doing its actions: forward and backward of a microbatch, split or whole, as torch's PipelineStage does.
+"""A stage that runs its actions: forward and backward of a microbatch, split or whole, like torch's PipelineStage.
 
-The problem. Autograd's graph ends at the border of a stage: what the next stage computed with our output is on another
-rank. So the chain rule is carried over by hand: the output goes forward, its gradient comes back.
+The problem. Autograd's graph ends at the border of a stage, because the next stage computes on another rank. So the
+chain rule crosses the border by hand: the output goes forward, its gradient comes back.
 
-The idea. What a stage receives is a leaf of a graph of its own. Backward from the outputs fills the leaf's `.grad`, and
-that is what the stage before waits for.
+The idea. Each received tensor is a leaf of the stage's graph. Backward from the outputs fills the leaf's `.grad`, and
+the previous stage waits for this gradient.
 
     received ─▶ [buffer, a leaf] ─▶ stage ─▶ outputs ─▶ sent          F
     sent back ◀─ [leaf.grad] ◀──── stage ◀─ [buffer] ◀─ received      B, or I now and W later
 
 The mechanism.
-1. Buffers for all that a stage will receive are taken before the first action and kept to the end: torch 2.13 does so,
-   and memory by rank would be wrong without them.
+1. Buffers for all received tensors are taken before the first action and kept to the end, as in torch 2.13. Memory by
+   rank would be wrong without these buffers.
 2. F remembers roots and leaves of its microbatch ("in flight"): several forwards may run before the first backward.
-3. B takes them and fills the gradients of parameters and of the leaves. I fills those of the leaves only, for which
-   somebody waits, and owes W the rest: that is how a zero-bubble schedule fills gaps.
-4. Nothing that was sent is held longer than torch holds it.
+3. B takes roots and leaves, and fills the gradients of parameters and leaves. I fills the gradients of the leaves
+   only, for which another rank waits, and owes W the rest. A zero-bubble schedule fills gaps in this way.
+4. Sent tensors are held no longer than torch holds them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StageRunner:
     _owed: dict[int, tuple[list[Tensor], list[Tensor] | None, list[dict[str, Any]] | None]] = field(
         default_factory=dict
     )
-    """By microbatch: what W still needs."""
+    """By microbatch: roots and gradients, or parameter groups, that W still needs."""
     _buffers: dict[tuple[str, int], Tensors] = field(default_factory=dict)
 
     @property
@@ -129,7 +129,7 @@ class StageRunner:
     ) -> Tensors:
         known = None if gradients is None else [g for g in gradients if g is not None]
         useful = [root for root in roots if root.requires_grad]
-        # Nobody waits for the gradients of a first stage: its I does nothing, and its W is the whole backward.
+        # No rank waits for the gradients of a first stage: its I does nothing, and its W is the whole backward.
         if not self.stage:
             self._owed[i] = (useful, known, None)
             return ()

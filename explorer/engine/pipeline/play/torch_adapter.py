@@ -1,7 +1,7 @@
 """The one place that touches private names of torch.distributed.pipelining, looked up when they are needed.
 
-The package is alpha: it grew by half from torch 2.11 to 2.15, and names come and go. What a version lacks raises
-NotOnThisDevice here, in a sentence, and nowhere else as an AttributeError.
+The package is alpha: it grew by half from torch 2.11 to 2.15, and names come and go. A missing name raises
+NotOnThisDevice here, in a sentence, and nowhere else an AttributeError.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def schedule_for(
 def check_boundary(without_gradient: Sequence[str]) -> None:
     """Raises NotOnThisDevice where this torch sends a gradient for every boundary tensor, and some have none.
 
-    Told by a method that came with boundary tensors without gradients (torch 2.13 has it, older torch has not).
+    The check looks for a method that came with boundary tensors without gradients (torch 2.13, not older torch).
     """
     from torch.distributed.pipelining import PipelineStage
 
@@ -65,14 +65,14 @@ def check_boundary(without_gradient: Sequence[str]) -> None:
 
 
 def step_schedule(schedule: Any, args: tuple[Any, ...], target: Any, losses: list[Tensor]) -> None:
-    """One step; outputs are not gathered where this torch can leave that out."""
+    """Runs one step, without gathering outputs if this version of torch has the option."""
     step = schedule.step
     options = {"return_outputs": False} if "return_outputs" in inspect.signature(step).parameters else {}
     step(*args, target=target, losses=losses, **options)
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """What the model raised: torch's pipelining wraps it in a RuntimeError of its own, or in several."""
+    """The model's error, from inside the RuntimeErrors that torch's pipelining wraps around the error."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

@@ -1,8 +1,8 @@
-"""One rank as torchrun starts it: its place comes from the environment, its plan from run_spec.json.
+"""A rank started by torchrun: its place comes from the environment, its plan from run_spec.json.
 
     torchrun --nproc-per-node 4 -m explorer.engine.pipeline.play.torchrun_rank run_spec.json --out results/
 
-Nobody watches these ranks, so each keeps the time limit itself and leaves its last word in the results.
+No process watches these ranks, so each rank keeps the time limit and writes its failure into the results.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main() -> None:
     limit.daemon = True
     limit.start()
     doing = [""]
-    """What the rank has announced: its last action, or that it waits."""
+    """Announcements of the rank: the last entry is its action, or empty while the rank waits."""
     try:
         join(spec, int(os.environ["LOCAL_RANK"]), timeout=timedelta(seconds=spec.time_limit_s))
         run_rank(spec, out, doing.append)
@@ -81,9 +81,9 @@ def check_world(spec: RunSpec, n_processes: int) -> None:
 
 
 def network(environment: Mapping[str, str]) -> dict[str, str]:
-    """gloo's interface where ranks are on several machines and nobody named one: that which leads to the first.
+    """gloo's interface for ranks on several machines, unless the environment has one: the interface to the first rank.
 
-    Left alone, gloo takes the address of the host's name, which many machines resolve to themselves.
+    By default gloo takes the address of the host's name, which many machines resolve to themselves.
     """
     several = environment["WORLD_SIZE"] != environment.get("LOCAL_WORLD_SIZE", environment["WORLD_SIZE"])
     if not several or "GLOO_SOCKET_IFNAME" in environment:
@@ -110,7 +110,7 @@ def out_of_time(spec: RunSpec, rank: int, out: Path) -> NoReturn:
 
 
 def end(error: ExplorerError, code: int) -> NoReturn:
-    """One sentence on stderr. Not sys.exit: threads of the transport would wait for ever."""
+    """Prints the error to stderr and ends the process. With sys.exit, threads of the transport would wait for ever."""
     print(f"Error: {error}", file=sys.stderr, flush=True)
     os._exit(code)
 
