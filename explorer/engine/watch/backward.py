@@ -1,6 +1,6 @@
-"""Where the backward of somebody else's loop begins and ends: nothing in the loop says so.
+"""Detects the begin and end of backward in a user's training loop, which does not announce them.
 
-torch.autograd.backward is taken over meanwhile: Tensor.backward and a gradient scaler go through it.
+torch.autograd.backward is replaced meanwhile: Tensor.backward and gradient scalers call it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import torch
 
 @contextmanager
 def around_backward(begins: Callable[[], None], ended: Callable[[], None]) -> Iterator[None]:
-    """`begins` is called in front of each backward, `ended` behind it, also where it raises; not for one within."""
+    """Calls `begins` before each backward and `ended` after it, also after an error; not for a nested backward."""
     plain: Callable[..., Any] = torch.autograd.backward
     inside = False
 
     def backward(*args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        if inside:  # reentrant checkpointing calls it from within
+        if inside:  # reentrant checkpointing calls backward inside backward
             return plain(*args, **kwargs)
         begins()
         inside = True

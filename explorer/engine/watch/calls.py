@@ -1,4 +1,4 @@
-"""What went into and came out of each forward call of a block: a checkpoint keeps its inputs until backward."""
+"""Inputs and outputs of each forward call of a block: a checkpoint keeps its inputs until backward."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ UNENDED = 2**62
 
 
 class CallLog:
-    """One entry a call, in the order in which they begin. Storages go by the tracker's numbers."""
+    """One entry for each call, in order of begin. Storages are the tracker's numbers."""
 
     def __init__(self) -> None:
         self.block, self.first_ns, self.last_ns = array("q"), array("q"), array("q")
@@ -25,7 +25,7 @@ class CallLog:
         self.outputs: list[Sequence[int]] = []
 
     def begin(self, block: int, storages: Sequence[int]) -> int:
-        """The number of the call that begins now."""
+        """Adds a call that begins now and returns its number."""
         self.block.append(block)
         self.first_ns.append(time.time_ns())
         self.last_ns.append(UNENDED)
@@ -34,12 +34,12 @@ class CallLog:
         return len(self.block) - 1
 
     def end(self, call: int, storages: Sequence[int]) -> None:
-        """Call number `call` ends now. One that never does, because something raised, lasts to the end of the step."""
+        """Ends call number `call` now. A call without an end, after an error, lasts to the end of the step."""
         self.last_ns[call] = time.time_ns()
         self.outputs[call] = storages
 
     def record(self, tick_ns: Ints, entry_of: Ints) -> Calls:
-        """On a timeline whose tick i + 1 is at `tick_ns[i]`, and whose entry for storage s is `entry_of[s]`, or -1."""
+        """The calls on a timeline: tick i + 1 is at `tick_ns[i]`, and storage s has the entry `entry_of[s]`, or -1."""
 
         def known(storages: Sequence[int]) -> list[int]:
             return [entry for entry in (int(entry_of[storage]) for storage in storages) if entry >= 0]

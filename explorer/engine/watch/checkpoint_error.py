@@ -1,8 +1,8 @@
-"""torch says "tensor at position 46 has different metadata"; this says which block, which operator, and why usually.
+"""Translates torch's "tensor at position 46 has different metadata" into a block, an operator and a usual cause.
 
-Positions count what a checkpointed region saves for backward. Which operator made the one at a position is not written
-down anywhere, so the region runs a third time, with a count and a stack of blocks. The step has failed by then; the
-generators are put back, what else the region moves has moved once more.
+Positions count the tensors that a checkpointed region saves for backward. torch does not record their operators, so
+the region runs a third time with a count and a stack of blocks. The step has failed already; generators are restored,
+but the third run moves any other state again.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BRANCH = (
 
 
 def in_words(error: BaseException, model: nn.Module) -> str:
-    """The sentence; empty for any other error than torch's CheckpointError."""
+    """The error as a sentence; empty for any error but torch's CheckpointError."""
     if not isinstance(error, CheckpointError):
         return ""
     mismatch = _MISMATCH.search(str(error))
@@ -63,13 +63,13 @@ def in_words(error: BaseException, model: nn.Module) -> str:
 
 
 def failure_in_words(error: BaseException, model: nn.Module) -> Failure:
-    """What a step raised, as a result; torch's word about a recompute that differs is translated."""
+    """The error of a step as a result, with a translated sentence for a CheckpointError."""
     failure, sentence = failure_in_step(error), in_words(error, model)
     return replace(failure, sentence=sentence) if sentence else failure
 
 
 class _Third(DispatchMode):
-    """The region once more: what it saves, in order, each as what made it."""
+    """The third run of the region: `saved` names the origin of each saved tensor, in order."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class _Third(DispatchMode):
         try:
             with self._scopes, looking_at_saved(self._note), torch.enable_grad(), self:
                 function(*inputs)
-        except Exception:  # the region may end otherwise a third time: what was seen until then counts
+        except Exception:  # the third run may fail elsewhere: tensors saved until then count
             return
         finally:
             rng.restore()
@@ -96,17 +96,17 @@ class _Third(DispatchMode):
         self.block = self.block or self._scopes.fqns[block]
 
     def left(self, block: int, frame: Frame, output: Any) -> None:
-        """Nothing to note: the stack is the frame's."""
+        """Does nothing: the frame has the stack of blocks."""
 
     def rerun_changed(self, frame: Frame) -> None:
-        """A unit of several blocks."""
+        """Does nothing: segments need no care here."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         block = self._scopes.fqns[self._scopes.frame.stack[-1]]
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor):
-                self._alive.append(leaf)  # or its address would be another's soon
+                self._alive.append(leaf)  # a freed address would be reused
                 self._made.setdefault(leaf.untyped_storage()._cdata, f"what {func} returned{_in(block)}")
         return result
 
@@ -115,7 +115,7 @@ class _Third(DispatchMode):
 
 
 def _region(error: BaseException) -> tuple[Any, Any] | None:
-    """What torch was running again, and on what; from the frames that the error came through."""
+    """Function and arguments of the recompute that failed, from the frames of the error."""
     for frame in _frames(error):
         region = frame.f_locals.get("frame")
         if frame.f_code.co_name == "unpack_hook" and hasattr(region, "recompute_fn") and "args" in frame.f_locals:

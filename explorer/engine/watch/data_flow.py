@@ -1,7 +1,7 @@
-"""Who wrote each storage, who read it and when: the edges between blocks, and what crosses a cut.
+"""Writer and readers of each storage, with times: the edges between blocks, and the data that crosses a cut.
 
-Data is followed by storage, so a view carries on its base's writer and an operator in place becomes the new one. Where
-a block with children computes something itself (a residual addition), each of its operators is a place of its own.
+Data is followed by storage: a view has the writer of its base, and an in-place operator becomes the new writer. In a
+block with children that computes something itself (a residual addition), each operator is a separate place.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from explorer.record.graph import INPUT
 
 
 class Place(NamedTuple):
-    """Where data is made and read: a block without children, or one operator of a block that has some."""
+    """A writer or reader of data: a block without children, or one operator of a block with children."""
 
     block: str
     op: str = ""
     nth: int = 0
-    """Which of the operators of that name, counted from the beginning of the block's call."""
+    """Number of the operator among operators of its name, from the beginning of the block's call."""
 
 
 GIVEN = Place(INPUT)
-"""Writer of what the model was given."""
+"""Writer of the model's arguments."""
 ELSEWHERE = Place("<elsewhere>")
-"""Writer of what was there before: tensors that are plain attributes, constants made from Python numbers."""
+"""Writer of older data: tensors that are plain attributes, constants made from Python numbers."""
 
 
 @dataclass
@@ -41,17 +41,17 @@ class Datum:
     born: int
     n_bytes: int
     last_read: int | None = None
-    """None: by nobody."""
+    """None if no operator reads the storage."""
     readers: dict[Place, dict[tuple[int, int], int]] = field(default_factory=dict)
-    """Views that each reader read: bytes by where they begin and how many numbers they hold."""
+    """Views that each reader read: bytes by offset and number of elements."""
 
     def bytes_read(self, reader: Place) -> int:
-        """Views of different parts add up, two shapes of one part do not."""
+        """Bytes that a reader read: views of different parts add up, two shapes of one part do not."""
         return min(sum(self.readers[reader].values()), self.n_bytes)
 
 
 class DataFlow:
-    """Filled operator by operator; `now` is the number of the one that runs. `constants` are not followed."""
+    """Data flow of a forward, filled operator by operator; `now` numbers them. `constants` are not followed."""
 
     def __init__(self, constants: Iterable[Tensor]) -> None:
         self.data: list[Datum] = []
@@ -63,13 +63,13 @@ class DataFlow:
         self._live: dict[int, tuple[weakref.ref[Any], Datum]] = {}
 
     def given(self, tensors: Iterable[Tensor]) -> None:
-        """Arguments of the model itself; those that it made in an earlier call stay what they are."""
+        """Adds the model's arguments; an argument that an earlier call made keeps its writer."""
         for tensor in tensors:
             if dense(tensor) and self._datum_of(tensor) is None:
                 self._born(GIVEN, tensor.untyped_storage())
 
     def reads(self, place: Place, tensor: Tensor, *, shape_only: bool = False) -> None:
-        """`place` reads. `shape_only`: it asks how large `tensor` is."""
+        """Notes that `place` reads `tensor`, or only its shape if `shape_only`."""
         storage = tensor.untyped_storage()
         if storage._cdata in self.constant:
             return
@@ -82,9 +82,9 @@ class DataFlow:
             datum.readers.setdefault(place, {})[int(tensor.storage_offset()), tensor.numel()] = tensor.nbytes
 
     def writes(self, place: Place, written: list[Tensor], read: set[int], *, mutable: bool) -> None:
-        """An operator at `place` returned `written`; `read` are the storages of its arguments.
+        """Notes that an operator at `place` returned `written`; `read` are the storages of its arguments.
 
-        `mutable`: it may have changed them in place.
+        `mutable` is True if the operator may change its arguments in place.
         """
         for tensor in written:
             storage = tensor.untyped_storage()
@@ -98,7 +98,7 @@ class DataFlow:
                     self._born(place, storage)
 
     def handed_on(self, fqn: str, tensors: list[Tensor]) -> None:
-        """A leaf that returns its input or a view of it (Identity, Flatten) still stands in the flow."""
+        """Adds a leaf that returns its input or a view of the input (Identity, Flatten) to the flow."""
         for tensor in tensors:
             datum = self._datum_of(tensor)
             if datum is not None and datum.writer != Place(fqn):
@@ -119,5 +119,5 @@ class DataFlow:
 
 
 def dense(tensor: Tensor) -> bool:
-    """Whether a storage stands behind it: a sparse tensor has several, one inside `torch.func` is a wrapper."""
+    """Whether one storage is behind `tensor`: a sparse tensor has several, a tensor in `torch.func` is a wrapper."""
     return tensor.layout == torch.strided and not _functorch.is_functorch_wrapped_tensor(tensor)

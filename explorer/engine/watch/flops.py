@@ -1,7 +1,7 @@
-"""FLOPs counted from shapes by torch's own formulas, plus the operators torch has no formula for, or a wrong one.
+"""FLOPs counted from shapes by torch's formulas, plus formulas for operators that torch lacks or counts wrongly.
 
-Torch counts fused attention on CUDA only and fused recurrent layers and grouped products nowhere; without their
-operators the same model would cost less on one device than on the other. Of a convolution's backward it counts the
+Torch counts fused attention on CUDA only, and never counts fused recurrent layers and grouped products. With torch's
+formulas alone a model would cost less on one device than on another. For a convolution's backward torch counts the
 gradient of the weight as if every output channel met every input channel: `groups` times too many.
 A multiply-add is two FLOPs; element-wise operators count as nothing (torch.utils.flop_counter).
 """
@@ -22,22 +22,22 @@ Formula = Callable[..., int]
 
 
 def formula(operator: Any) -> Formula | None:
-    """Called with the operator's own arguments and `out_val`; None: counts as nothing.
+    """The formula of an operator, called with the operator's arguments and `out_val`; None if it counts as nothing.
 
-    `operator` is what a dispatch mode is handed: an OpOverload, or a higher-order operator.
+    `operator` is the argument of a dispatch mode: an OpOverload, or a higher-order operator.
     """
     packet = functional(getattr(operator, "_overloadpacket", operator))
     return OURS.get(packet) or _of_shapes(flop_registry.get(packet))
 
 
 def functional(packet: Any) -> Any:
-    """`aten.addmm` for `aten.addmm_`, which takes the same arguments."""
+    """The functional form of an in-place operator, with equal arguments: `aten.addmm` for `aten.addmm_`."""
     name = str(getattr(packet, "__name__", ""))
     return getattr(aten, name[:-1], packet) if name.endswith("_") and packet is getattr(aten, name, None) else packet
 
 
 def _of_shapes(torchs: Formula | None) -> Formula | None:
-    """Torch's formula, asked once for each set of shapes: its own walk through every argument costs 30 us a call."""
+    """Torch's formula, evaluated once for each set of shapes: its walk through all arguments costs 30 us a call."""
     inner = getattr(torchs, "__wrapped__", None)
     if inner is None:
         return torchs
@@ -53,7 +53,7 @@ def _of_shapes(torchs: Formula | None) -> Formula | None:
 
 
 def _shapes(value: Any) -> Any:
-    """Shapes where there were tensors, tuples where there were lists."""
+    """The value with shapes in place of tensors and tuples in place of lists."""
     if isinstance(value, torch.Tensor):
         return value.shape
     return tuple(_shapes(part) for part in value) if isinstance(value, (tuple, list)) else value
@@ -74,14 +74,14 @@ def _of_each(left: Sequence[Any], right: Sequence[Any], *_: Any, out_val: Any = 
 
 
 def _grouped(left: Any, right: Any, *_: Any, out_val: Any = None, **__: Any) -> int:
-    """Rows of `left` (or columns of `right`) are dealt out to groups, or what they share is: all of them, by shape."""
+    """FLOPs of a grouped product. Groups split the rows of `left`, the columns of `right` or the shared dimension."""
     if left.dim() == 2:
         return int(2 * left.numel() * right.shape[-1])
     return int(2 * left.numel() * right.shape[-1]) if right.dim() == 3 else int(2 * out_val.numel() * left.shape[-1])
 
 
 def _trilinear(*args: Any, out_val: Any = None) -> int:
-    """Two products, the first summed over what the third factor does not know; see Bilinear in torch's Linear.cpp."""
+    """FLOPs of two products; the first sums over dimensions that the third factor lacks (Bilinear, Linear.cpp)."""
     factors, expanded, summed = args[:3], args[3:6], args[6]
     unroll_dim = args[7] if len(args) > 7 else 1
     n_dims = factors[0].dim() + len(expanded[0])
@@ -98,12 +98,12 @@ def _with_ones(shape: Sequence[int], places: Sequence[int], n_dims: int) -> list
 
 
 def _euclidean(left: Any, right: Any, *_: Any, out_val: Any = None) -> int:
-    """|a - b|² = |a|² - 2ab + |b|², as one product of vectors that are longer by two."""
+    """FLOPs of |a - b|² = |a|² - 2ab + |b|², as one product of vectors with two extra elements."""
     return int(2 * left.numel() // left.shape[-1] * (left.shape[-1] + 2) * right.shape[-2])
 
 
 def _cdist(left: Any, right: Any, p: float, mode: int | None = None, *, out_val: Any = None) -> int:
-    """Element-wise up to 25 vectors a side, a product above, as torch.cdist documents; modes 1 and 2 override that."""
+    """FLOPs of cdist: element-wise up to 25 vectors a side, a product above (torch.cdist); modes 1, 2 override."""
     is_product = p == 2 and (mode == 1 or (not mode and max(left.shape[-2], right.shape[-2]) > 25))
     return _euclidean(left, right) if is_product else 0
 
@@ -113,7 +113,7 @@ def _conv_tbc(tokens: Any, weight: Any, *_: Any, out_val: Any = None, **__: Any)
 
 
 def _convolution_backward(grad: Any, tokens: Any, weight: Any, *args: Any, out_val: Any = None) -> int:
-    """The gradient of the input and that of the weight each take as many multiply-adds as forward."""
+    """FLOPs of backward: the gradients of input and weight each take as many multiply-adds as forward."""
     transposed, wanted = args[-4], args[-1]
     forward = conv_flop_count(list(tokens.shape), list(weight.shape), list(grad.shape), transposed=transposed)
     return int(forward * sum(wanted[:2]))
@@ -128,7 +128,7 @@ def _attention_backward(grad: Any, query: Any, key: Any, value: Any, *_: Any, ou
 
 
 def _recurrent(tokens: Any, *weights: Any, backward: bool = False) -> int:
-    """Every token meets every weight matrix once; backward does so twice, for its input and for the weight."""
+    """FLOPs of a recurrent layer: each token meets each weight matrix once, twice in backward (input and weight)."""
     n_tokens = tokens.numel() // tokens.shape[-1]
     n_weights = sum(weight.numel() for weight in weights if weight.dim() == 2)
     return 2 * n_tokens * n_weights * (2 if backward else 1)
@@ -151,7 +151,7 @@ def _cudnn_rnn_backward(tokens: Any, weights: Any, *_: Any, out_val: Any = None,
 
 
 def _named(*names: str) -> list[Any]:
-    """The operators of these names that this torch has."""
+    """The operators among `names` that this torch has."""
     return [getattr(aten, name) for name in names if hasattr(aten, name)]
 
 

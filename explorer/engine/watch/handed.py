@@ -1,7 +1,7 @@
-"""What a block is handed besides plain tensors: lists, dictionaries, caches. A checkpoint keeps the very objects.
+"""Container arguments of a block: lists, dictionaries, caches. A checkpoint keeps these objects, not copies.
 
-They may grow or change, by the block (a key/value cache) or once it has run (a dense block's list of features): then
-the second run finds another content. A cheap picture of what can be reached from them tells.
+The block may change a container (a key/value cache), or other code may change it later (a dense block's list of
+features). The recompute then finds other content. A cheap picture of all objects inside detects the change.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _PLAIN = (Tensor, nn.Module, type(None), bool, int, float, complex, str, bytes)
 _DEEPEST = 6
 
 Identify = Callable[[Tensor], Any]
-"""Names a storage so that another one at the same address later has another name."""
+"""A name of a storage that no later storage at the same address gets."""
 
 
 class Handed:
-    """The arguments of one call, as they were when it began."""
+    """The arguments of one call, with a picture of their content at its begin."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], identify: Identify) -> None:
         values = (*args, *kwargs.values())
@@ -32,11 +32,11 @@ class Handed:
         self._inside: set[Any] = set()
         self.traits: set[Trait] = set(_form(args, kwargs))
         self.read: set[Any] | None = {*()} if self._things else None
-        """Names of the storages that operators of the block read; None: it was handed tensors and numbers alone."""
+        """Names of the storages that the block's operators read; None if all arguments are tensors and numbers."""
         self._note_inside()
 
     def look(self) -> None:
-        """At the end of the call, and once more at the end of the model's forward."""
+        """Compares the arguments with the picture: at the end of the call, and at the end of the model's forward."""
         self._note_inside()
         if self._things and _picture(self._things) != self._picture:
             self.traits.add("keeps_cache" if self._inside & (self.read or set()) else "fills_inputs")
@@ -46,7 +46,7 @@ class Handed:
 
 
 def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
-    """How tensors are handed over, which only reentrant checkpointing minds: it sees arguments that are tensors."""
+    """Traits of the arguments that matter to reentrant checkpointing, which sees only arguments that are tensors."""
     values = (*args, *kwargs.values())
     if not any(isinstance(value, Tensor) and value.requires_grad for value in values):
         yield "inputs_need_no_grad"
@@ -57,7 +57,7 @@ def _form(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Trait]:
 
 
 def tensors_in(things: Iterable[Any]) -> Iterator[Tensor]:
-    """Every tensor in reach of lists, dictionaries and plain objects; modules are not entered."""
+    """Every tensor inside lists, dictionaries and plain objects; modules are not entered."""
     return _tensors(things, set())
 
 
@@ -71,7 +71,7 @@ def _tensors(things: Iterable[Any], met: set[int], depth: int = 0) -> Iterator[T
 
 
 def _picture(value: Any, met: tuple[int, ...] = (), *, versions: bool = False) -> Any:
-    """Another one where something in reach was added, removed or replaced; inside a cache also where it was written."""
+    """A value that changes if an object inside was added, removed or replaced, and in a cache also if written to."""
     if isinstance(value, Tensor):
         return (id(value), value._version) if versions else id(value)
     if isinstance(value, _PLAIN) and not isinstance(value, nn.Module):

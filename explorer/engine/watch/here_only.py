@@ -1,7 +1,7 @@
-"""A hook of an instrument, for the module that it was put onto alone.
+"""A hook of an instrument that works on its own module alone, not on copies of the module.
 
-A training copies and pickles its model whenever it likes (an average of the weights, a checkpoint of the whole model),
-and hooks go along. The copy would report to the instrument for ever, and an instrument is nothing to pickle.
+A training may copy or pickle its model with its hooks (an average of the weights, a checkpoint of the whole model).
+The copy would report to the instrument forever, and an instrument cannot be pickled.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class HereOnly(functools.partial[Any]):
-    """`HereOnly(function, ...)` is called as that partial is; a copy of it, or what is unpickled, does nothing."""
+    """A functools.partial whose copies and unpickled forms do nothing."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _left_behind, ()
@@ -22,4 +22,4 @@ def _left_behind() -> Any:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """All that is left of the hook."""
+    """The copy of a hook: does nothing."""

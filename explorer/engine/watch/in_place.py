@@ -1,11 +1,11 @@
 """Keeps a watched backward on the path of an unwatched one.
 
-Where a value is used several times, autograd adds up its gradients in place if nobody else holds them. Under any
-dispatch mode it never does (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp asks whether a mode is on),
-and a shared weight's gradients then take room for a sum that an unwatched step does not need: 5 to 13 % of the peak of
-a recurrent net. So the watcher repeats autograd's own test on the two gradients and adds in place where that would.
+If a value is used several times, autograd adds its gradients in place unless other code holds them. Under a dispatch
+mode autograd never adds in place (can_accumulate_inplace in torch/csrc/autograd/input_buffer.cpp). A shared weight's
+gradients then need memory for a sum: 5 to 13 % of the peak of a recurrent net. The watcher therefore repeats
+autograd's test on the two gradients and adds in place if the test passes.
 
-How many references mean "nobody else" depends on the torch version; one tiny backward tells.
+The number of references to a gradient without other holders depends on the torch version; a tiny backward measures it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ADD_IN_PLACE = torch.ops.aten.add_.Tensor
 
 
 def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The sum, in the storage of one of two gradients; None: autograd would not do so, the caller adds as asked."""
+    """The sum, in the storage of one gradient; None if autograd would not add in place: the caller then adds."""
     alone = references_of_the_last_holder()
     if kwargs or len(args) != 2 or alone is None or torch.is_grad_enabled():
         return None
@@ -41,10 +41,10 @@ def sum_of_gradients(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
 
 @lru_cache(maxsize=1)
 def references_of_the_last_holder() -> tuple[int, int, int] | None:
-    """References to a gradient, its storage and its Python object that a dispatch mode sees when only autograd's
-    buffer holds it: a hook of somebody's that keeps a gradient shows in the last alone.
+    """Reference counts of a gradient, its storage and its Python object in a dispatch mode if only autograd's buffer
+    holds the gradient. A user's hook that keeps a gradient shows in the last count alone.
 
-    None: this torch cannot say.
+    None if this torch has no reference counts.
     """
     if not hasattr(torch.Tensor, "_use_count") or not hasattr(torch._C, "_storage_Use_Count"):
         return None
@@ -63,14 +63,14 @@ def references_of_the_last_holder() -> tuple[int, int, int] | None:
 
 
 def _references(args: tuple[Any, ...], i: int) -> tuple[int, int, int]:
-    """Asked while nothing here but `args` holds the tensor."""
+    """Reference counts of `args[i]`. No other variable here may hold the tensor."""
     count: Any = args[i]._use_count
     storage = args[i].untyped_storage()._cdata
     return count(), torch._C._storage_Use_Count(storage), sys.getrefcount(args[i])  # type: ignore[attr-defined]
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    """Every element has a place of its own and there are no gaps, in whatever order of dimensions."""
+    """Whether the elements neither overlap nor leave gaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted(
         (tensor.stride(i), tensor.shape[i]) for i in range(tensor.dim()) if tensor.shape[i] != 1

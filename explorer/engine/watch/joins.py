@@ -1,6 +1,6 @@
-"""From operators to arrows: which block's data reaches which block, and where data of several places comes together.
+"""Edges of the block graph: blocks whose data reaches other blocks, and joins of data from several places.
 
-An operator that a block with children runs itself is drawn only where it says something:
+The drawing of an operator that a block with children runs itself depends on its sources:
 
     relu(conv(x))        one source, inside the block         dissolved: the arrow leaves conv
     x + mlp(norm(x))     two sources                          a join: x and mlp lead into `+`
@@ -21,12 +21,12 @@ from explorer.plan.names import above
 from explorer.record.graph import Edge, Join
 
 MOST_JOINS = 16
-"""Limit for one block; where a loop makes more, those of one operator are one."""
+"""Limit for one block; above the limit, as in a loop, all joins of one operator become one."""
 ATTENTION = "scaled_dot_product"
 
 
 def edges_and_joins(flow: DataFlow) -> tuple[tuple[Edge, ...], tuple[Join, ...]]:
-    """What flows in one observed forward, calls of one block laid over each other."""
+    """Edges and joins of one observed forward; calls of one block are merged."""
     merged = _Merged(flow)
     merged.settle()
     merged.thin_out()
@@ -37,7 +37,7 @@ def edges_and_joins(flow: DataFlow) -> tuple[tuple[Edge, ...], tuple[Join, ...]]
 
 
 class _Merged:
-    """Which place stands for which: `place_of` is the drawn one."""
+    """The places merged into drawn places: `place_of` returns the drawn place."""
 
     def __init__(self, flow: DataFlow) -> None:
         self.order = sorted(flow.first, key=flow.first.__getitem__)
@@ -45,7 +45,7 @@ class _Merged:
         holders = {ancestor for block in operating for ancestor in above(block)}
         self._stands_for: dict[Place, Place] = {}
         for place in self.order:
-            if place.op and place.block not in holders:  # no child of it computes anything: it is one box
+            if place.op and place.block not in holders:  # no child computes anything: the block is one box
                 self._stands_for[place] = Place(place.block)
         self.hops = [(datum.writer, reader) for datum in flow.data for reader in datum.readers]
 
@@ -55,11 +55,11 @@ class _Merged:
         return place
 
     def joins(self) -> list[Place]:
-        """Places of blocks with children that stand for themselves."""
+        """Operators of blocks with children that are drawn."""
         return [place for place in self.order if place.op and place not in self._stands_for]
 
     def settle(self) -> None:
-        """Dissolves and joins until nothing changes."""
+        """Dissolves and contracts joins until nothing changes."""
         n_before = -1
         while n_before != len(self._stands_for):
             n_before = len(self._stands_for)
@@ -75,7 +75,7 @@ class _Merged:
         return neighbours
 
     def _dissolve(self) -> None:
-        """What has one source within the block is that source's; what has equal sources is one join."""
+        """Merges an operator with one source inside the block into the source, and operators of equal sources."""
         sources, readers = self._neighbours(sources=True), self._neighbours(sources=False)
         known: dict[tuple[str, frozenset[Place]], Place] = {}
         for place in self.joins():
@@ -88,7 +88,7 @@ class _Merged:
                 self._stands_for[place] = same
 
     def _contract(self) -> None:
-        """A join that feeds nothing but one other join of its block is a part of that."""
+        """Merges a join into another join of its block if the join feeds only this other join."""
         readers = self._neighbours(sources=False)
         for place in self.joins():
             own = set(map(self.place_of, readers[place])) - {place}
@@ -104,10 +104,10 @@ class _Merged:
 
 
 def _edges(flow: DataFlow, merged: _Merged, ids: dict[Place, str]) -> tuple[Edge, ...]:
-    """Tensors that go from one place to the same readers are one number, their bytes added up."""
+    """The edges. Tensors from one place to the same readers share one data number, and their bytes add up."""
     begun = {**flow.first, GIVEN: -1}
     for place in merged.order:
-        begun.setdefault(merged.place_of(place), flow.first[place])  # of a block that its own operators stand for
+        begun.setdefault(merged.place_of(place), flow.first[place])  # a block merged from its operators
     n_bytes: dict[tuple[Place, tuple[Place, ...]], Counter[Place]] = defaultdict(Counter)
     n_tensors: Counter[tuple[Place, tuple[Place, ...]]] = Counter()
     for datum in flow.data:
@@ -136,7 +136,7 @@ def _edges(flow: DataFlow, merged: _Merged, ids: dict[Place, str]) -> tuple[Edge
 
 
 def _ids(joins: Iterable[Place]) -> dict[Place, str]:
-    """`blocks.0:add`, and `blocks.0:add.2` for the second: a colon and an operator end no fqn."""
+    """Ids of the joins: `blocks.0:add`, then `blocks.0:add.2`. No fqn ends with a colon and an operator."""
     ids: dict[Place, str] = {}
     n_named: Counter[str] = Counter()
     for place in joins:
@@ -147,7 +147,7 @@ def _ids(joins: Iterable[Place]) -> dict[Place, str]:
 
 
 def _word(op: str) -> str:
-    """The operator as people know it."""
+    """The common name of an operator."""
     return "attention" if ATTENTION in op else op.strip("_").removesuffix("_forward")
 
 

@@ -1,7 +1,7 @@
-"""Which modules a forward leaves changed: their own buffers and plain attributes, looked at before and after.
+"""Finds modules whose buffers or plain attributes a forward changes, from images before and after.
 
 Images are cheap: a tensor by its identity and version, a collection by its leaves. Running statistics do not count:
-they are meant to move, and a policy has an option for them. Generators are watched call by call, see second_run.py.
+a forward must move them, and a policy has an option for them. second_run.py watches generators call by call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 def state_of(model: nn.Module) -> dict[tuple[str, str], tuple[str, Any]]:
-    """(fqn, name) -> (kind, image) of every buffer and plain attribute: two images differ where a forward moved one."""
+    """(fqn, name) -> (kind, image) of every buffer and plain attribute; a moved value has a different image."""
     images: dict[tuple[str, str], tuple[str, Any]] = {}
     plumbing = set(vars(nn.Module()))
     for fqn, module in model.named_modules():
@@ -48,9 +48,9 @@ def _leaf_image(value: Any) -> Any:
 def moved_traits(
     model: nn.Module, before: dict[tuple[str, str], tuple[str, Any]], *, statistics: bool = False
 ) -> dict[str, set[Trait]]:
-    """Traits of the modules whose own buffers or attributes are not as `before`.
+    """Traits of the modules whose own buffers or attributes differ from `before`.
 
-    Running statistics count only if `statistics`: those of torch's norms, which a policy knows how to hold still.
+    Running statistics of torch's norms count only if `statistics`, because a policy can freeze them.
     """
     after = state_of(model)
     modules = dict(model.named_modules())

@@ -1,10 +1,10 @@
 """One forward of an unwrapped model, watched operator by operator: the raw facts behind the block graph.
 
-    module hooks    who is running (a stack of blocks)        operators belong to the innermost
-    dispatch mode   which operator ran, on which storages     data flows from a storage's writer to its readers
-    saved tensors   what autograd keeps for backward          each storage once, parameters and buffers apart
+    module hooks    the running blocks, as a stack            operators belong to the innermost
+    dispatch mode   each operator and its storages            data flows from a storage's writer to its readers
+    saved tensors   tensors that autograd keeps               each storage once, parameters and buffers apart
 
-What a C++ autograd node keeps outside of saved tensors is not seen by torch's hooks (pytorch, saved_tensors_hooks).
+torch's hooks miss data that a C++ autograd node keeps outside of saved tensors (pytorch, saved_tensors_hooks).
 """
 
 from __future__ import annotations
@@ -28,36 +28,36 @@ from explorer.engine.watch.uncompiled import DispatchMode
 from explorer.record.graph import Trait
 
 Identity = tuple[int, int]
-"""Address of a storage, and when it was made."""
+"""Address of a storage, and the number of the operator that made it."""
 PLAIN_OUTPUTS = (Tensor, type(None), bool, int, float, str)
 
 
 @dataclass
 class Seen:
-    """What one module did; bytes and FLOPs with everything below it."""
+    """Facts of one module; bytes and FLOPs include its descendants."""
 
     n_calls: int = 0
     output_bytes: int = 0
     flops: int = 0
     first_call: int = 0
-    """Number of the operator before which it was first called."""
+    """Number of the next operator at the module's first call."""
     last_exit: int = 0
     signature: int = 0
-    """Hash of its operators in order."""
+    """Hash of the module's operators in order."""
     rerun_flops: int = 0
-    """FLOPs of each call until its last tensor was saved: there recompute stops early."""
+    """FLOPs of each call until its last saved tensor, where a recompute with early stop ends."""
     op_flops: Counter[str] = field(default_factory=Counter)
-    """By operator."""
+    """FLOPs by operator."""
     late_op_flops: Counter[str] = field(default_factory=Counter)
-    """The part of these that each call did behind its last saved tensor."""
+    """FLOPs by operator after the last saved tensor of each call."""
     last_saved_in: str = ""
-    """The innermost block in which its last call saved last."""
+    """The innermost block that saved the last tensor of the last call."""
     returned: list[tuple[Identity, ...]] = field(default_factory=list)
-    """Storages that each call gave back."""
+    """Storages of each call's output."""
     given: list[tuple[Identity, ...]] = field(default_factory=list)
-    """Storages that each call was given."""
+    """Storages of each call's arguments."""
     saved: dict[Identity, int] = field(default_factory=dict)
-    """Bytes by storage, of those made here that anything saves for backward."""
+    """Bytes of each storage that this module made and any block saves for backward."""
     traits: set[Trait] = field(default_factory=set)
 
 
@@ -68,17 +68,17 @@ class _Call:
     flops_before: int
     """FLOPs of the block's calls before this one."""
     rerun_flops: int = 0
-    """Its own until the last tensor that was saved so far."""
+    """FLOPs of this call until its last saved tensor so far."""
     late_op_flops: Counter[str] = field(default_factory=Counter)
-    """Its own since then, by operator."""
+    """FLOPs of this call since its last saved tensor, by operator."""
     ops: Counter[str] = field(default_factory=Counter)
-    """How often each operator that the block runs itself has run, by name."""
+    """Runs of each operator that the block calls itself, by name."""
 
 
 class Observation(DispatchMode):
-    """Between enter and exit every operator of `model` is seen. Run it on a copy; hooks are removed on exit.
+    """Records every operator of `model` between enter and exit. Use a copy of the model; exit removes the hooks.
 
-    With `lets_go` nothing is kept for a backward: forward needs little memory, and what takes gradients inside fails.
+    With `lets_go` no tensor is kept for backward: forward needs little memory, but gradients inside the model fail.
     """
 
     def __init__(self, model: nn.Module, *, lets_go: bool = False) -> None:
@@ -94,11 +94,11 @@ class Observation(DispatchMode):
         self._open = ExitStack()
         self._formulas: dict[Any, Callable[..., int] | None] = {}
         self._born: dict[int, int] = {}
-        """When the storage that now lies at an address was made: addresses are handed out again."""
+        """Operator number that made the current storage at an address, because addresses are reused."""
         self._made_in: dict[Identity, tuple[str, ...]] = {}
-        """Stack of blocks that ran when a storage was made."""
+        """Stack of running blocks when a storage was made."""
         self._saved_in: dict[Identity, list[tuple[tuple[str, int], ...]]] = defaultdict(list)
-        """Stacks of calls (block, number) whose operations saved a storage, outer ones first."""
+        """Stacks of calls (block, number) whose operations saved a storage, outermost first."""
 
     def __enter__(self) -> Observation:
         for fqn, module in self.modules.items():
@@ -116,7 +116,7 @@ class Observation(DispatchMode):
 
     @contextmanager
     def of_loss(self) -> Iterator[None]:
-        """Watches what the loss saves of what the model made; nothing it does is any block's. Call it once, at last."""
+        """Watches the tensors that the loss saves; its operators belong to no block. Use it once, at the end."""
         with torch.autograd.graph.saved_tensors_hooks(self._pack, lambda tensor: tensor):
             super().__enter__()
             try:
@@ -127,7 +127,7 @@ class Observation(DispatchMode):
         self._add_up_containers()
 
     def saved_outside(self, fqn: str) -> tuple[bool, ...]:
-        """Whether others save it, for each storage that a call of the block returned; empty where its calls differ."""
+        """Whether other blocks save each storage that the block returns; empty if its calls differ in number."""
         calls = self.seen[fqn].returned
         if len({len(call) for call in calls}) != 1:
             return ()
@@ -138,8 +138,8 @@ class Observation(DispatchMode):
         return tuple(any(column) for column in zip(*held))
 
     def saved_in(self, calls: Sequence[Sequence[Identity]]) -> tuple[tuple[str, ...], ...]:
-        """The innermost blocks that save each storage that the calls of a block were given, or returned; empty: they
-        were not equally many."""
+        """The innermost blocks that save each storage of a block's arguments or outputs (`calls`); empty if the calls
+        differ in number of storages."""
         if len({len(call) for call in calls}) != 1:
             return ()
         return tuple(
@@ -148,7 +148,7 @@ class Observation(DispatchMode):
         )
 
     def _add_up_containers(self) -> None:
-        """A container is never called itself (ModuleList): what its children did is its own."""
+        """Sums the facts of children into containers that are never called (ModuleList)."""
         for fqn, seen in reversed(self.seen.items()):
             if seen.n_calls:
                 continue
@@ -188,7 +188,7 @@ class Observation(DispatchMode):
         return Place(block, op, ran[op])
 
     def _flowed(self, place: Place | None, func: Any, read: list[Tensor], out: Any) -> None:
-        """What the loss makes, when no block runs, is the model's own."""
+        """Notes the storages that an operator makes; storages that the loss makes belong to the model."""
         written = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and dense(leaf)]
         given = {t.untyped_storage()._cdata for t in read}
         made = {t.untyped_storage()._cdata for t in written} - given

@@ -1,8 +1,8 @@
-"""Which blocks a model checkpoints by itself, seen in one forward: nothing of torch is replaced, nothing runs again.
+"""Finds the blocks that a model checkpoints by itself, in one forward, without patches of torch and without reruns.
 
-A block that is entered through torch.utils.checkpoint, or inside the forward of an autograd Function of the model's
-own (as the helpers of guided-diffusion, fairscale and Megatron do), runs once more for backward. The interpreter's own
-stack tells: between a block and the block around it stands the frame of one of the two.
+A block runs again for backward if it is entered through torch.utils.checkpoint or the forward of a custom autograd
+Function (helpers of guided-diffusion, fairscale and Megatron). The interpreter's stack shows this: a frame of either
+lies between the block and the block around it.
 
     Model.forward ─ checkpoint() ─ Layer.__call__            Layer
     ResBlock.forward ─ CheckpointFunction.apply ─ conv, norm  all that ResBlock calls, so ResBlock
@@ -27,12 +27,12 @@ _DOORS = {
 
 
 class OwnCheckpoints:
-    """Hooks between enter and exit; `blocks` are the outermost that will run again."""
+    """Hooks between enter and exit; `blocks` are the outermost blocks that will run again."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._stack: list[tuple[str, int, list[bool]]] = []
-        """Each block that runs: fqn, doors on the interpreter's stack, and which of its calls went through one."""
+        """Each running block: fqn, checkpoint frames on the stack, and whether each inner call went through one."""
         self._found: dict[str, None] = {}
         self._open = ExitStack()
 

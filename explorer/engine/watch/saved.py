@@ -1,4 +1,4 @@
-"""Pack hooks of whoever only looks at what autograd saves."""
+"""Pack hooks that observe the tensors that autograd saves, and keep them saved."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 
 def looking_at_saved(look: Callable[[Tensor], None]) -> saved_tensors_hooks:
-    """`look` is called with each tensor that autograd saves, which stays saved. No mode sees what this does itself.
+    """Calls `look` with each tensor that autograd saves; the tensor stays saved. Modes do not see the hook's work.
 
     Source: torch.autograd.graph.saved_tensors_hooks.
     """
@@ -23,10 +23,10 @@ def looking_at_saved(look: Callable[[Tensor], None]) -> saved_tensors_hooks:
 
 
 def let_go(tensor: Tensor) -> Tensor:
-    """What a hook returns that keeps `tensor`: without the operation that made it.
+    """The tensor without the operation that made it, as the return value of a pack hook.
 
-    Returned as it is, an output that its own operation saves (exp, softmax, tanh) would hold that operation and thereby
-    itself, until a backward that may never come.
+    Some operations save their own output (exp, softmax, tanh). An output that is not detached would hold the operation
+    and thereby itself, until a backward that may never come.
     """
     if tensor.is_leaf:
         return tensor

@@ -1,7 +1,7 @@
-"""Which block is running, in which thread, and whether it runs again for backward.
+"""The running block of each thread, and whether the block runs again for backward.
 
-Forward hooks alone misfile a recomputed block's own operations: a policy sits inside the block's `forward`, below its
-hooks, so the block itself is silent when it runs again. The recompute scope that the policy opens closes that gap.
+Forward hooks alone miss the recompute of a block: a policy sits inside the block's `forward`, below its hooks, so the
+block is silent when it runs again. The recompute scope that the policy opens closes this gap.
 Hooks are registered with always_call: early stop leaves a forward by an exception.
 """
 
@@ -21,19 +21,19 @@ from explorer.engine.watch.uncompiled import never_compiled
 
 
 class Listener(Protocol):
-    """Told in the thread where it happens, after the frame has changed. Values are None where nobody knows them."""
+    """Callbacks in the thread of the event, after the frame has changed. Unknown values are None."""
 
     def entered(self, block: int, frame: Frame, inputs: Any) -> None: ...
 
     def left(self, block: int, frame: Frame, output: Any) -> None: ...
 
     def rerun_changed(self, frame: Frame) -> None:
-        """A segment starts or ends running again; its blocks are entered and left one by one."""
+        """A recompute of a segment starts or ends; the blocks of the segment are entered and left one by one."""
         ...
 
 
 class Frame:
-    """What one thread is doing. Blocks are indices into `BlockScopes.fqns`; 0 is the model itself."""
+    """Running blocks of one thread, as indices into `BlockScopes.fqns`; 0 is the model itself."""
 
     def __init__(self) -> None:
         self.stack: list[int] = [0]
@@ -43,9 +43,9 @@ class Frame:
 
 
 class BlockScopes:
-    """Hooks on every module of `model` between enter and exit; the model is left as found.
+    """Hooks on every module of `model` between enter and exit; exit removes all hooks.
 
-    A module under several names goes by its first. `segments` are the first blocks of a policy's longer units.
+    A module with several names has its first name here. `segments` are the first blocks of a policy's longer units.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class BlockScopes:
         self._leave(block, output)
 
     def _rerun(self, fqn: str, entering: bool) -> None:
-        """A policy's unit starts or ends running again."""
+        """A recompute of a policy's unit starts or ends."""
         frame, block = self.frame, self.index.get(fqn, 0)
         if entering:
             frame.reruns.append(block)
@@ -119,7 +119,7 @@ class BlockScopes:
         self._listener.entered(block, frame, inputs)
 
     def _leave(self, block: int, output: Any = None) -> None:
-        """Also leaves what an exception kept from leaving."""
+        """Leaves `block`, and inner blocks that an exception ended without a hook."""
         frame = self.frame
         if block not in frame.stack[1:]:
             return

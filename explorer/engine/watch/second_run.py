@@ -1,11 +1,11 @@
-"""What would make a block's second run another run: watched operator by operator during the one observed forward.
+"""Traits that would make a block's recompute differ from its forward, from the operators of one observed forward.
 
-random numbers    which generator, and whether the block goes on from where it found it (one that seeds itself anew
-                  draws the same again)
-arguments         whether what it is handed stays as it was, see handed.py
+random numbers    the generator, and whether the block continues its stream (a block that sets a seed draws the same
+                  numbers again)
+arguments         whether container arguments change, see handed.py
 statistics        whether a norm computes with the running statistics that it moves, see statistics_use.py
-results           whether what an operator returned is written into later: torch refuses to keep that (save_ops)
-hidden modules    modules that nobody registered, whose state no policy can set back
+results           whether an operator's result is written into later: torch refuses to keep such results (save_ops)
+hidden modules    unregistered modules, whose state no policy can restore
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ from explorer.plan.names import lineage
 from explorer.record.graph import Trait
 
 Outside = tuple[Any, ...]
-"""Where Python's and numpy's generators stand."""
+"""States of Python's and numpy's generators."""
 
 
 @dataclass
 class _Call:
-    """One call of a block that is under way."""
+    """A call of a block that has not returned."""
 
     fqn: str
     handed: Handed
     outside: Outside
     objects: Outside
-    """Where the generator objects of Python and numpy stand that the model holds."""
+    """States of the Python and numpy generator objects of the model."""
     entry: dict[int, tuple[int, bytes]]
-    """Seed and position of torch's default generators and of the model's own."""
+    """Seed and position of torch's default generators and of the model's generators."""
     strange: dict[int, bytes] = field(default_factory=dict)
-    """Where it first drew from any other: one that it made itself, or one that nobody reaches through the model."""
+    """Position of other generators at the call's first draw: made in the call, or not reachable from the model."""
     seeded: set[Any] = field(default_factory=set)
-    """Generators that were set to a seed within the call."""
+    """Generators that the call set to a seed."""
 
     def goes_on(self, generator: torch.Generator, before: bytes) -> bool:
-        """Whether a draw at `before` continues where the call found the generator, not from a seed of its own."""
+        """Whether a draw at `before` continues from the generator's state at entry, not from a seed set in the call."""
         key = identity(generator)
         seed, at_entry = self.entry[key]
         if generator.initial_seed() != seed:
@@ -65,16 +65,16 @@ class _Call:
 
 
 class SecondRun(DispatchMode):
-    """Between enter and exit every call of a block of `model` is watched; afterwards `traits` has what was found.
+    """Watches every call of a block of `model` between enter and exit; `traits` has the findings afterwards.
 
-    `streams`: those that are noted whether they moved or not.
+    `streams` are the streams that are noted even if they did not move.
     """
 
     def __init__(self, model: nn.Module, *, streams: Collection[tuple[str, str]] = ()) -> None:
         super().__init__()
         self.traits: dict[str, set[Trait]] = {fqn: set() for fqn, _ in model.named_modules()}
         self.streams: dict[tuple[str, str], list[tuple[Outside, Outside]]] = {}
-        """Where generators stood before and after each call of a block that moved them and may have seeded them."""
+        """Generator states before and after each call of a block that moved the generators and may have seeded them."""
         self._fqns = {module: fqn for fqn, module in model.named_modules()}
         within = generators_in_reach(model)
         self._noted = frozenset(streams)
@@ -84,11 +84,11 @@ class SecondRun(DispatchMode):
         self._calls: list[_Call] = []
         self._done: list[_Call] = []
         self._given: dict[tuple[int, int], set[str]] = defaultdict(set)
-        """Blocks that were handed a storage, by its name."""
+        """Blocks with a storage among their arguments, by the storage's name."""
         self.rewritten_ops: dict[str, set[str]] = {fqn: set() for fqn in self.traits}
-        """By block the operators whose results somebody writes into afterwards."""
+        """Operators, by block, whose results are written into afterwards."""
         self._returned_by: dict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
-        """Block and operator that returned a storage, by its name."""
+        """Block and operator that returned a storage, by the storage's name."""
         self._hidden: list[tuple[nn.Module, Any]] = []
         self._born: dict[int, int] = {}
         self._now = 0
@@ -96,7 +96,7 @@ class SecondRun(DispatchMode):
 
     def __enter__(self) -> SecondRun:
         for module in self._fqns:
-            # The last before the block and the first behind it: what other hooks hand over is what a policy keeps.
+            # These hooks are closest to the block: a policy keeps the arguments as other hooks leave them.
             before = module.register_forward_pre_hook(self._before, with_kwargs=True)
             after = module.register_forward_hook(self._after, always_call=True)
             self._open.callback(before.remove)
@@ -118,7 +118,7 @@ class SecondRun(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # a tensor of another class is asked where it lies
+        if func.namespace == "prim":  # asks a tensor subclass for its device
             return func(*args, **kwargs)
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor) and dense(leaf)]
         for call in self._calls:
@@ -146,7 +146,7 @@ class SecondRun(DispatchMode):
         return out
 
     def _name(self, tensor: Tensor) -> tuple[int, int]:
-        """Addresses are handed out again."""
+        """A unique name of a storage: its address and birth, because addresses are reused."""
         address = tensor.untyped_storage()._cdata
         return address, self._born.get(address, -1)
 
@@ -166,11 +166,11 @@ class SecondRun(DispatchMode):
                 call.strange.setdefault(identity(generator), before)
             elif call.goes_on(generator, before):
                 self.traits[call.fqn].add("uses_rng" if default else "own_generator")
-            # RReLU stores the noise it drew; where it comes last, early stop leaves it half done (pytorch #193671).
+            # RReLU stores the noise that it draws; as last operator it is cut short by early stop (pytorch #193671).
             (self.traits[call.fqn].add if "rrelu" in str(func) else self.traits[call.fqn].discard)("rng_last")
 
     def _before(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        with _disable_current_modes():  # whoever else watches sees the model's operators alone
+        with _disable_current_modes():  # other modes must see only the model's operators
             self._calls.append(self._begun(module, args, kwargs))
 
     def _begun(self, module: nn.Module, args: Any, kwargs: Any) -> _Call:
@@ -194,7 +194,7 @@ class SecondRun(DispatchMode):
     def _ended(self, call: _Call) -> None:
         python, numpy = outside_position()
         self._moved(call, "python", call.outside[:1], (python,))
-        if call.outside[1] is not None:  # or somebody imported numpy meanwhile
+        if call.outside[1] is not None:  # None: numpy was imported during the call
             self._moved(call, "numpy", call.outside[1:], (numpy,))
         self._moved(call, "objects", call.objects, tuple(map(get_position, self._objects)))
         self._moved(call, "strange", (), tuple(call.strange.values()))
@@ -205,9 +205,9 @@ class SecondRun(DispatchMode):
             self.streams.setdefault((call.fqn, stream), []).append((then, now))
 
     def settle(self, another: SecondRun | None) -> None:
-        """Adds the traits of `streams`, but for blocks that in another forward ended where they ended in this one.
+        """Adds the traits of `streams`, except for blocks that end in the same state in another forward.
 
-        Those seed themselves, and draw the same when they run again. None: there is no other forward to ask.
+        Such blocks seed themselves and draw the same numbers again. `another` is None without a second forward.
         """
         for (fqn, stream), calls in self.streams.items():
             others = another.streams.get((fqn, stream), []) if another is not None else []
@@ -232,7 +232,7 @@ class SecondRun(DispatchMode):
 
 
 def _written_into(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Arguments that an operator writes, by its schema; `detach_` changes what autograd knows and no value."""
+    """Arguments that an operator writes, by its schema; `detach_` is left out because it changes no value."""
     if "detach_" in str(func):
         return
     for i, argument in enumerate(func._schema.arguments):
@@ -242,7 +242,7 @@ def _written_into(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 
 def _generator_of(args: Any, kwargs: Any) -> torch.Generator:
-    """The one that an operator draws from: named, or the default of its device."""
+    """The generator of an operator: an argument, or the default of its device."""
     named = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Generator)]
     if named:
         return named[0]
@@ -267,6 +267,6 @@ _TRAIT: dict[str, Trait] = {
 
 
 def outside_position() -> Outside:
-    """Where Python's and numpy's own generators stand; None for numpy where nobody imported it."""
+    """States of Python's and numpy's default generators; None for numpy if it is not imported."""
     numpy = imported_numpy()
     return random.getstate(), image(numpy.random.get_state()) if numpy is not None else None

@@ -1,8 +1,8 @@
-"""Whether a norm computes with its own running statistics while it moves them (batch renormalisation does).
+"""Finds norms that compute with their running statistics while they move them (batch renormalisation does).
 
-A recompute finds them moved, so it computes with others. BatchNorm in training only writes them: that is no use. What
-an operator makes of statistics is followed until it meets a value that wants a gradient; an update under no_grad, or
-one that stays among values without gradients, never does.
+A recompute would compute with the moved statistics. BatchNorm in training only writes statistics, which is no use.
+Results made from statistics are followed until an operator combines them with a value that requires a gradient. An
+update under no_grad, or among values without gradients, never gets there.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from explorer.engine.watch.moved_state import RUNNING_STATISTICS
 
 
 class StatisticsUse:
-    """Told of every operator of one forward."""
+    """Follows running statistics through the operators of one forward."""
 
     def __init__(self, model: nn.Module) -> None:
         self._norms = [m for m in model.modules() if isinstance(m, _NormBase) and m.track_running_stats]
         self._before = {norm: _statistics(norm) for norm in self._norms}
         self._derived: dict[int, nn.Module] = {}
-        """Storages that hold statistics or something made of them, by address."""
+        """Norms by address of storages with their statistics or results of the statistics."""
         for norm in self._norms:
             for name in RUNNING_STATISTICS[:2]:
                 if (buffer := norm._buffers.get(name)) is not None:
@@ -32,7 +32,7 @@ class StatisticsUse:
         self._used: set[nn.Module] = set()
 
     def ran(self, func: Any, args: Any, read: Sequence[Tensor], written: Sequence[Tensor], made: set[int]) -> None:
-        """`made`: addresses of the storages that the operator made, which may have held something else before."""
+        """Notes an operator. `made` are the addresses of its new storages; older storages may have had them."""
         for address in made & self._derived.keys():
             del self._derived[address]
         if not self._derived or not torch.is_grad_enabled() or _only_updates(func, args):
@@ -45,7 +45,7 @@ class StatisticsUse:
         self._derived.update(dict.fromkeys(made, next(iter(norms))))
 
     def used(self) -> Iterator[nn.Module]:
-        """Norms that computed with statistics and moved them."""
+        """Norms that computed with their statistics and moved them."""
         return (norm for norm in self._norms if norm in self._used and self._before[norm] != _statistics(norm))
 
 
@@ -54,7 +54,7 @@ def _statistics(norm: nn.Module) -> list[tuple[int, int]]:
 
 
 def _only_updates(func: Any, args: Any) -> bool:
-    """The normalising operators of torch while they train: they write statistics and do not read them."""
+    """Whether `func` is a normalising operator of torch in training, which writes statistics but does not read them."""
     if "norm" not in str(func):
         return False
     training = [

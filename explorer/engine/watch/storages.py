@@ -1,7 +1,7 @@
-"""Storages under watch: when each was made, by which operator, what for, and when it died.
+"""Birth, operator, role and death of each storage during a step.
 
-Storages are numbered in order of birth. A storage that is resized dies and is born again. Held by weak references: a
-watch must not keep alive what it watches.
+Storages are numbered in order of birth. A storage that is resized dies and is born again. References are weak, because
+a watcher must not keep storages alive.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ NONE = -1
 
 @dataclass
 class KnownTensor:
-    """A tensor that is there before the step."""
+    """A tensor that exists before the step."""
 
     tensor: torch.Tensor
     role: Role
     owner: str
-    """fqn of the block it belongs to."""
+    """fqn of the tensor's block."""
 
 
 class _Watched(weakref.ref[Any]):
-    """A storage under watch and its number."""
+    """A weak reference to a storage, with its number."""
 
     __slots__ = ("index", "key")
     index: int
@@ -44,10 +44,10 @@ class _Watched(weakref.ref[Any]):
 
 
 class Storages:
-    """One column a property, one place in it a storage.
+    """One column for each property, one row for each storage.
 
-    `made_by` is the operator that returned a storage first, NONE for one that was there before. `turns` is the order of
-    all births (number + 1) and deaths (its negative).
+    `made_by` is the operator that first returned a storage, NONE if the storage is older than the step. `turns` is the
+    order of all births (number + 1) and deaths (its negative).
     """
 
     def __init__(self, device: torch.device, owners: Mapping[str, int]) -> None:
@@ -55,9 +55,9 @@ class Storages:
         self.pointer, self.n_bytes, self.made_by = array("q"), array("q"), array("q")
         self.role, self.owner = array("q"), array("q")
         self.seen_ns, self.died_ns = array("q"), array("q")
-        """When each storage was surely alive, and when it died."""
+        """Times at which each storage was first seen, and died."""
         self.n_before_step = 0
-        """How many of them were there before the step."""
+        """Number of storages that are older than the step."""
         self.turns = array("q")
         self._owners = owners
         self._is_here = attrgetter(f"is_{device.type}")
@@ -68,12 +68,12 @@ class Storages:
         self._live.clear()
 
     def tag(self, things: Iterable[KnownTensor]) -> None:
-        """Gives a role to storages that were born during the step and have none yet."""
+        """Gives a role to storages without one; unknown storages are added."""
         for thing in things:
             self._tag(thing)
 
     def see_all(self, out: Any, op: int) -> None:
-        """Everything that operator number `op` returned."""
+        """Notes every storage in the result of operator number `op`."""
         if isinstance(out, torch.Tensor):
             if self._is_here(out):
                 for storage in _storages(out):
@@ -83,7 +83,7 @@ class Storages:
                 self.see_all(part, op)
 
     def _see(self, storage: torch.UntypedStorage, op: int) -> int:
-        """Number of the storage, counted as born now if it is new or was resized; NONE for one without bytes."""
+        """Number of the storage, born now if it is new or resized; NONE for a storage without bytes."""
         key, n_bytes = storage._cdata, storage.nbytes()
         watched = self._live.get(key)
         if watched is not None:
@@ -106,7 +106,7 @@ class Storages:
         return index
 
     def of(self, values: Any) -> list[int]:
-        """Numbers of the storages under watch that tensors in `values` lie in, each once."""
+        """Numbers of the watched storages behind the tensors in `values`, each once."""
         indices: dict[int, None] = {}
         for leaf in tree_leaves(values):
             if isinstance(leaf, torch.Tensor) and self._is_here(leaf):
@@ -132,7 +132,7 @@ class Storages:
 
 
 def tensors_in_memory() -> list[torch.Tensor]:
-    """Every tensor that Python can reach and that has bytes: a compiler keeps some that have none."""
+    """Every tensor with bytes that Python can reach; a compiler also keeps tensors without bytes."""
     return [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor) and _has_bytes(thing)]
 
 
@@ -141,12 +141,12 @@ def _has_bytes(tensor: torch.Tensor) -> bool:
         storage = tensor.untyped_storage()
         is_real = tensor.layout is torch.strided and storage.device == tensor.device  # a fake one's bytes are on "meta"
         return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
-    except (RuntimeError, NotImplementedError):  # fake, functional and sparse ones, and what is under construction
+    except (RuntimeError, NotImplementedError):  # fake, functional, sparse or half-built tensors
         return False
 
 
 def _storages(tensor: torch.Tensor) -> Sequence[torch.UntypedStorage]:
-    """As `storages`, and those of tensors without data, whose bytes a prediction counts."""
+    """As `bits.storages`, plus storages of tensors without data, whose bytes a prediction counts."""
     try:
         storage = tensor.untyped_storage()
         storage.data_ptr()

@@ -1,23 +1,23 @@
-"""Who asked for it: notes block, operator, phase and role of every storage while a step runs.
+"""Notes block, operator, phase and role of every storage while a step runs.
 
-The problem. An allocator tells how many bytes were taken and when, not for which block. Hooks on blocks tell which
-block runs, but only in forward: in backward autograd calls operators from C++, and no block is entered at all.
+The problem. An allocator records how many bytes were taken and when, but not the block. Hooks show the running block
+only in forward: in backward autograd calls operators from C++ and enters no block.
 
-The idea. A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. For each it
-notes when it ran, in which block and phase, which storages it returned, and its FLOPs. Nothing is summed here: totals
-are the allocator's, see attribution.py.
+The idea. A dispatch mode sees every operator below autograd, in forward, recompute and backward alike. The mode notes
+the operator's time, block, phase, returned storages and FLOPs. No bytes are summed here: totals come from the
+allocator, see attribution.py.
 
 The mechanism.
-1. In forward and recompute the block is the innermost one on the stack that scopes.py keeps, a stack a thread.
-2. In backward an operator belongs to the block whose forward made its autograd node. Nodes carry the number that
-   autograd counted when they were made, so it is enough to note that counter whenever a block is entered or left:
+1. In forward and recompute the block is the innermost on the stack that scopes.py keeps for each thread.
+2. In backward an operator belongs to the block whose forward made its autograd node. A node carries the value of
+   autograd's counter at its creation, so the tracker notes the counter whenever a block is entered or left:
 
        counter     0 ──────── 4 ─────────── 9 ──── 12        node number 6 in backward  ─▶  block 1
        block       embedding  │ block 1     │ head
 
-3. The phase is what the step announced; a forward inside backward is a recompute.
-4. A step of a small model runs thousands of operators in milliseconds, and a watcher that is slow changes what it
-   watches: views cost one lookup, everything else is appended to flat columns, and is understood afterwards.
+3. The step announces its phase; a forward inside backward is a recompute.
+4. A step of a small model runs thousands of operators in milliseconds, and a slow watcher would change the step. Views
+   therefore cost one lookup; other operators are appended to flat columns and analysed afterwards.
 """
 
 from __future__ import annotations
@@ -46,37 +46,37 @@ from explorer.record.allocations import PHASES, Phase
 FORWARD, RECOMPUTE, BACKWARD = (PHASES.index(phase) for phase in ("forward", "recompute", "backward"))
 OP_COLUMNS = ("name", "block", "phase", "first_ns", "last_ns")
 VIEW: tuple[int, Any] = (NONE, None)
-"""An operator that returns its argument's storage: nothing is born, nothing is computed, nothing is noted."""
+"""An operator that returns its argument's storage: no storage is born, nothing is computed or noted."""
 LIFT = torch.ops.aten.lift_fresh.default
-"""A view by its schema, and the first that is seen of a tensor made from Python's numbers."""
+"""A view by its schema, but the first operator on a tensor made from Python numbers."""
 CAST = torch.ops.aten._to_copy.default
 NO_NUMBER = 2**62
-"""Autograd gives AccumulateGrad the largest number there is: no block's forward made it."""
+"""Autograd gives AccumulateGrad the largest number: no block's forward made the node."""
 QUIET_NS = 5_000
-"""Nothing is allocated this long on both sides of a phase border, so that two clocks cannot disagree about the side."""
+"""Time without allocations on both sides of a phase border, so that two clocks cannot disagree about the side."""
 
 
 class _Numbered(Frame):
-    """A thread's frame that also knows which block made the autograd nodes of which numbers."""
+    """A thread's frame that also maps numbers of autograd nodes to blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first_node: list[int] = [0]
         self.block: list[int] = [0]
         self.calls: list[int] = []
-        """Numbers in the CallLog of the blocks on the stack, NONE outside of forward."""
+        """CallLog numbers of the blocks on the stack, NONE outside of forward."""
 
 
 class Tracker(DispatchMode):
-    """Watches between enter and exit; the columns stand afterwards, also after an exception.
+    """Watches a step between enter and exit; the columns are complete afterwards, also after an exception.
 
-    Operators are numbered in order; `ops` holds OP_COLUMNS of each, one after another: kernels empty the processor's
-    caches between two operators, and five columns would be five places to fetch.
+    Operators are numbered in order, and `ops` holds the OP_COLUMNS of each in sequence. Kernels empty the processor's
+    caches between two operators, so five separate columns would cost five memory accesses.
     """
 
     supports_higher_order_operators = True
     trouble: Exception | None = None
-    """What the tracker itself raised, where a step is to go on without it; nothing is noted from then on."""
+    """Error of the tracker itself, if the step shall go on without the tracker; nothing is noted after it."""
 
     def __init__(
         self,
@@ -91,10 +91,10 @@ class Tracker(DispatchMode):
         self.fqns = self.scopes.fqns
         self.op_names: list[str] = [""]
         self.uncounted: list[int] = []
-        """Those of `op_names` whose FLOPs nobody has a formula for."""
+        """Indices into `op_names` of operators without a formula for FLOPs."""
         self.ops = array("q")
         self.casts: list[int] = []
-        """Operators that made a copy of a parameter in another format: autocast keeps those until its context ends."""
+        """Operators that cast a parameter: autocast keeps the casts until its context ends."""
         self.storages = Storages(device, self.scopes.index)
         self.scene_ns, self.scene_phase = array("q"), array("q")
         self.scene_rerun, self.scene_block = array("q"), array("q")
@@ -104,7 +104,7 @@ class Tracker(DispatchMode):
         self.n_forward = [0] * len(self.fqns)
         self.n_recompute = [0] * len(self.fqns)
         self.flops: dict[tuple[int, int], int] = defaultdict(int)
-        """By (phase, block), the block's own operators only."""
+        """FLOPs by (phase, block), of the block's own operators only."""
         self.begin_ns = self.end_ns = 0
         self._phase = FORWARD
         self._known_ops: dict[Any, tuple[int, Any]] = {}
@@ -120,7 +120,7 @@ class Tracker(DispatchMode):
             references_of_the_last_holder()
             self.storages.tag(self._before_step)
             self.storages.n_before_step = len(self.storages.n_bytes)
-            self._before_step.clear()  # or nothing that was there could ever die
+            self._before_step.clear()  # else no older storage could die
             for name, parameter in self._model.named_parameters():
                 if parameter.requires_grad:
                     hook = self._gradient(name.rpartition(".")[0])
@@ -139,7 +139,7 @@ class Tracker(DispatchMode):
         super().__exit__(kind, error, traceback)
         self.end_ns = time.time_ns()
         self._open.close()
-        # Whoever keeps the columns must not keep the model: on CUDA it would lie in the next run's total.
+        # A caller that keeps the columns must not keep the model: on CUDA it would count in the next run's total.
         del self._model
         self.scopes.modules.clear()
 
@@ -178,7 +178,7 @@ class Tracker(DispatchMode):
                 frame: Any = self.scopes.frame
                 phase = self._phase_of(frame)
                 first_ns = time.time_ns()
-                # Unwatched, autograd adds gradients in place where it can; watched it never does: see in_place.py.
+                # Under a dispatch mode autograd never adds gradients in place: see in_place.py.
                 out = sum_of_gradients(args, kwargs) if func is ADD and phase == BACKWARD else None
         except Exception as error:
             self._failed(error)
@@ -203,11 +203,11 @@ class Tracker(DispatchMode):
         return out
 
     def _failed(self, error: Exception) -> None:
-        """The tracker itself raised, not the operator."""
+        """Handles an error of the tracker itself, not of the operator."""
         raise error
 
     def _learn(self, func: Any) -> tuple[int, Any]:
-        """Number and formula of an operator met for the first time, or VIEW."""
+        """Number and formula of a new operator, or VIEW."""
         if getattr(func, "is_view", False) and func is not LIFT:
             known = VIEW
         else:
@@ -219,13 +219,13 @@ class Tracker(DispatchMode):
         return known
 
     def _phase_of(self, frame: Frame) -> int:
-        """A forward inside backward is a recompute, also where a model checkpoints on its own and opens no scope."""
+        """The phase now. A forward inside backward is a recompute, also if a model's own checkpoint opens no scope."""
         if frame.reruns or (self._phase == BACKWARD and len(frame.stack) > 1):
             return RECOMPUTE
         return self._phase
 
     def _block_of_node(self, frame: _Numbered) -> int:
-        """Block whose forward made the autograd node that runs now; 0 where there is none or nobody can say."""
+        """Block whose forward made the running autograd node; 0 if no node runs or its block is unknown."""
         node = torch._C._current_autograd_node()
         number = node._sequence_nr() if node is not None else NO_NUMBER
         if number >= NO_NUMBER:
@@ -234,7 +234,7 @@ class Tracker(DispatchMode):
         if self._outer_task is None:
             self._outer_task = task
         # On CUDA a recompute numbers its nodes in the autograd thread. Only reentrant checkpointing runs backward
-        # through such nodes, in a graph task of its own.
+        # through such nodes, in a separate graph task.
         source: Any = frame if task != self._outer_task else self._main
         return int(source.block[max(0, bisect_right(source.first_node, number) - 1)])
 
@@ -246,7 +246,7 @@ class Tracker(DispatchMode):
             self.storages.tag([KnownTensor(parameter.grad, "gradient", owner)])
 
     def _scene(self, frame: Any) -> None:
-        """Notes what runs from now on: phase, block that runs again, innermost block, autograd's counter."""
+        """Notes the current phase, the recomputed block, the innermost block and autograd's counter."""
         phase = self._phase_of(frame)
         rerun = NONE
         if phase == RECOMPUTE:

@@ -1,9 +1,9 @@
-"""Which siblings could be one segment: each is given what the one before it returned, and nobody else reads that.
+"""Finds siblings that could be one segment: each gets its predecessor's output, which no other block reads.
 
-x = blocks[0](x, mask)                      blocks.1 follows blocks.0: what goes in is the very object that came out,
-x = blocks[1](x, mask)                      everything else is what blocks.0 was given
-x = blocks[2](x, mask); kept.append(x)      blocks.3 follows nobody: the model reads what blocks.2 returned later on
-if random() > 0.1: x = blocks[3](x, mask)   nor does a block before which the model draws or decides by a value
+x = blocks[0](x, mask)                      blocks.1 follows blocks.0: its input is the output object of blocks.0, and
+x = blocks[1](x, mask)                      its other arguments are those of blocks.0
+x = blocks[2](x, mask); kept.append(x)      blocks.3 follows no block: the model later reads the output of blocks.2
+if random() > 0.1: x = blocks[3](x, mask)   a block follows none if the model draws or reads a value before it
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from explorer.engine.policy.in_turn import Arguments, arguments_of, handed_on, s
 
 @dataclass
 class _Ended:
-    """The last call of a block that ended below one parent."""
+    """The latest ended call among the children of one parent."""
 
     fqn: str
     given: Arguments
     output: Any
     python_rng: Any
     broken: bool = False
-    """Whether the model drew from torch or decided something since."""
+    """Whether the model has drawn from torch or read a value since."""
 
 
 class Turns:
-    """Told of calls and operators as they happen."""
+    """Collects calls and operators in their order."""
 
     def __init__(self) -> None:
         self._last: dict[str, _Ended] = {}
         self._given: list[Arguments] = []
         self._before: dict[str, list[str]] = defaultdict(list)
-        """For each call of a block the sibling whose call it follows, or the empty string."""
+        """For each call of a block, the sibling before it, or the empty string."""
         self._owner: dict[Hashable, str] = {}
         self._readers: dict[str, set[str]] = defaultdict(set)
-        """The siblings that read what a block returned, and the empty string for all other readers."""
+        """The siblings that read a block's output; the empty string stands for all other readers."""
 
     def begins(self, fqn: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         given = arguments_of(args, kwargs)
@@ -52,14 +52,14 @@ class Turns:
         self._given.append(given)
 
     def ends(self, fqn: str, stack: Sequence[str], output: Any, storages: Iterable[Hashable]) -> None:
-        """`stack`: the blocks around it; `storages` those that it returns."""
+        """Ends a call. `stack` has the blocks around it; `storages` are the storages of its output."""
         returned = tuple(storages)
         self.read(returned, (*stack, fqn))
         self._owner.update(dict.fromkeys(returned, fqn))
         self._last[_parent(fqn)] = _Ended(fqn, self._given.pop(), output, random.getstate())
 
     def ran(self, func: Any, storages: Iterable[Hashable], stack: Sequence[str]) -> None:
-        """An operator read these."""
+        """Notes that an operator read `storages`."""
         self.read(storages, stack)
         if torch.Tag.nondeterministic_seeded in func.tags or "_local_scalar_dense" in str(func):
             inside = {_parent(fqn) for fqn in stack}
@@ -74,12 +74,12 @@ class Turns:
                 self._readers[owner].add(next(siblings, ""))
 
     def forget(self) -> None:
-        """Lets go of what blocks were given and returned: autograd's graph behind it holds whoever watched it."""
+        """Drops arguments and outputs of blocks: the autograd graph behind them holds the observer."""
         self._last.clear()
         self._given.clear()
 
     def follows(self, fqn: str) -> str:
-        """The sibling that this block follows in every call; the empty string: there is none."""
+        """The sibling that this block follows in every call; empty if there is none."""
         before = set(self._before.get(fqn, ()))
         if len(before) != 1:
             return ""
@@ -89,5 +89,5 @@ class Turns:
 
 
 def _parent(fqn: str) -> str:
-    """The model itself stands below nothing that has a name."""
+    """fqn of the parent; `.` for the model itself, whose parent has no name."""
     return fqn.rpartition(".")[0] if fqn else "."

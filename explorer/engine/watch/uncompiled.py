@@ -1,9 +1,8 @@
-"""torch.compile beside the instruments: compiled functions run as written while watched, and compiled before and after.
+"""Makes compiled functions run as written while an instrument watches, and compiled before and after.
 
-torch skips a compiled frame below a dispatch mode and marks its code, so that it is never compiled again in the
-process (torch 2.13, convert_frame.py). `compiler_off` keeps the compiler from seeing such frames. `never_compiled` does
-for a function what `torch._disable_dynamo` does, without its import of torch._dynamo (1.65 s) and without a Python
-frame at each call.
+torch skips a compiled frame below a dispatch mode and marks its code, which the process then never compiles again
+(torch 2.13, convert_frame.py). `compiler_off` keeps the compiler from such frames. `never_compiled` acts like
+`torch._disable_dynamo`, without the import of torch._dynamo (1.65 s) and without a Python frame at each call.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ except ImportError:  # another torch
 
 
 def never_compiled(function: Function) -> Function:
-    """`function` and what it calls run outside of torch.compile, also where compiled code calls it."""
+    """Makes `function` and its callees run outside of torch.compile, also if compiled code calls `function`."""
     if _SKIP_ALL is None or not isinstance(function, FunctionType):
         return torch._disable_dynamo(function)  # type: ignore[attr-defined, no-any-return, return-value]
     set_code_exec_strategy(function.__code__, _SKIP_ALL)
@@ -50,10 +49,10 @@ class DispatchMode(TorchDispatchMode):
 
 @contextmanager
 def compiler_off() -> Iterator[list[Any]]:
-    """Compiled functions run as written meanwhile, in every thread, and keep all that was compiled before.
+    """Makes compiled functions run as written inside, in every thread; earlier compilations stay valid.
 
-    Yields a list that is not empty once such a function was called. May be entered and left inside a compiled call,
-    where `torch.compiler.set_stance` raises: an optimizer's hook runs inside a step that is compiled as a whole.
+    Yields a list that fills once a compiled function is called. The context works inside a compiled call too, where
+    `torch.compiler.set_stance` raises: an optimizer's hook may run inside a compiled step.
     """
     from torch._dynamo import eval_frame  # late: it takes more than a second; every optimizer imports it too
 
@@ -63,7 +62,7 @@ def compiler_off() -> Iterator[list[Any]]:
     def as_written(callback: Any) -> Any:
         if callable(callback):
             called.append(callback)
-            with _disable_current_modes():  # pushes them again: a compiled call that ends switches later modes off
+            with _disable_current_modes():  # re-pushes the modes: the end of a compiled call switches later ones off
                 pass
         return plain(callback)
 
@@ -78,8 +77,8 @@ def compiler_off() -> Iterator[list[Any]]:
 
 
 class _NoGuard(nullcontext[None]):
-    """At the end of a compiled call torch switches on again what was on at its beginning; not where it ran as written:
-    a mode that left the stack meanwhile would leave torch looking for one."""
+    """Stops torch from restoring dispatch keys at the end of a compiled call that ran as written: torch would look for
+    a mode that has left the stack meanwhile."""
 
     def __init__(self, include: Any, exclude: Any) -> None:
         super().__init__()

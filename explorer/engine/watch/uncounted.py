@@ -1,6 +1,6 @@
-"""Operators that do arithmetic as a matrix product does, and that nobody here has a formula for.
+"""Operators with arithmetic like a matrix product for which this package has no formula.
 
-FLOPs that leave them out are too low: which of them a step called is said beside the figure.
+FLOPs without these operators are too low, so the figure names the ones that a step called.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _native_multi_head_attention _scaled_dot_product_fused_attention_overrideable
 _scaled_dot_product_fused_attention_overrideable_backward _transformer_encoder_layer_fwd miopen_rnn miopen_rnn_backward
 """
 MATRIX_KIND = frozenset(NAMES.split())
-"""Operators of torch's own: decompositions, Fourier transforms, sparse and quantized products, fused layers."""
+"""Operators of torch: decompositions, Fourier transforms, sparse and quantized products, fused layers."""
 KNOWN_LIBRARIES = frozenset(("aten", "prim", "prims", "profiler", "c10d", "_c10d_functional", "rngprims"))
-"""Namespaces of operators that do no such arithmetic unless they are named above."""
+"""Namespaces whose operators do no such arithmetic, except for MATRIX_KIND."""
 
 
 def is_uncounted(operator: Any) -> bool:
-    """Whether FLOPs may lack something because of it: torch's own by name, another library's because nobody knows."""
+    """Whether FLOPs may be too low because of `operator`: torch's by name, all operators of unknown libraries."""
     if formula(operator) is not None:
         return False
     name = str(getattr(functional(getattr(operator, "_overloadpacket", operator)), "__name__", operator))
