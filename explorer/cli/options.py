@@ -219,7 +219,7 @@ def refuse_strangers(frozen: Iterable[str], graph: ModelGraph) -> None:
 
 
 def chosen_policy(worker: Worker, name: str, spec: RunSpec, *, without_data: bool = False) -> Policy:
-    """The policy by name. The model is described only for what depends on it: keep-all is the same on every model.
+    """The policy by name. A model is described only if the policy depends on it; keep-all is equal on all models.
 
     Raises RunFailed, InvalidPolicy, UnreadableFile.
     """

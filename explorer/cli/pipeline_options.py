@@ -84,7 +84,7 @@ class PlanOptions:
         return parse_bytes(self.cap)
 
     def changes(self) -> dict[str, Any]:
-        """Fields of the plan that were asked for, but the stages. Raises InvalidPlan, UnreadableFile."""
+        """Requested fields of the plan, without the stages. Raises InvalidPlan, UnreadableFile."""
         if self.rows is not None and self.schedule is not None:
             raise InvalidPlan(
                 f"--schedule {self.schedule} and --rows {self.rows} both say who does what.", hint="Give one of them."
@@ -144,11 +144,11 @@ Typed = Callable[[str], bool]
 
 
 def spec_of_results(results: Path, asked: RunSpec, policy: Callable[[], Policy], typed: Typed) -> RunSpec:
-    """The spec that ran, on the model and the weights that were named here: a file decides nothing that is loaded.
+    """The spec that ran, with the model and weights of the command line: a file never decides what is loaded.
 
-    `policy` reads the policy that was asked for.
+    `policy` reads the requested policy.
 
-    Raises UnreadableFile where no spec lies there, InvalidPlan where an option that was typed says otherwise.
+    Raises UnreadableFile without a spec file, InvalidPlan if a typed option contradicts the spec.
     """
     ran = spec_beside(results)
     faults = [*_model_faults(asked.model, ran.model, typed), *_spec_faults(asked, ran, typed)]
@@ -193,7 +193,7 @@ def _spec_faults(asked: RunSpec, ran: RunSpec, typed: Typed) -> list[str]:
 
 
 def _plan_faults(asked: PipelinePlan, ran: PipelinePlan, typed: Typed) -> list[str]:
-    """`asked` is the plan of the options over that which ran."""
+    """Faults of the plan. `asked` is the plan that ran, with the options applied."""
     faults = []
     if typed("stages") and len(asked.stages) != len(ran.stages):
         faults.append(f"it had {len(ran.stages)} stages, not {len(asked.stages)}")

@@ -48,7 +48,7 @@ def document(record: Comparison | Measurement) -> dict[str, Any]:
 
 
 def figures(run: Measurement) -> dict[str, Any]:
-    """The headline figures of one run, and what its peak does not say by itself."""
+    """The headline figures of a run, and the caveats of its peak."""
     return {**run.headlines(), "caveats": beside_peak(run)}
 
 

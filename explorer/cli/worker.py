@@ -57,7 +57,7 @@ def save_run_file(record: Record, path: Path) -> None:
 
 
 def check_writable(*paths: Path | None) -> None:
-    """Asked before a long run: raises NotSaved for a path whose folder is not there."""
+    """Checks paths before a long run: raises NotSaved for a path whose folder does not exist."""
     for path in paths:
         if path is not None and (path.is_dir() or not path.parent.is_dir()):
             what = "is a folder" if path.is_dir() else f"lies in {path.parent}, which is not a folder"

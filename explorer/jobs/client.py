@@ -87,7 +87,7 @@ class Job:
         return (self._ended or time.monotonic()) - self._submitted
 
     def cancel(self) -> None:
-        """Asks it to stop, and ends the worker if it has not stopped after the grace. Returns at once."""
+        """Cancels the job, and kills its process if the job still runs after the grace. Returns at once."""
         self._worker._cancel(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -86,7 +86,7 @@ class OpenRanks(Record, tag=True):
 
 
 class ProfileStages(Record, tag=True):
-    """-> PipelineProfile: what each of `groups` (plan.cuts.atoms) costs, for predicting any plan."""
+    """-> PipelineProfile: the cost of each of `groups` (plan.cuts.atoms), for predicting any plan."""
 
     spec: RunSpec
     groups: tuple[tuple[str, ...], ...]
@@ -111,7 +111,7 @@ class FindJointPlan(Record, tag=True):
 
 
 class RunLab(Record, tag=True):
-    """-> LabOutcome: one experiment of the lab; switches without a value stand at their defaults."""
+    """-> LabOutcome: one experiment of the lab; switches without a value have their defaults."""
 
     name: str
     switches: dict[str, str] = {}

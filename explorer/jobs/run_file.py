@@ -189,7 +189,7 @@ def _decompress(body: bytes) -> bytes:
 
 
 def _unpacked(body: bytes, most: int) -> Iterator[bytes]:
-    """Pieces of what `body` unpacks to, at most one piece beyond `most` bytes. Raises UnreadableFile."""
+    """Unpacked pieces of `body`, at most one piece beyond `most` bytes. Raises UnreadableFile."""
     decompressor = zlib.decompressobj()
     try:
         for start in range(0, len(body), _PIECE_BYTES):

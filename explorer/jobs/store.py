@@ -129,7 +129,7 @@ class Store:
         return self._equal_to(stored) or self._insert(stored, record)
 
     def _equal_to(self, stored: StoredRecord) -> str | None:
-        """Id of the run whose record has the same bytes; None: there is none."""
+        """Id of the run whose record has the same bytes, else None."""
         if not self.path.exists():
             return None
         packed = zlib.compress(stored.record, LEVEL)
@@ -296,7 +296,7 @@ def _listed(row: tuple[Any, ...]) -> StoredRun:
 
 
 def _date(created: float) -> float:
-    """Within the limits of a run file: a store may hold what an earlier release let in."""
+    """A date within the limits of a run file, as a store of an earlier release may hold other dates."""
     return min(max(created, 0.0), run_file.LATEST)
 
 

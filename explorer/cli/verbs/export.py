@@ -47,7 +47,7 @@ def export(
 
 
 def _tell(form: Export) -> None:
-    """To stderr: how well it fits, and what runs again there."""
+    """Writes to stderr the fit of the policy, the recomputed blocks and the reasons."""
     say(f"[{FIT_COLOURS[form.fit]}]{form.fit}[/] in {escape(form.written_for)} ({_CHECKED[form.checked]})")
     if form.recomputed is not None and form.fit != "not expressible":
         names = listed([fqn or "the model" for fqn in form.recomputed], MOST_NAMED)

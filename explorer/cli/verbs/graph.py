@@ -42,7 +42,7 @@ def graph(
 
 
 def print_graph(graph: ModelGraph) -> None:
-    """The block tree, runs of equal blocks folded, with what each saves for backward."""
+    """Prints the block tree with the saved bytes of each block; runs of equal blocks are folded."""
     console = answer_console()
     root = graph.by_fqn[""]
     console.print(

@@ -129,7 +129,7 @@ def _planned(engine: Worker, graph: ModelGraph, profile: PipelineProfile | None,
 def _planned_once_more(
     engine: Worker, graph: ModelGraph, profile: PipelineProfile | None, wish: CapWish, held: int
 ) -> JointPlan:
-    """After a run whose fullest rank held `held` bytes, more than the cap."""
+    """A second plan after a run whose fullest rank held `held` bytes, more than the cap."""
     say(f"A rank held {mib(held)} of {mib(wish.cap_bytes)}: planning once more with as much less.")
     joint = _planned(engine, graph, profile, once_more(wish, held))
     return msgspec.structs.replace(joint, cap_bytes=wish.cap_bytes)

@@ -25,7 +25,7 @@ MOST_LINES = 3
 MANY = 9
 """Number of tensors from which one line is drawn: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
-"""Revisions whose clicks may still be under way; a click on an older one is dropped, and the browser told."""
+"""Number of revisions whose clicks may still arrive. Older clicks are dropped, with a notice to the browser."""
 
 
 class Paint(Record):

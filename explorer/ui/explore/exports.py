@@ -1,4 +1,4 @@
-"""The policy that is drawn in the form of another program: how well it fits there, and what will really run again."""
+"""The drawn policy in the form of another program: its fit there, and the blocks that really run again."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def _alive(
 
 
 def _why(reasons: tuple[str, ...]) -> None:
-    """The rest of the reasons: the first one stands under the title of the chart of both runs."""
+    """Draws further reasons; the chart of both runs has the first reason under its title."""
     if reasons:
         with fold("Why", icon=":material/help:", key="why"):
             for reason in reasons:

@@ -169,7 +169,7 @@ LARGE = 150
 
 
 def autograd_panel(graph: ModelGraph, pictures: AutogradPictures | None, *, block: str, busy: bool) -> str | None:
-    """Returns the block that a person asked to be drawn, else None."""
+    """Returns the block that a person wants drawn, else None."""
     st.caption(
         "What autograd records during forward: one node an operation, and the tensors each one saves for backward. "
         "Recomputed blocks save their input; the rest is made again when backward arrives."

@@ -83,7 +83,7 @@ def ask(state: ExploreState, known: Shown, graph: ModelGraph, text: str) -> None
 
 
 def asked(state: ExploreState) -> Job | None:
-    """The job that looks for the plan that a person asked for."""
+    """The job that searches the plan for a person's budget."""
     return backend.worker().job(state.budget.job) if state.budget.job is not None else None
 
 

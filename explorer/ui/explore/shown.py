@@ -165,7 +165,7 @@ def _whole(run: Measurement | None, key: str | None) -> Measurement | None:
 
 
 def _run_of(record: Measurement | Comparison | None, wanted: RunSpec) -> Measurement | None:
-    """The run of `wanted` in a record that may hold two."""
+    """The run of `wanted` in a record of one or two runs."""
     if isinstance(record, Comparison):
         return next((run for run in (record.baseline, record.candidate) if run.spec == wanted), record.baseline)
     return record

@@ -60,7 +60,7 @@ class ExploreState:
     charted: Policy | None = None
     """The policy that a chart is about which follows the graph; None: no such chart is open."""
     to_measure: list[Policy] = field(default_factory=list)
-    """Policies whose runs were asked for, in order."""
+    """Policies waiting to run, in order."""
     view: str | None = None
     """Which memory chart a person chose, or BY_ROLE; None: the usual one."""
     looked_at: str = ""
@@ -110,7 +110,7 @@ def _show(state: ExploreState, run: opened.Opened) -> None:
 
 
 def follow_selection(state: ExploreState, graph: ModelGraph) -> None:
-    """A block that was selected in the graph is shown in the memory chart by role; none selected shows both runs."""
+    """Shows the block selected in the graph in the memory chart by role; without a selection, both runs."""
     selected: str = drafts.marks_of(state.draft, graph).selected
     if selected != state.looked_at:
         state.looked_at, state.view = selected, BY_ROLE if selected else None

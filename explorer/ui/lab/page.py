@@ -114,7 +114,7 @@ def _choice(state: LabState) -> Lesson:
 
 
 def _switches(state: LabState, lesson: Lesson) -> RunLab:
-    """The run as the switches stand."""
+    """The request for a run with the current switches."""
     chosen = settings(lesson, state.switches.get(lesson.name, {}))
     for switch in lesson.switches:
         chosen[switch.name] = _flip(lesson, switch, chosen[switch.name])

@@ -29,7 +29,7 @@ STAGES_WIDTH, MICROBATCHES_WIDTH = 120, 130
 
 
 def cell(figure: Figure) -> Cell:
-    """A figure of the headline as it stands on the page."""
+    """A figure of the headline as shown on the page."""
     origin = glossary.ORIGIN.get(figure.origin, "")
     return Cell(
         label=figure.label,

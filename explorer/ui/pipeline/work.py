@@ -35,7 +35,7 @@ def prepare(split: PipelineState) -> None:
 
 
 def run(split: PipelineState, spec: RunSpec) -> None:
-    """The run that a person asked for."""
+    """Starts the run that a person requests."""
     page_job.start(split.job, RunPipeline(spec=spec, engine=split.engine, profile=profile_of(spec)))
 
 

@@ -68,7 +68,7 @@ def _note(run: StoredRun) -> None:
 
 
 def several(runs: Sequence[StoredRun]) -> None:
-    """Runs side by side in figures, two also as timelines on one axis; a comparison stands there with its candidate."""
+    """Runs side by side in figures, two also as timelines on one axis; a comparison takes part with its candidate."""
     if st.button(f"Delete {count(len(runs), 'run')}", icon=":material/delete:", key="delete_several"):
         _confirm(runs)
     try:

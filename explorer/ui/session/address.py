@@ -60,7 +60,7 @@ def from_query(query: Mapping[str, str]) -> RunSpec | None:
 
 
 def show(query: dict[str, str]) -> None:
-    """Writes `query` into the address bar, beside the job under way that stands there."""
+    """Writes `query` into the address bar, which keeps the job under way."""
     now = st.query_params.to_dict()
     wanted = query | {name: value for name, value in now.items() if name == "job"}
     if now != wanted:

@@ -28,7 +28,7 @@ KEPT = 24
 """Records held in memory; the rest is read from the store again."""
 MOST_FRONTS = 32
 MOST_KNOWN = 4096
-"""Questions whose answers are remembered by the id of their run."""
+"""Number of requests whose answers are remembered by run id."""
 
 
 class Records:

@@ -77,7 +77,7 @@ def start(life: PageJob, request: Request) -> None:
 
 
 def running(life: PageJob) -> Job | None:
-    """The job under way; None when there is none. A finished one counts until `settle` took its result."""
+    """The job under way, else None. A finished job is under way until `settle` takes its result."""
     if life.id is None:
         return None
     job = backend.worker().job(life.id)

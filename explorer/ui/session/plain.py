@@ -1,4 +1,4 @@
-"""Words from models, files and links stand on the page as they are: nothing in them becomes markup."""
+"""Escapes words from models, files and links, so that no part of them becomes markup on the page."""
 
 from __future__ import annotations
 

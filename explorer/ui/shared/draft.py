@@ -68,7 +68,7 @@ class Draft:
     widget: str = field(default_factory=_new_widget)
     """Key of the Explore page's graph."""
     marks: GraphMarks | None = None
-    """State of that graph, as the page knows it; None until it is drawn."""
+    """State of the graph, as the page knows it; None until the graph is drawn."""
     history: History[Policy] = field(default_factory=History)
     """Policies before the drawn policy, and undone policies."""
     redraw: bool = False

@@ -14,7 +14,7 @@ def small(text: str, *, help: str | None = None) -> None:
 
 
 def on_primary(label: str, *, disabled: bool = False) -> str:
-    """The label of a primary button; one that is disabled has no coloured ground."""
+    """The label of a primary button; a disabled button has no coloured ground."""
     if disabled or st.context.theme.type != "dark":
         return label
     return f':color[{label}]{{foreground="{ON_PRIMARY}"}}'

@@ -14,7 +14,7 @@ from explorer.view.report.report import report_text
 
 
 def report_bytes(key: str) -> bytes:
-    """The report of the run under `key`; its hazards where the model was described lately."""
+    """The report of the run under `key`, with hazards if the model was described lately."""
     return report_text(_report_of(key)).encode()
 
 

@@ -32,11 +32,11 @@ class RunBar:
     take: Take
     """Puts a result onto the page."""
     idle: Callable[[], object]
-    """Draws what stands beside Run while nothing is under way."""
+    """Draws the text beside Run while no job is under way."""
 
 
 def run_bar(life: PageJob, bar: RunBar) -> None:
-    """Draws it, and starts what Run was pressed for."""
+    """Draws the bar, and starts the run after a press on Run."""
     st.fragment(_bar)(life, bar)
 
 

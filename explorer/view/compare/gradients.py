@@ -23,7 +23,7 @@ WORST_FIRST: tuple[Verdict, ...] = ("different", "state moved", "not comparable"
 MAX_NAMES = 24
 """Beyond that many tensors the axis counts them instead of naming them."""
 MAX_MOVED = 4
-"""State that one sentence names."""
+"""Number of states that one sentence names."""
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 

@@ -57,7 +57,7 @@ def run_plane(points: Sequence[RunPoint], model: str) -> Chart:
 
 
 def is_ahead(points: Sequence[RunPoint], place: int) -> bool:
-    """Whether no run under the same conditions beats the one at `place`."""
+    """Whether no run under the same conditions beats the run at `place`."""
     one = points[place]
     others = (point for point in points if point.conditions == one.conditions and point is not one)
     return one.verdict not in UNSAFE and not any(_beats(other, one) for other in others)

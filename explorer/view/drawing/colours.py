@@ -18,7 +18,7 @@ LIGHT_PAGE, DARK_PAGE = "#FFFFFF", "#171614"
 
 RECOMPUTE = "#1F77C8"
 KEEP = "#E0650A"
-"""A block that is kept is a block whose saved activations stay."""
+"""Colour of kept blocks, whose saved activations stay."""
 
 ROLE_COLOURS: dict[Role, str] = {
     "parameter": "#6B7785",

@@ -1,4 +1,4 @@
-"""A chart and what every figure shares: title, margins, legend, bars, and texts that are shown as they are written.
+"""A chart, and the shared parts of every figure: title, margins, legend, bars, and escaped texts.
 
 Plotly reads tags in every text of a figure, and a block may be named `<b>`. Charts therefore write no tags: a line ends
 with `\\n`, and bold text comes from `bold`. `Chart.plotted` escapes all texts and writes the tags.
@@ -25,7 +25,7 @@ PICKABLE: dict[str, Any] = {
     "selected": {"marker": {"opacity": 1}},
     "unselected": {"marker": {"opacity": 0}},
 }
-"""A line whose points answer a click: Plotly selects markers only, so they are there and show once selected."""
+"""Style of a line whose points answer clicks. Plotly selects only markers, so hidden markers appear when selected."""
 
 
 HOVER_ALONG_X: dict[str, Any] = {"hovermode": "x unified", "hoverdistance": -1}
@@ -35,7 +35,7 @@ Cursor = tuple[str, int] | None
 
 
 def readable(fig: go.Figure, *, dark: bool) -> None:
-    """All words that stand on the page in a grey that reads there: Streamlit's own is 3.7:1, 10 px."""
+    """Sets all words on the page in a readable grey: Streamlit's grey has a contrast of 3.7:1 at 10 px."""
     font = {"color": QUIET_TEXT["dark" if dark else "light"], "size": 12}
     fig.update_xaxes(tickfont=font, title_font=font)
     fig.update_yaxes(tickfont=font, title_font=font)
@@ -107,7 +107,7 @@ Rows = Sequence[dict[str, Any]]
 _LITERAL = "literal"
 """Mark of a figure whose texts are escaped already."""
 _TAGS = {"\n": "<br>", "\x02": "<b>", "\x03": "</b>"}
-"""By the character that stands for a tag in the texts of a chart."""
+"""Tags of chart texts, by the character that stands for the tag."""
 _ESCAPED = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"} | _TAGS)
 
 

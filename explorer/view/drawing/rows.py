@@ -132,5 +132,5 @@ def chart_rows(*runs: Measurement) -> tuple[Row, ...]:
 
 
 def row_sum(run: Measurement, row: Row, field: str) -> int:
-    """Sum of one integer field over the blocks of `row`; one that was not measured adds nothing."""
+    """Sum of one integer field over the blocks of `row`; an unmeasured block adds 0."""
     return sum(int(getattr(run.by_fqn[fqn], field)) for fqn in row.fqns if fqn in run.by_fqn)

@@ -77,7 +77,7 @@ def percent_whole(share: float) -> str:
 
 
 def change(old: int | float | None, new: int | float | None) -> float | None:
-    """Relative change from `old` to `new`; None where either is unknown or `old` is zero."""
+    """Relative change from `old` to `new`; None if a value is unknown or `old` is zero."""
     return None if not old or new is None else new / old - 1
 
 

@@ -49,7 +49,7 @@ class Flow(Record):
         return arrows_of
 
     def siblings(self, source: str, target: str) -> tuple[str, str] | None:
-        """The two children of the nearest common parent that hold both ends; None where one end holds the other."""
+        """The two children of the nearest common parent that hold both ends; None if one end contains the other."""
         return next(((a, b) for a, b in zip(self.paths[source], self.paths[target]) if a != b), None)
 
     def common(self, source: str, target: str) -> str:
@@ -198,7 +198,7 @@ class Ways(Record):
 
 
 def ways_of(flow: Flow, order: Mapping[str, Sequence[str]]) -> Ways:
-    """`order`: what lies in each open box, top to bottom."""
+    """`order`: content of each open box, top to bottom."""
     ends = {end for arrow in flow.arrows for end in (arrow.source, arrow.target)}
     place = {id: i for i, id in enumerate(_down(order, "", ends))}
     neighbours = set()

@@ -164,7 +164,7 @@ class _Drawing:
         self.cuts: list[CutLine] = []
 
     def place(self, parent: str, *, top: int, left: int, right: int, depth: int = 0) -> int:
-        """Places what lies in `parent` from `top` down; returns where the last thing ends."""
+        """Places the content of `parent` from `top` down; returns the bottom of the last item."""
         inset = right + self.ways.gutter(parent)
         joins = {join.id: join for join in self.flow.joins.get(parent, ())}
         for i, id in enumerate(self.order[parent]):
@@ -209,7 +209,7 @@ class _Drawing:
             a, b = placed[arrow.source], placed[arrow.target]
             if arrow in self.ways.neighbours:
                 pair = self.flow.siblings(arrow.source, arrow.target)
-                assert pair is not None  # `folded` leaves out what would lead from a box into itself
+                assert pair is not None  # `folded` leaves out arrows from a box into itself
                 self.links.append(_next(arrow, placed[pair[0]], placed[pair[1]]))
             else:
                 box = self.flow.common(arrow.source, arrow.target)

@@ -62,7 +62,7 @@ class Facts(Record):
     prices: Mapping[str, str] = {}
     hazards: tuple[Hazard, ...] = ()
     alive: Ledger | None = None
-    """Drawn as bars: what each block holds at the chosen moment."""
+    """Bytes that each block holds at the chosen moment, drawn as bars."""
     overlay: Overlay | None = None
     """Drawn as bars instead, where no moment is chosen."""
 
@@ -166,7 +166,7 @@ def _saved(facts: Facts, fqn: str) -> int:
 
 
 def _kept_cost(facts: Facts, fqn: str) -> MeasuredBlock | None:
-    """None also where a policy is pinned as baseline: its figures say what that policy keeps."""
+    """Cost of a block with everything kept. None also for a pinned baseline, whose figures belong to its policy."""
     kept = facts.baseline is not None and not facts.baseline.spec.policy.units
     return facts.baseline.by_fqn.get(fqn) if facts.baseline and kept else None
 
@@ -230,7 +230,7 @@ def _of_members(each: list[list[Badge]]) -> list[Badge]:
 
 
 def _trait_badges(block: Block) -> list[Badge]:
-    """Dropout's dice and the like stand where they belong: on the block that has the trait without a hazard."""
+    """Badges for traits without a hazard, such as the dice of dropout, on the block with the trait."""
     badges = [Badge(sign=SIGNS[TRAITS[t][0]], severity="note", text=TRAITS[t][1]) for t in block.traits if t in TRAITS]
     if block.shares_parameters_with:
         badges.append(

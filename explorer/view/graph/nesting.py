@@ -17,7 +17,7 @@ from explorer.record.graph import Block, ModelGraph
 RUN = "×"
 """First character of the id of a node that is a run and no module."""
 OPEN_SHARE = 0.4
-"""A container that holds more than this share of all saved bytes is open at first: what matters is in view."""
+"""Share of all saved bytes above which a container is open at first, so that large blocks are in view."""
 
 
 class Node(Record):
@@ -79,7 +79,7 @@ def _id(run: tuple[Block, ...]) -> str:
 
 
 def _name(block: Block) -> str:
-    """The last part of the path; a number alone says nothing, so its container stands before it."""
+    """The last part of the path; a number gets its container's name as a prefix."""
     return ".".join(block.fqn.rsplit(".", 2)[-2:]) if block.name.isdigit() else block.name
 
 

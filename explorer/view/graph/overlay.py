@@ -95,7 +95,7 @@ def of_gradients(comparison: Comparison | None) -> Overlay:
 
 
 def shares(overlay: Overlay, nodes: Mapping[str, Node]) -> dict[str, float]:
-    """0 to 1 of each node; one that stands for several blocks shows the most of them."""
+    """Share of each node, 0 to 1; a node for several blocks shows their largest share."""
     own = {id: _figure(overlay, node) for id, node in nodes.items() if id}
     most: dict[int, float] = {}
     for id, figure in own.items():

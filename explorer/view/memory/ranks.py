@@ -1,4 +1,4 @@
-"""Ranks of one recorded step side by side: who holds most, when, and of what."""
+"""Ranks of one recorded step side by side: the fullest rank, its peak moment, and the bytes by kind."""
 
 from __future__ import annotations
 

@@ -250,7 +250,7 @@ def _block_picture(run: Measurement, *, axis: Axis, cursor: int | None) -> go.Fi
 
 
 def _block_layers(run: Measurement, log: Allocations) -> list[Layer]:
-    """Bottom first: what stays, each block, what runs again. Each allocation is in one of them."""
+    """Layers from the bottom: fixed bytes, each block, recomputed bytes. Each allocation is in one layer."""
     role, block = array_of(log.role), array_of(log.block)
     fixed = np.isin(role, [ROLES.index(name) for name in FIXED_ROLES])
     again = role == ROLES.index("recomputed")

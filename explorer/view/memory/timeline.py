@@ -77,7 +77,7 @@ def _picture(baseline: Measurement, candidate: Measurement | None, *, axis: Axis
         fig.add_trace(_line(name, runs[name], x, unit, dash=RUN_DASHES[name] if len(logs) > 1 else "solid"))
     top_counter = max(add_counters(fig, runs[name], x, unit) for name, x in places.items()) if len(logs) == 1 else 0.0
     tops = [_mark_peak(fig, name, runs[name], x, unit) for name, x in places.items()]
-    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # at one height: the higher stands above
+    if len(tops) == 2 and abs(tops[0] - tops[1]) < 0.14 * max(tops):  # close: the higher label is above
         up = 17 if tops[0] >= tops[1] else -17
         fig.layout.annotations[-2].yshift, fig.layout.annotations[-1].yshift = up, -up
     if cursor is not None and cursor[0] in places:
@@ -176,7 +176,7 @@ def _in_margin(run: Measurement) -> str:
 
 
 def _mark_peak(fig: go.Figure, name: str, run: Measurement, x: Positions, unit: int) -> float:
-    """A marker, the value and a thin line at the peak; its height on the axis."""
+    """Draws a marker, the value and a thin line at the peak; returns the peak's height on the axis."""
     assert run.allocations is not None
     line = held(run.allocations)
     tick = int(line.argmax())

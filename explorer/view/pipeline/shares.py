@@ -66,7 +66,7 @@ def _truth(run: PipelineRun) -> go.Figure:
                     insidetextanchor="middle",
                     marker={
                         "color": VERDICT_COLOURS[verdict],
-                        # Fainter than elsewhere: a number stands on it.
+                        # Fainter than elsewhere, as a number is written on the bar.
                         "pattern": {**hatch(pattern), "fgcolor": "rgba(255, 255, 255, 0.3)"},
                     },
                     hovertemplate=f"%{{y}} {verdict}: %{{x}} gradients",

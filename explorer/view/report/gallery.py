@@ -46,7 +46,7 @@ def _card(one: Exhibit) -> str:
 
 
 def lesson_text(lesson: Lesson, outcome: LabOutcome) -> str:
-    """A lesson with what one run of it answered."""
+    """A lesson with the outcome of one run."""
     switches = [
         {"switch": switch.question, "stood at": switch.label(outcome.switches[switch.name])}
         for switch in lesson.switches

@@ -1,4 +1,4 @@
-"""The page that a report stands on: one file without network. Style, script and plotly.js lie in it.
+"""The page of a report: one file without network, with style, script and plotly.js inside.
 
 Each chart is the page's own Plotly figure as JSON. report.js draws a figure when it comes into view.
 """
@@ -53,7 +53,7 @@ def document(title: str, body: Iterable[str], *, share_plotly: bool = False) -> 
 
 
 def section(title: str, parts: Iterable[str]) -> str:
-    """A heading and what stands below it; the empty string where nothing does."""
+    """A heading and its content; empty without content."""
     text = "\n".join(part for part in parts if part)
     return f'<section id="{anchor(title)}"><h2>{escape(title)}</h2>\n{text}</section>' if text else ""
 
@@ -87,7 +87,7 @@ def drawn(chart: Chart) -> str:
 
 
 def picture(chart: Chart) -> str:
-    """The chart alone, for places where its numbers stand open on the page already."""
+    """The chart alone, for places where the page already shows its numbers."""
     figure = chart.plotted().to_plotly_json()
     figure["layout"].pop("template", None)  # 7 KB of defaults; report.js gives the colours of the scheme
     height = float(figure["layout"].get("height", 420))

@@ -24,7 +24,7 @@ KEEP_ALL = "Keeping everything meets this; nothing has to be recomputed."
 AS_GOOD = "No plan that was found is faster at this peak."
 
 PROVEN_TO = 5e-3
-"""A gap that is smaller than what any clock here can tell."""
+"""A gap smaller than the resolution of any clock here."""
 ABOUT = (
     "The planner wrote the step down as a small program: each module or segment is kept or recomputed, no "
     "moment may hold more than the budget, and as little time as possible is to be spent. A solver then looked for the "
@@ -58,12 +58,12 @@ MEASURE = (
 
 
 def measuring(n_left: int) -> str:
-    """While runs are under way that the front asked for."""
+    """Text while runs of policies on the front are under way."""
     return f"Measuring the points that matter: {count(n_left, 'run')} to go."
 
 
 def looking(text: str) -> str:
-    """While the worker looks for the plan that was asked for."""
+    """Text while the worker searches the plan for a budget."""
     return f"Looking for the cheapest policy within {text} ..."
 
 
@@ -108,7 +108,7 @@ def _units(units: Sequence[Unit]) -> str:
 
 
 def _counted(fqn: str) -> list[tuple[bool, int, str]]:
-    """By which `blocks.9` stands in front of `blocks.10`."""
+    """Sort key that puts `blocks.9` before `blocks.10`."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in fqn.split(".")]
 
 
