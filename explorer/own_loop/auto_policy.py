@@ -45,8 +45,9 @@ def auto_policy(model: nn.Module, step: Callable[[], object], budget: str | int 
     If the real step exceeds the budget, the plan is still returned. Its text then begins with a warning, and
     `plan.require()` raises.
 
-    Raises BadInput if no policy reaches the budget (with the least reachable memory and its parts), for a step that
-    cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no policy fits.
+    Raises BadInput, with the least reachable memory and its parts, if no policy reaches the budget. Raises BadInput
+    also for a step that cannot be repeated or has no backward, and for a model with a policy. Raises OutOfMemory if no
+    policy fits.
     """
     frame: Any = sys._getframe(1)
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"

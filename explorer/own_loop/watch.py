@@ -237,7 +237,7 @@ class Watch:
 
     @never_compiled
     def _found(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """The first optimizer that holds parameters of the model is the one whose steps count."""
+        """Counts the steps of the first optimizer that holds parameters of the model."""
         try:
             self._meet(optimizer)
         except Exception as trouble:

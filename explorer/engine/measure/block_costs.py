@@ -86,7 +86,7 @@ class _Tree:
         self.parent = [number.get(fqn.rpartition(".")[0], 0) for fqn in fqns]
 
     def inclusive(self, own: Sequence[int]) -> list[int]:
-        """Own values plus those of everything below."""
+        """Each block's values plus the values of all blocks below."""
         total = list(own)
         for i in range(len(total) - 1, 0, -1):
             total[self.parent[i]] += total[i]

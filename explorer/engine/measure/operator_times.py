@@ -2,7 +2,7 @@
 
 The times price a rerun that keeps some results; the saved tensors price its checkpoint. A separate step reads two marks
 of the clock around every operator of the forward. A mark costs as much as a small operator, so this step yields no
-other time, and its readings serve as shares of a block's time.
+other time. Its readings serve as shares of a block's time.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from explorer.errors import ModelNotLoaded, said_by
 from explorer.record.failure import is_out_of_memory
 
 SHAPE_ARGUMENTS = {"batch": 2, "length": 64, "side": 0}
-"""Numbers that shape the batch, where the factory takes none of that name. A side of 0: what the model says."""
+"""Numbers that shape the batch, if the factory has no such argument. A side of 0 means the model's setting."""
 _SIDES = (64, 224, 299, 32, 512)
 _CONDITION_LENGTH = 77
 

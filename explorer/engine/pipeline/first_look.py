@@ -1,6 +1,6 @@
 """First pass over all stretches, before pricing: the tensors at their borders, and the equal stretches.
 
-Equal stretches (the layers of a transformer) cost the same, so a few of each kind are timed alone, with the border
+Equal stretches (the layers of a transformer) cost the same. A few of each kind are timed alone, with the border
 tensors of this pass as inputs. Equal stretches have one make (classes, settings, parameters and inputs by shape, the
 functions between blocks) and hold the same bytes at every action. Experts with different tokens are not equal.
 """

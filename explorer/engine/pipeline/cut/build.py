@@ -67,7 +67,7 @@ class Pipeline:
         return stage_ranks(self.rows)
 
     def loss(self, sent: tuple[Tensor, ...], targets: Any) -> Tensor:
-        """Loss of one microbatch, from what the last stage sends."""
+        """Loss of one microbatch, from the tensors sent by the last stage."""
         return self.trainee.loss_function(rebuild_output(self.tape, sent), targets)
 
     @contextmanager

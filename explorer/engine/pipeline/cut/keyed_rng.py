@@ -1,6 +1,6 @@
 """Random numbers that do not depend on the split: every block draws from a seed made of (seed, block, microbatch).
 
-A pipelined model runs its microbatches in another order and on other ranks than the unsplit model, so a single stream
+A pipelined model runs its microbatches in another order and on other ranks than the unsplit model. A single stream
 of random numbers gives other dropout masks. Seeding at the start of a block gives each (block, microbatch) a stream.
 If the block is a unit, the seeding is outside the checkpointed function. Torch stashes the generator when the block
 starts and restores the generator for recompute, in B as in I and W. Blocks inside a larger unit are seeded again by

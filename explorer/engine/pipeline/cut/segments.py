@@ -97,7 +97,7 @@ def _holds(top: str, fqn: str) -> bool:
 
 
 def _follows(before: Step, after: Step) -> bool:
-    """Whether `after` takes what `before` returns, and nothing else."""
+    """Whether `after` takes the result of `before`, and nothing else."""
     return isinstance(before.output, Value) and after.args == (before.output,) and not after.kwargs
 
 

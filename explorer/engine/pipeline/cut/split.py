@@ -169,7 +169,7 @@ class Contiguous(torch.autograd.Function):
 
 
 def rebuild_output(tape: Tape, sent: tuple[Tensor, ...]) -> Any:
-    """The model's own return value from what the last stage sends."""
+    """The model's return value, from the tensors sent by the last stage."""
     values = dict(zip(sorted(_values(tape.output)), sent, strict=True))
     return tree_map(lambda leaf: values[leaf.index] if isinstance(leaf, Value) else leaf, tape.output)
 

@@ -1,7 +1,7 @@
 """Running statistics that move once per batch, however many microbatches pass.
 
-Each microbatch is normalised by its own statistics, as in any microbatched run; what is put off is the move of
-running_mean and running_var, which takes mean and variance of the whole batch (torchgpipe's DeferredBatchNorm).
+Each microbatch is normalised by its statistics, as in any microbatched run. The update of running_mean and running_var
+is deferred, and takes mean and variance of the whole batch (torchgpipe's DeferredBatchNorm).
 Statistics are gathered where a module runs forward, not where it runs again for backward.
 """
 

@@ -38,7 +38,7 @@ class Trace:
     """Bytes kept by the loss of one microbatch until the step ends: torch's mean may hold its input's storage."""
     calls: CallCount = field(default_factory=CallCount)
     mail: Mail = field(default_factory=dict)
-    """Everything that crossed a boundary, on the CPU; empty unless asked for."""
+    """All tensors that crossed a boundary, on the CPU; empty without `keep_mail`."""
     watch: MemoryWatch | None = None
 
     def memory(

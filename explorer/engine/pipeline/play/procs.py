@@ -58,7 +58,7 @@ def run_ranks(
 ) -> RanksEnded:
     """Runs every rank of `spec` to its end, or to the first failure. Raises Cancelled, after all have stopped.
 
-    `joined_only` stops where the process group stands: what starting costs. Results are files in `out`.
+    `joined_only` stops once the process group exists, to time the start. Results are files in `out`.
     """
     forks, needs = at_hand(), ["explorer.engine.pipeline.play.rank_main"]
     with tempfile.TemporaryDirectory(prefix="ranks-") as meeting:

@@ -35,7 +35,7 @@ Tensors = tuple[Tensor | None, ...]
 
 @dataclass
 class StageRunner:
-    """Holds what one stage has in flight."""
+    """Runs the actions of one stage and holds its microbatches in flight."""
 
     pipeline: Pipeline
     stage: int
@@ -76,7 +76,7 @@ class StageRunner:
                 buffer.zero_()
 
     def do(self, action: Action) -> Tensors:
-        """Runs `action`; returns what it sends: outputs for F, gradients of what it received for B and I."""
+        """Runs `action` and returns the tensors to send: outputs for F, gradients of received tensors for B and I."""
         i = action.microbatch
         self.pipeline.modules[self.stage].microbatch = i
         if action.kind == "F":

@@ -24,12 +24,12 @@ BACKWARD = "torch.distributed.pipelining._backward"
 def backward_input(
     roots: list[Tensor], gradients: list[Tensor] | None, inputs: list[Tensor], module: nn.Module
 ) -> tuple[tuple[Tensor | None, ...], list[dict[str, Any]]]:
-    """The I action as torch does it: gradients of `inputs`, and what W needs later, one entry a parameter group."""
+    """torch's I action: gradients of `inputs`, and one entry per parameter group for a later W."""
     return private(BACKWARD, "stage_backward_input")(roots, gradients, inputs, module.parameters())  # type: ignore[no-any-return]
 
 
 def backward_weight(module: nn.Module, groups: list[dict[str, Any]]) -> None:
-    """The W action as torch does it: adds to the parameters' gradients."""
+    """torch's W action: adds to the parameters' gradients."""
     private(BACKWARD, "stage_backward_weight")(module.parameters(), groups)
 
 
