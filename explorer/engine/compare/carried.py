@@ -41,7 +41,7 @@ def not_walked(outcome: Outcome) -> Iterator[StateKey]:
 def carried(
     baseline: Outcome, candidate: Outcome, yardsticks: Yardsticks, unjudged: Iterable[StateKey]
 ) -> tuple[StateDiff, ...]:
-    """One entry for each attribute, buffer or moved parameter that is not equal after a step."""
+    """Differences of attributes, buffers and moved parameters after each step, without equal values."""
     skipped = set(unjudged)
     differences = list(_moved(baseline, candidate, yardsticks))
     for i, (left, right) in enumerate(zip(baseline.states, candidate.states)):

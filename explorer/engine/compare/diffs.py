@@ -66,8 +66,8 @@ class Yardstick:
         """Whether the float64 run followed the baseline closely enough to judge the candidate.
 
         Other random numbers or another branch in float64 put the baseline far off. Half of the digits must agree (sqrt
-        of epsilon), or the tensor must be zero on the run's scale. A tensor that is zero in float64, such as the
-        gradient of a bias before a norm, may be larger, up to half of the digits of the run's scale.
+        of epsilon), or the tensor must be zero on the run's scale. A tensor that is zero in float64 (the gradient
+        of a bias before a norm) may reach sqrt(epsilon) of the run's scale.
         """
         norm, half = _norm(reference), math.sqrt(self.epsilon)
         floor = max(half * norm, 10 * self.tiny(reference))

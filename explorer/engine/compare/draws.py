@@ -128,7 +128,7 @@ def _n_unequal(first: Tensor, second: Tensor) -> int:
 
 
 def random_numbers(func: Any, args: Any, kwargs: Any, result: Any) -> Tensor | None:
-    """The random numbers of one call in memory of their own: masks as booleans, other numbers as copies."""
+    """The random numbers of one call, safe from later writes: masks as booleans, other numbers as copies."""
     kind = func.overloadpacket
     if kind in _WITH_MASK:
         return result[1].bool()

@@ -32,7 +32,7 @@ ALLOCATOR_SETTINGS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_
 
 
 class Device(Protocol):
-    """What a measurement needs from a device."""
+    """The interface of a device to a measurement."""
 
     torch: torch.device
 

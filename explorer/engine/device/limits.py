@@ -40,7 +40,7 @@ def limited_process(limit_bytes: int | None, there_bytes: int = 0) -> Iterator[N
 
     Raises OutOfMemory if `there_bytes` exceed the limit, and NotOnThisDevice off Linux. Under glibc the limit bounds
     the bytes that tensors hold at once, within a MiB or two. A tensor that fits into an old hole of the heap is not
-    counted, so a process that ran other steps first may take as much more as its holes.
+    counted: after other steps, a process may exceed the limit by its holes.
     """
     if limit_bytes is None:
         yield

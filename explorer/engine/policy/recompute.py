@@ -90,7 +90,7 @@ class RunningAgain:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Early stop leaves through here too, by an exception of torch.
+        # Early stop also ends here, by an exception of torch.
         for observer in reversed(tuple(_observers)):
             observer(self._fqn, False)
         _thread.depth -= 1

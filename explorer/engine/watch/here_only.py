@@ -1,7 +1,7 @@
 """A hook of an instrument that works on its own module alone, not on copies of the module.
 
 A training may copy or pickle its model with its hooks (an average of the weights, a checkpoint of the whole model).
-The copy would report to the instrument forever, and an instrument cannot be pickled.
+The copy would keep reporting to the instrument, and an instrument cannot be pickled.
 """
 
 from __future__ import annotations

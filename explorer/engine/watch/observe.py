@@ -1,4 +1,4 @@
-"""One forward of an unwrapped model, watched operator by operator: the raw facts behind the block graph.
+"""Watches a forward of an unwrapped model operator by operator: the raw facts behind the block graph.
 
     module hooks    the running blocks, as a stack            operators belong to the innermost
     dispatch mode   each operator and its storages            data flows from a storage's writer to its readers

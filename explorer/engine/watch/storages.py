@@ -139,7 +139,7 @@ def tensors_in_memory() -> list[torch.Tensor]:
 def _has_bytes(tensor: torch.Tensor) -> bool:
     try:
         storage = tensor.untyped_storage()
-        is_real = tensor.layout is torch.strided and storage.device == tensor.device  # a fake one's bytes are on "meta"
+        is_real = tensor.layout is torch.strided and storage.device == tensor.device  # fake tensors are on "meta"
         return is_real and storage.nbytes() > 0 and storage.data_ptr() != 0
     except (RuntimeError, NotImplementedError):  # fake, functional, sparse or half-built tensors
         return False

@@ -212,7 +212,7 @@ class Walk:
 
 
 def frozen(value: Any) -> Any:
-    """One value as plain data that later changes cannot reach."""
+    """A value as plain data that later changes cannot reach."""
     return Walk(nn.Module()).frozen(value)
 
 
