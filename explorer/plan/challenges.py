@@ -14,7 +14,7 @@ from explorer.record.run import RunSpec
 
 
 class Challenge(Record):
-    """What is asked. The limits were reached by a policy before they were set."""
+    """A task for a policy. Some policy reached the limits before they were set."""
 
     name: str
     task: str
@@ -31,7 +31,7 @@ class Challenge(Record):
 
 
 class Marked(Record):
-    """One thing that was asked, and whether the run has it; None: the run does not say."""
+    """A condition of a challenge, and whether the run meets it; None: the run does not show."""
 
     asked: str
     found: str
@@ -69,7 +69,7 @@ CHALLENGES = {row.name: row for row in _ROWS}
 
 
 def is_about(challenge: Challenge, run: Comparison) -> bool:
-    """Whether `run` compares a policy on the model of the challenge with keeping everything."""
+    """True if `run` compares a policy on the model of the challenge with keeping everything."""
     return run.candidate.spec.model == challenge.model and run.baseline.spec.model == challenge.model
 
 
@@ -100,7 +100,7 @@ _APART = 0.05
 
 
 class Guess(Record):
-    """One answer, and what is right or wrong about it."""
+    """An answer, and the reason why it is right or wrong."""
 
     peak_bytes: int
     because: str
@@ -108,7 +108,7 @@ class Guess(Record):
 
 
 def peak_guesses(peak_bytes: int, saved_bytes: int, foreseen_bytes: int) -> tuple[Guess, ...]:
-    """The largest first: the peak and the saved activations of the run that kept everything, and what is foreseen."""
+    """The answers, largest first, from peak and saved bytes of the keep-all run and from the predicted peak."""
     right = Guess(
         peak_bytes=foreseen_bytes,
         because="Every block still keeps its input, and one block at a time is made again in backward.",

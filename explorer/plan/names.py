@@ -15,7 +15,7 @@ Fqns = tuple[str, ...]
 
 
 def is_within(fqn: str, block: str) -> bool:
-    """Whether `fqn` is `block` or lies below it."""
+    """True if `fqn` is `block` or lies below it."""
     return not block or fqn == block or fqn.startswith(f"{block}.")
 
 
@@ -33,7 +33,7 @@ def lineage(fqn: str) -> Iterator[str]:
 
 
 def innermost(fqns: Iterable[str]) -> tuple[str, ...]:
-    """Those without another of them below."""
+    """The names of `fqns` that contain no other name of `fqns`."""
     named = tuple(fqns)
     holders = {fqn for one in named for fqn in above(one)}
     return tuple(fqn for fqn in named if fqn not in holders)
@@ -56,18 +56,18 @@ def some(fqns: Sequence[str]) -> str:
 
 
 def written_results(unit: Unit, graph: ModelGraph | None) -> tuple[str, ...]:
-    """Those of the unit's `save_ops` that write into an argument, by their names, or whose results the observed forward
-    writes into afterwards: torch raises where they are to be kept."""
+    """Operators of the unit's `save_ops` whose results torch refuses to keep. Their names say that they write into an
+    argument, or the observed forward writes into their results later."""
     known = {} if graph is None else graph.by_fqn
     rewritten = {op for fqn in unit.blocks if fqn in known for op in known[fqn].rewritten_ops}
     return tuple(op for op in unit.save_ops if op in rewritten or any(part.endswith("_") for part in op.split(".")))
 
 
 def products_kept(blocks: tuple[str, ...], graph: ModelGraph) -> Unit:
-    """The unit that recomputes all of `blocks` but what their matrix products, attentions and convolutions return.
+    """The unit that recomputes `blocks` but keeps results of their matrix products, attentions and convolutions.
 
-    Those are the operators that FLOPs are counted of. Results that something writes into are recomputed as well; where
-    none is left, all is recomputed.
+    FLOPs are counted for these operators. Results that are written in place are recomputed too. If no operator
+    remains, everything is recomputed.
     Source: https://pytorch.org/blog/activation-checkpointing-techniques/ (selective activation checkpointing)
     """
     counted = {op for fqn in blocks for op, flops in graph.by_fqn[fqn].op_flops.items() if flops}

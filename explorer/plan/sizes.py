@@ -46,7 +46,7 @@ def told_apart(*sizes: int) -> tuple[str, ...]:
 
 
 def mib_up(n_bytes: int) -> str:
-    """The same rounded up: whoever asks for what it says gets no less."""
+    """The size rounded up: a budget of the printed size is never less than `n_bytes`."""
     unit = next((unit for unit, _ in _WRITTEN if n_bytes >= unit), None)
     step = unit / 100 if unit else 1024**2 / 10 if n_bytes >= 1024**2 / 10 else 1024 / 10 if n_bytes >= 1024 else 1
     return mib(math.ceil(n_bytes / step) * step)

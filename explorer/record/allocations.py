@@ -25,13 +25,13 @@ Role = Literal[
     "unattributed",
 ]
 ROLES: tuple[Role, ...] = get_args(Role)
-"""In stacking order, bottom first: torch's own order of categories, with ours between them."""
+"""Roles in stacking order, bottom first: torch's order of categories, with additional roles between them."""
 FIXED_ROLES: tuple[Role, ...] = ("parameter", "buffer", "optimizer state", "gradient", "input")
-"""What recomputing cannot free."""
+"""Roles that recomputing cannot free."""
 
 Phase = Literal["forward", "recompute", "backward", "optimizer", "between"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
-"""`between`: what a user's loop does outside the other four, such as clipping gradients."""
+"""`between`: code of a user's loop outside the other four phases, such as clipping gradients."""
 
 
 class PhaseSpan(Record):
@@ -117,11 +117,11 @@ class Ledger(Record):
 
     tick: int
     phase: Phase | None
-    """None: before the step, or the phases were not recorded."""
+    """The phase at the tick; None before the step, or if the phases were not recorded."""
     phase_block: str
     """Block that runs again at the tick; the empty string outside recompute."""
     phase_share: float | None
-    """How far the phase had come, 0 at its first tick and 1 at its last; backward counts the recomputes inside it."""
+    """Progress of the phase, 0 at its first tick and 1 at its last; backward includes its recomputes."""
     at_block: str
     """Block whose allocation or free is the tick; the empty string: the model itself, or unknown."""
     is_peak: bool

@@ -1,4 +1,4 @@
-"""What every record is: frozen, keyword-only, strict about unknown fields, and the same document everywhere.
+"""The base of all records: frozen, keyword-only, strict about unknown fields, and the same document everywhere.
 
 A record that crosses the pipe to the worker is byte for byte the one that is stored on disk. Long series are
 `array('q')` columns: raw bytes in msgpack, plain lists in JSON, and numpy arrays without a copy for charts.
@@ -16,8 +16,8 @@ from msgspec import Meta
 from explorer.errors import BadInput, UnreadableFile, message_of
 
 Origin = Literal["measured", "counted", "predicted", "simulated", "recorded"]
-"""Where a figure comes from: a clock or an allocator, a count, a model of the machine, a simulation, a loop of the
-user's own."""
+"""The origin of a figure: a clock or an allocator, a count, a model of the machine, a simulation, or the loop of a
+user."""
 
 if TYPE_CHECKING:
     Column = array[int]

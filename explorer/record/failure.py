@@ -1,4 +1,4 @@
-"""Why a run has no result, as a record: which kind of failure an exception is, and in which words.
+"""The failure of a run as a record: its kind and its sentence, derived from an exception.
 
                           raised in a step     anywhere else in a job
 memory ran out            out of memory        out of memory             found among its causes too
@@ -7,9 +7,9 @@ KeyboardInterrupt         cancelled            cancelled
 SystemExit, odd ones      model raised         model raised
 any other Exception       model raised         internal, or model raised where the model's own code raised it
 
-The kind depends on where an error is raised, never on how far it travels: what runs a stranger's model outside of a
-measured step turns what it raises into ModelFailed on the spot (engine/model/loaded.py: blaming). What is called
-beside (`train`, `__eq__`, a property) is known by its place in the traceback.
+The kind depends on the place where an error is raised, never on how far the error travels. Code that runs a user's
+model outside of a measured step converts errors to ModelFailed at once (engine/model/loaded.py: blaming). Errors of
+other calls (`train`, `__eq__`, a property) are recognised by their place in the traceback.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Failure(Record):
     asked_bytes: int | None = None
     free_bytes: int | None = None
     neighbours: tuple[str, ...] = ()
-    """Two blocks that the model does not let be one segment."""
+    """Two blocks that the model refuses as one segment."""
 
     def __post_init__(self) -> None:
         for name in ("sentence", "hint"):
@@ -72,16 +72,16 @@ _KINDS: tuple[tuple[type[ExplorerError], FailureKind], ...] = (
 )
 
 CPU_REFUSAL = re.compile(r"memory: you tried to allocate (\d+) bytes")
-"""torch's CPU allocator raises a bare RuntimeError; only its words tell."""
+"""Message of torch's CPU allocator, which raises a plain RuntimeError that only its text distinguishes."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory ran out, here or in what `error` was raised from."""
+    """True if memory ran out, in `error` or in an error that caused it."""
     return refusal_behind(error) is not None
 
 
 def refusal_behind(error: BaseException) -> BaseException | None:
-    """The error that says that memory ran out, `error` itself or one it was raised from; None: memory is not why.
+    """The out-of-memory error among `error` and its causes; None if there is none.
 
     torch raises OutOfMemoryError on CUDA and a plain RuntimeError on the CPU; Python and C++ raise MemoryError.
     """
@@ -89,7 +89,7 @@ def refusal_behind(error: BaseException) -> BaseException | None:
 
 
 def failure_of(error: BaseException, *, in_step: bool) -> Failure:
-    """`in_step`: only the model, its loss and torch were at work, so an unexpected error is the model's."""
+    """The failure of `error`. `in_step`: only the model, its loss and torch ran, so other errors are the model's."""
     text = "".join(traceback.format_exception(error))
     error = _as_out_of_memory(error)
     if isinstance(error, ExplorerError):
@@ -129,7 +129,7 @@ def failure_of(error: BaseException, *, in_step: bool) -> Failure:
 
 
 def _raised_by_model(error: BaseException) -> bool:
-    """Whether the innermost line, libraries aside, is neither this program's nor torch's."""
+    """True if the innermost line outside of libraries belongs neither to this program nor to torch."""
     packages = [
         frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in traceback.walk_tb(error.__traceback__)
     ]
@@ -141,7 +141,7 @@ _LIBRARIES = ("torch", "torchviz", "numpy", "scipy", "msgspec", "yaml", "platfor
 
 
 def _as_out_of_memory(error: BaseException) -> BaseException:
-    """What stands behind it where memory ran out, in our own words."""
+    """`error`, or an OutOfMemory with a clear sentence if memory ran out."""
     refusal = refusal_behind(error)
     if refusal is None or isinstance(refusal, OutOfMemory):
         return refusal or error
@@ -156,7 +156,7 @@ def _as_out_of_memory(error: BaseException) -> BaseException:
 
 
 def _refuses(error: BaseException) -> bool:
-    """By names and words: torch is not imported here."""
+    """True if the error is out of memory, judged by class names and text, because this ring cannot import torch."""
     if isinstance(error, (MemoryError, OutOfMemory)):
         return True
     if any(kind.__name__ == "OutOfMemoryError" for kind in type(error).__mro__):
@@ -170,7 +170,7 @@ def _refuses(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """`error`, what it was raised from, and so on."""
+    """`error` and its causes, in order."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

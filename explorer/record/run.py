@@ -14,11 +14,11 @@ from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL, Policy
 
 CheckpointMode = Literal["always", "except_last", "never"]
-"""Which microbatches are checkpointed: torchgpipe's words and meaning."""
+"""The microbatches that are checkpointed, in torchgpipe's words and meaning."""
 
 PipelineEngine = Literal["inproc", "replay", "procs", "torchrun"]
 OWN_SCHEDULE = "own schedule"
-"""As rows of a person's own are called where a schedule's name stands."""
+"""The schedule name of rows that a person wrote."""
 
 
 class PipelinePlan(Record):
@@ -29,10 +29,9 @@ class PipelinePlan(Record):
     schedule: str = "GPipe"
     """torch's own strings: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble, DualPipeV."""
     n_ranks: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """None: one rank a stage; two stages a rank for the schedules that need several."""
+    """The number of ranks; None: one rank per stage, or two stages per rank for schedules that need several."""
     checkpoint: CheckpointMode = "always"
-    """Applies to the blocks that the policy recomputes. In eval mode it applies all the same: what is recomputed
-    does not depend on the mode."""
+    """The checkpointed microbatches of the blocks that the policy recomputes, in train mode and in eval mode alike."""
     keyed_rng: bool = True
     """Dropout is seeded by (seed, block, microbatch), so that every split draws the same masks."""
     deferred_batch_norm: bool = False
@@ -54,7 +53,7 @@ Mode = Literal["train", "eval"]
 
 
 Dtype = Literal["own", "float32", "float64", "bfloat16", "float16"]
-"""`own`: what the factory builds is what runs, nothing is cast."""
+"""`own`: the model runs in the types that the factory builds, without a cast."""
 N_REPEATS = 5
 """Timed steps by default."""
 
@@ -62,7 +61,7 @@ MOST_PROBES = 10_000
 
 
 class RunSpec(Record):
-    """One training step of one model under one policy."""
+    """A training step of a model under a policy."""
 
     model: ModelRef
     policy: Policy = KEEP_ALL
@@ -82,7 +81,7 @@ class RunSpec(Record):
     n_accumulation: Annotated[int, Meta(ge=1, le=4096)] = 1
     """Microbatches whose gradients are added up before the one optimizer step; the batch is split along dimension 0."""
     frozen: tuple[str, ...] = ()
-    """fqns whose parameters need no gradient, all that is below included."""
+    """fqns of blocks whose parameters need no gradient, blocks inside included."""
     n_repeats: Annotated[int, Meta(ge=0, le=1000)] = N_REPEATS
     """Timed steps, after the warm-up."""
     n_probes: Annotated[int, Meta(ge=0, le=MOST_PROBES)] = 0
@@ -91,4 +90,4 @@ class RunSpec(Record):
     """CPU threads; pinned, because two threads round differently from one."""
     time_limit_s: Annotated[float, Meta(ge=0.0, le=1e7)] = 600.0
     memory_limit_bytes: Count | None = None
-    """Limit of the process (CPU) or of the device (CUDA); None: what the machine has."""
+    """Limit of the process (CPU) or of the device (CUDA); None: all memory of the machine."""

@@ -1,7 +1,7 @@
-"""Whether the parts of a run fit together: a checksum says that a file is whole, not that its run can have happened.
+"""Consistency checks of a run. A checksum proves that a file is whole, not that its run is possible.
 
-The limits of single fields stand in their types. Here stands what needs two fields: columns of one length, ticks in
-order, ranks that are there, blocks that a graph has. A record without a fault can be drawn.
+Types limit single fields. This file checks relations between fields: columns of one length, ticks in order, ranks that
+exist, blocks that a graph has. A record without a fault can be drawn.
 """
 
 from __future__ import annotations

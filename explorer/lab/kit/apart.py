@@ -23,7 +23,7 @@ Trial = tuple[Callable[..., LabRow], tuple[str, ...]]
 
 
 def rows_apart(trials: Sequence[Trial], bench: LabBench) -> list[LabRow]:
-    """One row a trial; the children run side by side. A cancel ends them."""
+    """A row for each trial; the child processes run side by side. A cancel ends the children."""
     deadline_s = time.monotonic() + TIME_LIMIT_S
     with ExitStack() as stack:
         children = [

@@ -1,6 +1,6 @@
-"""What every lesson stands on: a device, gradients by name, one loss, and honest failure.
+"""The bench of every lesson: a device, gradients by name, one loss, and exceptions as outcomes.
 
-An exception is an outcome here, because half of the lab is about code that raises; `attempt` keeps its words.
+Half of the lab is about code that raises, so an exception is an outcome; `attempt` keeps its message.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ Setting = Mapping[str, str]
 
 @dataclass(frozen=True)
 class LabBench:
-    """Where a lesson runs, on which model, and where it reports."""
+    """The device and the model of a lesson, and the receiver of its progress."""
 
     device: torch.device = torch.device("cpu")
     report: Report = silent
     model: ModelRef | None = None
-    """Model that a person named; None: the lesson's own."""
+    """Model chosen by a person; None: the nets of the lesson."""
 
     def tell(self, what: str, done: int, total: int) -> None:
-        """Reports progress; raises Cancelled where a person cancelled."""
+        """Reports progress; raises Cancelled if a person cancelled."""
         self.report(Progress(what=what, done=done, total=total))
 
     def normal(self, *shape: int, seed: int = 1) -> Tensor:
@@ -42,7 +42,7 @@ class LabBench:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a lesson hands back; `run_lab` makes the record of it."""
+    """The result of a lesson; `run_lab` makes a LabOutcome from it."""
 
     rows: tuple[LabRow, ...]
     chart: LabChart
@@ -65,7 +65,7 @@ T = TypeVar("T")
 
 
 def attempt(step: Callable[[], T]) -> T | Raised:
-    """What `step` returns, or what it raised: its class and its message."""
+    """The result of `step`, or the class and message of its exception."""
     try:
         return step()
     except Exception as error:
@@ -78,7 +78,7 @@ def gradients_of(model: nn.Module) -> Gradients:
 
 
 def gradients_by_name(total: Tensor, model: nn.Module, *, allow_unused: bool = False) -> Gradients:
-    """What torch.autograd.grad says of every parameter, by name, on the CPU."""
+    """Gradients of `total` by torch.autograd.grad, by parameter name, on the CPU."""
     named = dict(model.named_parameters())
     gradients = torch.autograd.grad(total, list(named.values()), allow_unused=allow_unused)
     return {name: None if g is None else g.detach().cpu() for name, g in zip(named, gradients)}
@@ -91,7 +91,7 @@ def mean_square(output: Any) -> Tensor:
 
 
 def step_gradients(model: nn.Module, inputs: Tensor, *, seed: int = 0) -> Gradients:
-    """One forward and backward from cleared gradients, torch's generators seeded with `seed`."""
+    """Gradients of a forward and backward from cleared gradients, with torch's generators seeded by `seed`."""
     torch.manual_seed(seed)
     model.zero_grad(set_to_none=True)
     mean_square(model(inputs)).backward()

@@ -33,10 +33,10 @@ def engine_policy(engine: str, blocks: Sequence[str]) -> Policy:
 
 
 class WrittenOutCheckpoint(torch.autograd.Function):
-    """A reentrant checkpoint in plain sight: one operation whose backward runs the block again, from a snapshot of
-    the random generators where there is one, and pulls the gradient through in an inner backward.
+    """A reentrant checkpoint, written out: an operation whose backward runs the block again and calls backward inside.
 
-    What the inner backward adds to `.grad` is numbers without a graph.
+    A snapshot of the random generators, if given, is restored before the block runs again. The inner backward adds
+    numbers without a graph to `.grad`.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ class WrittenOutCheckpoint(torch.autograd.Function):
 
 
 def flip_row(bench: LabBench, label: str, layer: str, flip: str) -> LabRow:
-    """One of CHECKPOINTS against the kept step, on blocks with `layer`; `flip` is `between` or `never`."""
+    """A row that compares one of CHECKPOINTS with keeping, on blocks with `layer`; `flip`: `between` or `never`."""
     make = partial(Dropped, 0.3) if layer == "dropout" else Normed
     kept, model = (chain(make, 3).to(bench.device) for _ in range(2))
     flips = flip == "between"

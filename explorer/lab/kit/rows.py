@@ -1,4 +1,4 @@
-"""What a lesson tells: rows that compare a run with the baseline, figures for them, and bars of how far they are."""
+"""Rows of a lesson: comparisons of a run with the baseline, their figures, and bars of the distances."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NORM_RATIO = "norm ratio"
 
 @dataclass(frozen=True)
 class Gap:
-    """How far a set of gradients is from the baseline's, over all parameters together."""
+    """The distance of a set of gradients from the baseline's, over all parameters together."""
 
     diffs: tuple[GradientDiff, ...]
     baseline: Gradients = field(repr=False)
@@ -70,7 +70,7 @@ class Gap:
 
 
 def _flat(tensor: Tensor | None, other: Tensor | None) -> Tensor:
-    """In float64; zeros as long as `other` where the tensor is absent."""
+    """The tensor as a float64 vector; zeros of the length of `other` if the tensor is absent."""
     if tensor is None:
         return torch.zeros(0 if other is None else other.numel(), dtype=torch.float64)
     return tensor.double().flatten()
@@ -108,7 +108,7 @@ def compared_row(
 
 
 def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint", y_title: str = DISTANCE) -> LabChart:
-    """A bar a row: how far it is from the baseline; no bar where nothing came back."""
+    """A bar chart of the distance of each row from the baseline; rows without gradients have no bar."""
     return LabChart(
         kind="bars",
         title=title,
@@ -120,7 +120,7 @@ def distance_bars(rows: Sequence[LabRow], title: str, x_title: str = "checkpoint
 
 
 def series_of(rows: Sequence[LabRow], figure: str, part: LabPart = "candidate", name: str = "") -> LabSeries:
-    """One figure of every row as a series, named after the figure unless `name` is given."""
+    """A figure of every row as a series, named after the figure unless `name` is given."""
     return LabSeries(name=name or figure, y=tuple(number(row, figure) for row in rows), part=part)
 
 
@@ -162,7 +162,7 @@ def mismatches(model: nn.Sequential) -> list[float]:
 
 
 def mask_rows(shares: list[float]) -> list[LabRow]:
-    """One row a block."""
+    """A row for the mask of each block."""
     outcomes: list[RowOutcome] = ["bitwise equal" if share == 0 else "different" for share in shares]
     return [
         LabRow(label=f"mask of block{i}", outcome=outcomes[i], figures=(measured(MISMATCH, share, "share"),))

@@ -3,14 +3,14 @@
     forward    x ──▶ segment 0 ──▶ b1 ──▶ segment 1 ──▶ b2 ──▶ loss      only x, b1, b2 and the RNG states stay
     backward   store ◀── segment 0 again ◀── g1 ◀── segment 1 again ◀── g2
 
-It is what a framework does whose autograd has no hooks (candle), and it shows what a checkpoint is made of.
+Frameworks whose autograd has no hooks (candle) work like this, and the engine shows the parts of a checkpoint.
 
-1. A segment's graph lives only while that segment is worked on, forward and backward alike.
+1. The graph of a segment lives only during the forward or the backward of the segment.
 2. A segment that runs again draws the same random numbers and does not move running statistics a second time.
-3. There is one store of gradients and it grows by addition. A weight that several segments share gets the sum of what
-   they say, in the very order of one long backward: the store enters each segment's backward as the first
-   summand (see `_Start`), so the result is that of the plain run in every bit, not just up to rounding.
-   (a + b) + (c + d), which adding up per segment would give, is another number than ((a + b) + c) + d.
+3. One store of gradients grows by addition. A weight that several segments share gets the sum of their gradients, in
+   the order of one long backward. The store enters each segment's backward as the first summand (see `_Start`), so
+   the result equals that of the plain run in every bit. Sums per segment would give (a + b) + (c + d), which rounds
+   differently from ((a + b) + c) + d.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Chain:
 
 @dataclass(frozen=True)
 class SegmentedStep:
-    """What one segmented forward and backward gave. `stores` holds one store, or one a segment (last segment first)."""
+    """The results of a segmented step. `stores` holds one store, or one for each segment (last segment first)."""
 
     loss: Tensor
     stores: tuple[Store, ...]
@@ -72,7 +72,7 @@ class SegmentedStep:
 
 @dataclass(frozen=True)
 class _Entry:
-    """All that is kept of a segment between its forward and its backward."""
+    """The data kept of a segment between its forward and its backward."""
 
     steps: Sequence[Step]
     input: Tensor
@@ -82,10 +82,9 @@ class _Entry:
 def segmented_step(chain: Chain, x: Tensor, n_segments: int, merge: Merge = "add") -> SegmentedStep:
     """Forward and backward of `chain` in `n_segments` segments of nearly equal length; no `.grad` is touched.
 
-    With `merge="add"` gradients are bitwise those of `chain.plain(x).backward()`. The forward of a segment runs with
-    grad mode on and its graph is dropped at once: under no_grad torch may choose other kernels, which round
-    differently, and one segment's graph is held in backward anyway.
-    Raises InvalidPolicy where there are fewer steps than segments.
+    With `merge="add"` gradients equal those of `chain.plain(x).backward()` in every bit. The forward of a segment runs
+    with grad mode on, and its graph is dropped at once: under no_grad torch may choose kernels that round differently.
+    Raises InvalidPolicy if there are fewer steps than segments.
     """
     entries: list[_Entry] = []
     state = x
@@ -125,7 +124,7 @@ def cut(steps: Sequence[Step], n_segments: int) -> list[Sequence[Step]]:
 
 
 def recurrent_chain(net: Recurrent, sequence: Tensor) -> Chain:
-    """One step of the chain for each token; what travels along the chain is the state."""
+    """A chain with one step for each token, which passes the state along."""
     steps = tuple(partial(_read_token, net, sequence[:, t]) for t in range(sequence.shape[1]))
     return Chain(net, steps, mean_square)
 
@@ -161,13 +160,13 @@ def _loss(chain: Chain, output: Tensor) -> tuple[Tensor, list[Tensor]]:
 
 
 def _leaf(state: Tensor, x: Tensor) -> Tensor:
-    """The segment's input, cut off from what made it; it asks for a gradient unless it is `x`, the net's own."""
+    """The input of a segment, detached; it requires a gradient unless it is `x`, the input of the net."""
     return state.detach().requires_grad_(state is not x)
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What a segment's backward starts from. Backward takes both out, so that no other reference keeps them alive."""
+    """The start of a segment's backward. Backward removes both fields, so that no other reference keeps them alive."""
 
     output_gradient: list[Tensor]
     store: Store
@@ -188,8 +187,8 @@ def _pull_back(chain: Chain, steps: Sequence[Step], start: Tensor, known: _Known
 class _Start(torch.autograd.Function):
     """The node where a segment's backward begins: it hands out the gradient at the output, and the store so far.
 
-    Autograd adds up a parameter's gradients in the order in which they arrive, and this node's arrive first. It gives
-    away what it hands out: autograd, now the only owner, adds in place, and no second copy comes alive.
+    Autograd adds up the gradients of a parameter in order of arrival, and gradients of this node arrive first. The node
+    drops its references, so autograd is the only owner, adds in place, and makes no second copy.
     """
 
     @staticmethod

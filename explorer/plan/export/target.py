@@ -1,6 +1,6 @@
-"""What a target can say of a policy, and what is lost on the way there.
+"""The part of a policy that a target can express, and the losses of the export.
 
-A loss changes which blocks run again or what they compute. An option that only moves memory inside one block is a note;
+A loss changes the recomputed blocks or their results. An option that only moves memory inside one block is a note, and
 so is an engine that computes the same.
 """
 

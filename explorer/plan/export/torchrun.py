@@ -27,10 +27,10 @@ NEEDS = (
     "apply_policy(stage, policy, part=True). except_last, dropout keyed by microbatch, running statistics once a batch "
     "and the sum over tied weights are done by the explorer's engines; torch.distributed.pipelining does none of them."
 )
-"""What lists of stages and actions do not carry. The lists have torchtitan's shape (module_fqns_per_model_part,
-pipeline_parallel_schedule_csv)."""
+"""Parts of a plan that lists of stages and actions do not carry. The lists have torchtitan's shape
+(module_fqns_per_model_part, pipeline_parallel_schedule_csv)."""
 CHECKOUT = Path(__file__).resolve().parents[3]
-"""Where the explorer is imported from, also where nobody installed it."""
+"""The folder that the explorer is imported from, which works without an installation."""
 
 
 def to_stages(file: PolicyFile) -> Export:
@@ -39,7 +39,7 @@ def to_stages(file: PolicyFile) -> Export:
 
 
 def to_schedule_csv(file: PolicyFile) -> Export:
-    """One line of actions a rank, as torch's runtime loads it. Raises InvalidPlan where the file has no plan."""
+    """A line of actions for each rank, as torch's runtime loads it. Raises InvalidPlan if the file has no plan."""
     return _splits("schedule", to_csv(rows_of(_plan(file))))
 
 
@@ -49,7 +49,7 @@ def _splits(target: str, text: str) -> Export:
 
 
 def torchrun_command(spec: RunSpec, folder: Path) -> str:
-    """For one machine; `run.sh` takes torchrun's options for several. Raises InvalidPlan."""
+    """The command for one machine; `run.sh` takes torchrun's options for several. Raises InvalidPlan."""
     _planned(spec)
     return f"sh {shlex.quote(str(folder / SCRIPT_FILE))}"
 

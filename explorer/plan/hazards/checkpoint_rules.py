@@ -1,4 +1,4 @@
-"""What a policy can do to the gradients or the state of a model, one rule a trap. Pure: traits in, hazards out.
+"""Rules for policies that change gradients or state of a model, one rule for each trap. Pure: traits in, hazards out.
 
 Every rule has a test that runs a tiny model into its trap and out again: tests/engine/policy/test_hazards_shown.py.
 Some traps show in no observed forward: a temperature changed between forward and backward, a mutated global. They have
@@ -167,7 +167,7 @@ def moved_attributes(case: Case) -> Iterator[Hazard]:
 
 
 def kept_cache(case: Case) -> Iterator[Hazard]:
-    """Only what a unit is handed from outside matters; a list that is made inside is made anew."""
+    """Only lists from outside a unit matter: a list made inside the unit is made again by the rerun."""
     blocks = case.handed("keeps_cache")
     if blocks:
         yield Hazard(
@@ -190,7 +190,7 @@ def filled_inputs(case: Case) -> Iterator[Hazard]:
 
 
 def changed_inputs(case: Case) -> Iterator[Hazard]:
-    """Only what a unit is handed from outside matters; what it changes inside is made anew."""
+    """Only tensors from outside a unit matter: a tensor made inside the unit is made again by the rerun."""
     blocks = case.handed("changes_inputs")
     if blocks:
         yield Hazard(
@@ -321,7 +321,7 @@ def checkpoints_itself(case: Case) -> Iterator[Hazard]:
 
 
 def _reaches(path: str, fqn: str) -> bool:
-    """Whether the generator at `path` can be the one that block `fqn` draws from: its own, or an ancestor's."""
+    """True if block `fqn` can draw from the generator at `path`: a generator of the block or of an ancestor."""
     owner = path.rpartition(".")[0]
     return path not in ("python", "numpy") and (is_within(owner, fqn) or is_within(fqn, owner))
 

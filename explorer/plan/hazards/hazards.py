@@ -71,7 +71,7 @@ def keyword_arguments(case: Case) -> Iterator[Hazard]:
 
 
 def shared_blocks(case: Case) -> Iterator[Hazard]:
-    """Each region calls backward of its own, so what accumulates once now accumulates region by region."""
+    """Each region calls backward separately, so gradients that accumulate once now accumulate region by region."""
     shared = tuple(b.fqn for b in case.rerun if b.shares_parameters_with or (b.n_calls > 1 and b.own_parameters))
     if shared:
         yield Hazard(

@@ -116,7 +116,7 @@ def span_at(phases: tuple[PhaseSpan, ...], tick: int) -> PhaseSpan | None:
 
 
 def _share(phases: tuple[PhaseSpan, ...], span: PhaseSpan, tick: int) -> float:
-    """How far the phase had come; backward is one stretch, the recomputes inside it included."""
+    """Progress of the phase from 0 to 1; backward and its recomputes count as one stretch."""
     first, last = span.first_tick, span.end_tick - 1
     if span.phase == "backward":
         at = phases.index(span)
@@ -128,7 +128,7 @@ def _share(phases: tuple[PhaseSpan, ...], span: PhaseSpan, tick: int) -> float:
 
 
 def cells_of(log: Allocations, entries: NDArray[np.intp]) -> tuple[LedgerCell, ...]:
-    """These entries by role and block, the largest cell first."""
+    """The `entries` summed by role and block, the largest cell first."""
     if not len(entries):
         return ()
     sizes = array_of(log.n_bytes)[entries]
@@ -165,7 +165,7 @@ PLURAL: dict[Role, str] = {
 
 
 def place(at: Ledger) -> str:
-    """As a noun: `the end of forward in head`, `the recompute of layers.0`."""
+    """The moment as a noun: `the end of forward in head`, `the recompute of layers.0`."""
     if at.phase is None or at.phase_share is None:
         return "the time before the step"
     if at.phase == "recompute":
@@ -179,13 +179,13 @@ def place(at: Ledger) -> str:
 
 
 def in_place(at: Ledger) -> str:
-    """With its preposition."""
+    """The moment with its preposition: `at the end of forward in head`."""
     where = place(at)
     return f"at {where}" if where.startswith(("the start", "the end")) else f"in {where}"
 
 
 def holders(at: Ledger, n_shown: int = 3) -> str:
-    """The roles that hold most, and of each the block: `gradient 8.0 MiB (most in head), input 2.0 MiB`."""
+    """The roles that hold most, with their largest block: `gradient 8.0 MiB (most in head), input 2.0 MiB`."""
     largest = sorted(at.by_role.items(), key=lambda item: -item[1])[:n_shown]
     parts = []
     for role, n_bytes in ((role, n_bytes) for role, n_bytes in largest if n_bytes):

@@ -94,7 +94,7 @@ def stages_by(
 
 
 def _too_many(graph: ModelGraph, n_stages: int, most: int) -> InvalidPlan:
-    """Why there are no more places, where the graph knows."""
+    """The error for too many stages, with the reasons against further cuts that the graph knows."""
     why = list(dict.fromkeys(f"{cut.refusal} (behind {cut.after})" for cut in graph.cuts if cut.refusal is not None))
     because = f": {'; '.join(why[:N_REASONS])}" if why else ""
     return InvalidPlan(
@@ -104,7 +104,7 @@ def _too_many(graph: ModelGraph, n_stages: int, most: int) -> InvalidPlan:
 
 
 def usual_rule(profile: PipelineProfile | None) -> CutRule:
-    """Even time where times are known."""
+    """The default rule: equal time if a profile has times, else equal parameters."""
     return "by-parameters" if profile is None else "by-time"
 
 
@@ -121,8 +121,8 @@ def n_in_flight(rows: Rows) -> tuple[int, ...]:
 
 
 def split_at_borders(policy: Policy, stages: Stages) -> Policy:
-    """`policy` as far as stages can run it: a segment ends where its stage does, which keeps what it is handed anyway;
-    a unit around blocks of the chain is left out."""
+    """`policy` as stages can run it. A segment is split at stage borders, because a stage keeps its input anyway. A
+    unit around blocks of the chain is left out."""
     stage_of = {fqn: stage for stage, blocks in enumerate(stages) for fqn in blocks}
     around = {fqn for block in stage_of for fqn in above(block)}
     units = tuple(

@@ -1,4 +1,4 @@
-"""What a reader of a pipelined run has to know to read its figures right."""
+"""Notes that a reader of a pipelined run needs to read its figures correctly."""
 
 from __future__ import annotations
 

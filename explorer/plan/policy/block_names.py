@@ -40,7 +40,7 @@ def matching(pattern: str, fqns: Collection[str]) -> Fqns:
 def expanded(policy: Policy, fqns: Collection[str]) -> Policy:
     """`policy` with each unit of patterns replaced by one unit a match. Raises InvalidPolicy.
 
-    A block that another unit names in full is left to that unit: `blocks.*` and `blocks.3` with an action of its own.
+    A block that another unit names in full belongs to that unit: `blocks.*`, and `blocks.3` with another action.
     """
     if not any(map(is_pattern, policy.blocks)):
         return policy
@@ -86,13 +86,13 @@ MOST_TOLD = 4
 
 
 def shape_of(fqns: Iterable[str]) -> dict[str, int]:
-    """How many blocks there are of each name, with every number in a name written as a star."""
+    """The number of blocks of each name, with every number in a name written as a star."""
     return dict(Counter(".".join("*" if part.isdecimal() else part for part in fqn.split(".")) for fqn in fqns if fqn))
 
 
 def differences(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """`blocks.* are 16, and were 12; new: adapter; gone: norm`. Empty: the same names."""
-    # What lies inside of something that is named already says nothing more.
+    # A name inside another listed name adds nothing.
     counts = _outermost({name: None for name in before if now.get(name, 0) not in (0, before[name])})
     new, gone = (
         _outermost({name: None for name in one if name not in other}) for one, other in ((now, before), (before, now))
@@ -117,8 +117,8 @@ def _were(n: int) -> str:
 def policy_after(policy: Policy, on: Collection[str], graph: ModelGraph) -> Policy:
     """`policy` with exactly the blocks in `on` recomputed.
 
-    A unit that keeps all its blocks stays as it is, its action included. A segment that lost a block falls into the
-    runs that are left; a block that is new becomes a unit of its own. Units stand in module order.
+    A unit whose blocks are all in `on` stays unchanged, action included. A segment that lost a block splits into the
+    remaining runs. A new block becomes a separate unit. Units stand in module order.
     """
     marked = set(on)
     units: list[Unit] = []

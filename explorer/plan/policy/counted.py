@@ -1,11 +1,11 @@
-"""The units that presets count: what is worth recomputing, and safe to, as far as one observed forward can tell.
+"""The units that presets count: blocks worth recomputing, and safe to recompute, judged by one observed forward.
 
-A unit is a block with children that the model's list of layers names, or that saves a quarter of what the smallest of
-those saves; a block that saves more than half of the model, or that a hazard forbids, is opened into the blocks in it.
-Single operations are units together: as neighbours of which each hands on to the next, where they free something.
+A unit is a layer of the model's list of layers, or a block with children that saves at least a quarter of the smallest
+layer. A block that saves more than half of the model, or that a hazard forbids, is replaced by the blocks inside.
+Neighbouring single operations in a chain form one unit if they free bytes together.
 
-An operation by itself counts only where it keeps more than what goes in and out of it: a lone convolution keeps its
-input, and so would its checkpoint. Layers that LayerDrop left out of the observed forward count like the others.
+A single operation counts only if it keeps more than its input and output: a convolution alone keeps its input, and so
+would its checkpoint. Layers that LayerDrop left out of the observed forward count like other layers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from explorer.record.graph import Block, ModelGraph
 from explorer.record.policy import Policy, Unit
 
 _WORTH = 4
-"""A block without children counts if it keeps, of its own, at least one part in so many of what it saves."""
+"""A block without children counts if at least this fraction (1/4) of its saved bytes is neither input nor output."""
 
 
 def counted_units(graph: ModelGraph) -> tuple[Fqns, ...]:
-    """In order of execution; each is one block, or a segment."""
+    """The counted units in order of execution; each unit is one block or a segment."""
     units = list(_without_errors(graph, list(_units(graph, _candidates(graph)))))
     order = {fqn: place for place, fqn in enumerate(graph.chain)}
     for unit in _left_over(graph, units):
@@ -66,7 +66,7 @@ def _first_that_keeps_its_input(blocks: Sequence[str], at: int, graph: ModelGrap
 
 
 def _candidates(graph: ModelGraph) -> list[str]:
-    """What repeats in the chain and what is as large, with the layers that were skipped."""
+    """Repeated blocks of the chain and blocks of similar size, with the layers that were skipped."""
     repeated = frozenset(graph.repeats)
     saved = [graph.by_fqn[fqn].saved_bytes for fqn in repeated if graph.by_fqn[fqn].saved_bytes]
     least = min(saved, default=0) // 4 if len(repeated) < len(graph.chain) else 0
@@ -92,7 +92,7 @@ def _parts(graph: ModelGraph, fqn: str) -> list[str]:
 
 
 def _is_body(graph: ModelGraph, fqn: str) -> bool:
-    """Whether the block saves more than half of the model in one call."""
+    """True if the block saves more than half of the model in one call."""
     block = graph.by_fqn[fqn]
     return block.n_calls == 1 and block.saved_bytes * 2 > graph.by_fqn[""].saved_bytes > 0
 
@@ -144,7 +144,7 @@ def _skipped_siblings(graph: ModelGraph) -> dict[str, Fqns]:
 
 
 def _left_some_out(layers: Iterable[Block]) -> bool:
-    """Whether the observed forward called some of these layers. Lists of modules are never called, and are none."""
+    """True if the observed forward called some of the layers and left out others. Lists of modules do not count."""
     return {bool(one.n_calls) for one in layers if one.parameter_bytes} == {True, False}
 
 
@@ -198,7 +198,7 @@ def _keeps_of_its_own(graph: ModelGraph, fqn: str) -> bool:
 
 
 def _without_errors(graph: ModelGraph, units: list[Fqns]) -> tuple[Fqns, ...]:
-    """In place of a unit that a hazard forbids the block around it, or the blocks in it where that is a body."""
+    """`units` with each forbidden unit replaced by the block around it, or by the blocks inside it."""
     bad = in_error(graph, units)
     kinds = {(graph.by_fqn[fqn].parent, graph.by_fqn[fqn].kind) for unit in bad for fqn in unit}
     bad += [unit for unit in units if not graph.by_fqn[unit[0]].n_calls and _kind(graph, unit) in kinds]

@@ -275,9 +275,9 @@ _Plain.add_representer(str, _Plain.represent_str)
 
 
 def evidence_of(comparison: Comparison, graph: ModelGraph | None = None) -> Evidence | None:
-    """From the same derived figures that the page and `--json` show. `graph` gives the shapes of the batch.
+    """The evidence from the figures that the page and `--json` show. `graph` gives the shapes of the batch.
 
-    None where a run was cut short or only foreseen: that proves nothing.
+    None if a run was cut short or only predicted, because such a run proves nothing.
     """
     if not comparison.comparable or comparison.is_predicted:
         return None

@@ -1,4 +1,4 @@
-"""What a reader should know beside a figure: what a peak leaves out, why there is no forecast, what a model reruns.
+"""Caveats beside a figure: bytes that a peak leaves out, reasons against a forecast, and reruns by the model itself.
 
 A model runs forwards again by itself when it checkpoints its own blocks inside backward, without a policy.
 """
@@ -51,7 +51,7 @@ def in_words(run: Measurement) -> str:
 
 
 def _called_below(called: list[str]) -> dict[str, list[str]]:
-    """Of each the nearest called blocks inside; containers that are never called are looked through."""
+    """The nearest called blocks inside each called block. Containers that are never called are skipped."""
     below: dict[str, list[str]] = {fqn: [] for fqn in called}
     for fqn in called:
         holder = next((one for one in above(fqn) if one in below), None)
@@ -61,11 +61,11 @@ def _called_below(called: list[str]) -> dict[str, list[str]]:
 
 
 LARGE_SHARE = 0.05
-"""Above this share of a peak the largest part that nobody can name is said."""
+"""Share of a peak above which the unattributed bytes are mentioned."""
 
 
 def beside_peak(run: Measurement) -> tuple[str, ...]:
-    """What the peak of a run does not say by itself."""
+    """Sentences on the limits of the peak of a run."""
     log = run.allocations
     if log is None or not run.complete:
         return ()
@@ -74,7 +74,7 @@ def beside_peak(run: Measurement) -> tuple[str, ...]:
 
 
 def held_beyond(run: Measurement) -> str:
-    """What the process holds beside a recorded peak, of which the figure is then the least; empty: nothing known."""
+    """A sentence on memory that a recorded peak does not include, so that the figure is a lower bound; empty: none."""
     if run.origin != "recorded" or run.allocations is None:
         return ""
     if run.graph is not None and any(block.kind == "DistributedDataParallel" for block in run.graph.blocks):
@@ -117,7 +117,7 @@ def _of_the_library(ops: tuple[str, ...]) -> str:
 
 
 def _one_draw(run: Measurement) -> str:
-    """Layers of a list that did not run, beside others that did: LayerDrop, experts that nobody was sent to."""
+    """A sentence on layers of a list that did not run beside others that did: LayerDrop, experts without tokens."""
     ran: dict[str, bool] = defaultdict(bool)
     for block in run.blocks:
         holder, _, name = block.fqn.rpartition(".")
@@ -133,7 +133,7 @@ def _one_draw(run: Measurement) -> str:
 
 
 def not_foretold(policy: Policy, graph: ModelGraph | None, expected: Forecast, run: Measurement | None = None) -> str:
-    """Why the peak of a policy is not foretold from `run`; empty where it is, or where nothing is known against it."""
+    """Why the peak of a policy is not predicted from `run`; empty if it is predicted, or no reason is known."""
     if expected.step_peak_bytes is not None:
         return ""
     if run is not None and (because := no_baseline(run)):

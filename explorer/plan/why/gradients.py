@@ -92,9 +92,9 @@ def _times(n: int) -> str:
 
 
 _STRAIGHT = 1e-4
-"""How far a cosine or a ratio may be from one: more than float32 rounds."""
+"""Tolerance of a cosine or a ratio around one; larger than rounding of float32."""
 _MEANT = 0.01
-"""How far from one a factor is that somebody forgot."""
+"""Least distance from one of a factor that a program forgot."""
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -132,7 +132,7 @@ def _masks(comparison: Comparison) -> Iterator[str]:
 
 
 def _hazards(comparison: Comparison, fired: Sequence[Hazard], causes_seen: str) -> Iterator[str]:
-    """Those on a block that differs, or in a unit that does, and of which no evidence speaks."""
+    """Hazards of a block or a unit that differs, unless a cause with evidence names the block."""
     wrong = [diff.name for diff in comparison.all_diffs if diff.verdict == "different"]
     for hazard in fired:
         blocks = [block for block in hazard.blocks if not re.search(rf"(?<![\w.]){re.escape(block)}\b", causes_seen)]
@@ -191,7 +191,7 @@ def _state(comparison: Comparison) -> Iterator[str]:
 
 
 def _carried(comparison: Comparison) -> Iterator[str]:
-    """What ends elsewhere and was not seen to move in backward: parameters, hooks, what only the later steps move."""
+    """State that differs after the step without a recorded change in backward: parameters, hooks, later steps."""
     seen = {f"{change.block}.{change.name}".lstrip(".") for change in comparison.state_changes}
     parameters = [diff for diff in comparison.parameters if not diff.trained]
     wrong = [diff for diff in (*comparison.carried, *parameters) if diff.verdict == "different"]
@@ -215,7 +215,7 @@ def _nonfinite(comparison: Comparison) -> Iterator[str]:
 
 
 def _what_is_left(comparison: Comparison) -> Iterator[str]:
-    """Where no evidence names a cause: what was looked at and found equal, and what was not looked at."""
+    """Sentences without a cause: the checks that found equality, and the checks that were not made."""
     if comparison.verdict == "rounding" and comparison.candidate.spec.policy.use_reentrant:
         yield "Reentrant checkpointing runs forward without gradients, where torch may choose other kernels."
     elif comparison.verdict == "different":
@@ -238,7 +238,7 @@ def _only_optimizer(comparison: Comparison) -> Iterator[str]:
 
 
 def _step(wrong: Sequence[ParameterDiff]) -> str:
-    """How all of these steps differ, where it is in one way."""
+    """A phrase on the common difference of all steps."""
     if all(diff.step_ratio == 0 for diff in wrong):
         return "the candidate does not move it. Usual cause: its optimizer was not given this parameter."
     ratios = [diff.step_ratio for diff in wrong if diff.step_ratio and (diff.step_cosine or 0) > 1 - _STRAIGHT]
