@@ -119,7 +119,7 @@ class Forks:
     def __init__(self, server: socket.socket, process: subprocess.Popen[bytes] | None = None) -> None:
         self._server, self._process = server, process
         self.gone = False
-        """A process of its has lost it: the system may tell so before the server's own line hangs up."""
+        """True once a process of the server has lost it, which may come before the server's socket closes."""
         self._sending = threading.Lock()
 
     @classmethod
@@ -149,7 +149,7 @@ class Forks:
         """`function(*arguments, *files)` in a new process, once the server has imported the modules that it `needs`.
 
         `function` is found by its name, `arguments` are pickled, `files` and `errors` (its stdout and stderr) are file
-        descriptors, open here. Raises Crashed where the server is gone.
+        descriptors, open here. Raises Crashed if the server is gone.
         """
         ear, voice = os.pipe()
         names = " ".join((function.__module__, function.__qualname__, *needs))
@@ -210,7 +210,7 @@ def names_and_arguments(request: bytes) -> tuple[list[str], bytes]:
 
 
 def begin(server: socket.socket, request: bytes, files: Sequence[int]) -> None:
-    """The first thing that a forked process does. `server` is its own way to start others."""
+    """The first call in a forked process. `server` is the socket to start more processes."""
     global _given, _launched
     _given, _launched = Forks(server), None
     (module, name, *_), arguments = names_and_arguments(request)

@@ -45,7 +45,7 @@ class Output:
 
 
 class RunFailed(ExplorerError):
-    """A job ended without a result; the failure holds the worker's own traceback."""
+    """A job ended without a result; the failure holds the worker's traceback."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.sentence, hint=failure.hint)

@@ -151,7 +151,7 @@ class StepOptions(ConditionOptions):
     ] = 600.0
 
     def spec(self, model: ModelRef, policy: Policy, *, seed: int) -> RunSpec:
-        """Raises BadInput for a memory limit that is no size."""
+        """RunSpec of the options. Raises BadInput for a memory limit that is not a size."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         limit = plain.pop("memory_limit")
         plain["frozen"] = tuple(plain["frozen"] or ())

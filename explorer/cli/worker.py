@@ -82,7 +82,7 @@ def print_or_write(text: str, path: Path | None) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Whole or not at all: a full disk leaves the file that was there. Raises NotSaved with the system's reason."""
+    """Writes a whole file or nothing: a full disk leaves the old file. Raises NotSaved with the system's reason."""
     ordinary = path.is_file() or not path.exists()  # neither /dev/stdout nor a pipe
     part = path.with_name(f"{path.name}.part") if ordinary else path
     try:

@@ -26,7 +26,7 @@ OnEnd = Callable[["Child", int, str], None]
 
 
 class Child:
-    """Starts at once. `on_event` and then, exactly once, `on_end` are called from a thread of the child's own."""
+    """A worker process, which starts at once. A thread calls `on_event`, and at the end, exactly once, `on_end`."""
 
     def __init__(self, command: Sequence[str], on_event: OnEvent, on_end: OnEnd) -> None:
         self._on_event, self._on_end = on_event, on_end
@@ -53,9 +53,9 @@ class Child:
         return self._process.pid
 
     def send(self, command: Command) -> None:
-        """Returns at once, even when the child does not read. A child that is gone: `on_end` speaks for it.
+        """Sends a command; returns at once, even if the child does not read. `on_end` reports a child that is gone.
 
-        Raises BadInput where a text of the command cannot be written.
+        Raises BadInput if a text of the command cannot be written.
         """
         self._commands.put(frame_of(command))
 

@@ -83,7 +83,7 @@ class Job:
 
     @property
     def elapsed_s(self) -> float:
-        """Since it was submitted, until it finished."""
+        """Seconds from the job's submission to its end, or to now."""
         return (self._ended or time.monotonic()) - self._submitted
 
     def cancel(self) -> None:
@@ -114,7 +114,7 @@ class Worker:
     def submit(self, request: Request, *, keep: bool = True) -> Job:
         """Returns at once. With `keep` a finished run is in the store before the job is finished.
 
-        Raises BadInput where a text of the request cannot be written, UnreadableFile for a run specification beyond its
+        Raises BadInput if a text of the request cannot be written, UnreadableFile for a run specification beyond its
         limits.
         """
         for field in (getattr(request, name) for name in request.__struct_fields__):

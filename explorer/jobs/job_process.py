@@ -42,7 +42,7 @@ OomKills = Callable[[], int | None]
 
 
 class JobProcess:
-    """Starts at once. Raises Crashed where the fork server is gone."""
+    """Starts at once. Raises Crashed if the fork server is gone."""
 
     def __init__(self, submitted: Submit, start: Start, folder: str, n_oom_kills: OomKills) -> None:
         self._submitted, self._n_oom_kills = submitted, n_oom_kills

@@ -223,7 +223,7 @@ def write_frame(stream: IO[bytes], record: Record) -> None:
 
 
 def frame_of(record: Record) -> bytes:
-    """A record with its length in front. Raises BadInput where a text in it cannot be written."""
+    """Bytes of a record after its length. Raises BadInput if a text of the record cannot be written."""
     data = to_msgpack(record)
     return _LENGTH.pack(len(data)) + data
 

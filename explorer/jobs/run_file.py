@@ -35,7 +35,7 @@ KINDS: dict[str, type[Record]] = {
 """Kinds of record that the store keeps, by the name in the list of runs."""
 
 LATEST = 253_000_000_000.0
-"""Seconds since 1970 of the last date that is shown: in the year 9987."""
+"""Last date that can be shown, in seconds since 1970: in the year 9987."""
 MAGIC = b"checkpoint-explorer run\n"
 VERSION = 1
 _VERSION = struct.Struct("<H")
@@ -85,7 +85,7 @@ def kind_of(record: Record) -> str:
 
 
 def model_of(record: Record) -> str:
-    """Target of the model that ran; the empty string where the record names none."""
+    """Target of the model that ran; empty if the record names no model."""
     spec = spec_of(record)
     model = getattr(record, "model", None) if spec is None else spec.model
     return model.target if isinstance(model, ModelRef) else ""
@@ -117,7 +117,7 @@ def graph_of(record: Record) -> ModelGraph | None:
 
 
 def with_graph(record: Record, graph: ModelGraph | None) -> Record:
-    """`record` with the graph of its model, where its kind has a place for one."""
+    """`record` with the graph of its model, if records of its kind hold a graph."""
     if isinstance(record, Comparison):
         return replace(record, candidate=with_graph(record.candidate, graph))
     return replace(record, graph=graph) if graph and isinstance(record, (Measurement, PipelineRun)) else record

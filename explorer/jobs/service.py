@@ -131,7 +131,7 @@ class Service:
 
 
 def _remove_leftovers() -> None:
-    """Removes folders of this user's workers that were killed. Anyone may have made a folder of a like name."""
+    """Removes folders of this user's killed workers. Another user may own a folder with a similar name."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         pid = _LEFTOVER.fullmatch(folder.name)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A job as its own process does it: work, progress, a polite end, and the result in the store before it is announced.
+"""A job inside its process: work, progress, a polite end, and the result stored before its announcement.
 
 events    ── Reported ..., then one of Finished / Failed ──▶  the worker
 cancels   ◀── a byte: the next report raises Cancelled ─────

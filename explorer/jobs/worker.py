@@ -121,7 +121,7 @@ def do_job(submitted: bytes, store_path: str | None, folder: str, events: int, c
 
 
 class Starter:
-    """Starts the processes of jobs from a warm fork server; a new one where the old one was ended."""
+    """Starts the processes of jobs from a warm fork server; a new server replaces an ended server."""
 
     def __init__(self, store_path: str | None) -> None:
         self._store_path = store_path

@@ -21,7 +21,7 @@ from explorer.view.graph.nesting import RUN
 
 HERE = Path(__file__).parent
 MOST_LINES = 3
-"""Lines side by side where as many tensors flow from one box to another."""
+"""Largest number of lines side by side, a line per tensor between two boxes."""
 MANY = 9
 """Number of tensors from which one line is drawn: the tensors of a loop, not the skips of a model."""
 REMEMBERED = 32
@@ -57,7 +57,7 @@ class GraphMarks:
     """Containers and runs that are unfolded."""
     selected: str = ""
     seq: int = 0
-    """The last click of the browser's that is in."""
+    """Number of the browser's last click taken over."""
     revision: int = 0
     """Number of times that the page has replaced the marks."""
     was: dict[int, tuple[list[str], list[str]]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from explorer.ui.shared.reports import report_button
 from explorer.view.compare.headline import doubt, in_file
 
 LARGEST_POLICY = 1_000_000
-"""Bytes of a policy file that is read at all."""
+"""Largest policy file that is read, in bytes."""
 
 
 def policy_menu(state: ExploreState, graph: ModelGraph) -> Any:
@@ -80,7 +80,7 @@ def _text(data: bytes) -> str:
 
 
 def policy_of(state: ExploreState, graph: ModelGraph) -> PolicyFile:
-    """The policy as it is drawn now, with the evidence of the last run if that ran exactly this."""
+    """The drawn policy, with the evidence of the last run if the run used exactly this policy."""
     drafts.absorb(state.draft, graph)
     spec = state.draft.spec
     shown = work.result(state, "shown")
@@ -109,7 +109,7 @@ def file_stem(state: ExploreState) -> str:
 
 
 def run_menu(state: ExploreState) -> None:
-    """Download of the run that is shown."""
+    """Draws the download of the shown run."""
     key = state.shown or state.baseline
     what, shown = "played without data" if state.draft.predict else "measured", work.result(state, "shown")
     if isinstance(shown, Comparison) and shown.is_predicted:  # the file holds the predicted run

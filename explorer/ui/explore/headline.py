@@ -1,4 +1,4 @@
-"""The headline strip: measured figures where they are about the policy that is drawn, predictions elsewhere."""
+"""The headline strip: measured figures if they are about the drawn policy, else predictions."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _chosen(headline: Headline, drawn: Drawn) -> Headline:
 
 
 def _cell(headline: Headline, known: Shown, *, was: str) -> Cell:
-    """`was` is the measured figure of an earlier policy, which is no longer drawn: it is dimmed."""
+    """`was` is the measured figure of an earlier policy, shown dimmed."""
     compared = known.against and headline.origin and headline.key != "n_recompute"
     origin = ", ".join(headline.origin) + (f", against {known.against}" if compared else "")
     origins = glossary.ORIGIN | ({"predicted": glossary.FORESEEN_ORIGIN} if known.foreseen else {})

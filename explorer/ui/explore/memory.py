@@ -95,7 +95,7 @@ def _reasons(view: Shown, baseline: Measurement, graph: ModelGraph | None) -> tu
 
 
 def _foretell(state: ExploreState, view: Shown, chart: Chart, *, over: Measurement | None, axis: Axis) -> None:
-    """Draws the policy that was not measured dashed; from now on each toggle draws the chart again."""
+    """Draws the unmeasured policy as a dashed line; from then on each toggle redraws the chart."""
     policy, baseline = state.draft.spec.policy, view.charted
     state.charted = policy
     if baseline is None or view.candidate is not None or view.kept is None or view.kept.spec != baseline.spec:

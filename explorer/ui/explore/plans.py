@@ -88,7 +88,7 @@ def asked(state: ExploreState) -> Job | None:
 
 
 def settle(state: ExploreState, graph: ModelGraph) -> None:
-    """A plan that was found is drawn: one step of undo."""
+    """Draws a found plan as one step of undo."""
     mine = state.budget
     if mine.job is None:
         return

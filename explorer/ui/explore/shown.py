@@ -63,14 +63,14 @@ class Shown:
     baseline_key: str | None
     stale: bool
     kept: Measurement | None = None
-    """The run that kept everything, where the baseline is a pinned one: forecasts are about it."""
+    """The run that kept everything, beside a pinned baseline. Forecasts start from this run."""
     kept_key: str | None = None
     did_not_fit: str = ""
     """Sentence on runs out of memory, and on the baseline put together from the run that fitted."""
     foreseen: bool = False
     """True if nothing ran: the baseline was simulated without data."""
     other_options: bool = False
-    """Whether the baseline ran under options, a seed or a device that were changed since."""
+    """Whether options, seed or device have changed since the baseline ran."""
 
     @property
     def charted(self) -> Measurement | None:
@@ -120,7 +120,7 @@ class Shown:
 
 
 def shown(state: ExploreState) -> Shown:
-    """The last comparison and the baseline that holds for the run as it is drawn now."""
+    """The last comparison, and the baseline of the drawn run."""
     comparison: Comparison | None = work.result(state, "shown")
     spec = state.draft.spec
     wanted = work.wanted(state)

@@ -37,7 +37,7 @@ class Budget:
 
 @dataclass(slots=True, kw_only=True)
 class ExploreState:
-    """The state of one visitor. Records are held by their key, which is their run's id where the store has it."""
+    """The state of one visitor. Fields hold keys of records: the run's id if the store has the run."""
 
     draft: Draft
     """The draft that every page shares."""
@@ -51,9 +51,9 @@ class ExploreState:
     pictures: str | None = None
     """Key of the autograd graphs."""
     tick: tuple[str, int] | None = None
-    """Run and event that were picked in the timeline; None: the peak."""
+    """Run and event picked in the timeline; None: the peak."""
     overlay: str = NOTHING
-    """The quantity that is drawn on all blocks."""
+    """The quantity drawn on all blocks."""
     budget: Budget = field(default_factory=Budget)
     slid: Policy | None = None
     """Policy that the slider drew last: a drag is one step of undo."""

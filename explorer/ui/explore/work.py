@@ -128,7 +128,7 @@ def compare(state: ExploreState) -> None:
 
 
 def measure(state: ExploreState, policies: list[Policy]) -> None:
-    """Has each of `policies` compared with everything kept, one after another."""
+    """Compares each of `policies` with everything kept, one after another."""
     state.to_measure = list(policies)
     state.job.failure = None
     measure_next(state)

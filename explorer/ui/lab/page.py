@@ -42,12 +42,12 @@ class LabState:
     """A visitor's choices in the lab. The page changes the state in place."""
 
     name: str = field(default_factory=lambda: lessons()[0].name)
-    """The experiment that is open."""
+    """Name of the open experiment."""
     switches: dict[str, dict[str, str]] = field(default_factory=dict)
     """Positions of the switches, by experiment."""
     device: Device = "cpu"
     shown: dict[str, str] = field(default_factory=dict)
-    """By experiment, the key of its last outcome."""
+    """Key of the last outcome, by experiment."""
     visited: bool = False
     """Whether the experiment of the first visit was run."""
     job: PageJob = field(default_factory=PageJob)

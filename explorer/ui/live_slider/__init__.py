@@ -22,8 +22,8 @@ def live_slider(name: str, labels: Sequence[str], at: int, take: Callable[[int],
 
 
 def catch_up(key: str) -> None:
-    """Takes over where the slider was moved to, once. A button that overrules it calls this first: where both arrive
-    in one rerun, Streamlit may call the button first."""
+    """Takes over a move of the slider, once. A button that overrules the slider calls this function first: if both
+    arrive in one rerun, Streamlit may call the button first."""
     drawn: _Drawn | None = st.session_state.get(f"{key}, drawn")
     move = (st.session_state.get(key) or {}).get("at")
     if drawn is None or move is None or move["n"] <= drawn.heard:

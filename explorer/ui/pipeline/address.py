@@ -94,7 +94,7 @@ def from_query(query: Mapping[str, str]) -> tuple[PlanChoices, list[int] | None]
 
 
 def cuts_at(places: list[int], graph: ModelGraph) -> list[str]:
-    """Ids of the cuts behind the first `places` blocks. Raises UnreadableFile where the model has no such cut."""
+    """Ids of the cuts behind the first `places` blocks. Raises UnreadableFile if the model has no such cut."""
     legal = {(cut.after, cut.before): cut.refusal for cut in graph.cuts}
     faults, cuts = [], []
     for place in places:

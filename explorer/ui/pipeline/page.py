@@ -96,7 +96,7 @@ def _choose_model(split: PipelineState, model: ModelRef) -> None:
 
 
 def _plan(split: PipelineState, graph: ModelGraph) -> Results:
-    """The controls and the graph, and everything that is known about the plan they say."""
+    """Draws the controls and the graph; returns the known results of the plan."""
     plan = plan_panel(split, graph, pipeline_work.profile_of(split.draft.spec))
     spec = split.draft.spec
     profile = pipeline_work.profile_of(spec)

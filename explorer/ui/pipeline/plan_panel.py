@@ -1,4 +1,4 @@
-"""The plan: how many stages and where they are cut, how many microbatches, which schedule drives them."""
+"""Controls of the plan: stages and their cuts, microbatches, schedule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cell(figure: Figure) -> Cell:
 
 
 def plan_panel(split: PipelineState, graph: ModelGraph, profile: PipelineProfile | None) -> PipelinePlan:
-    """The controls; returns the plan as it is drawn now."""
+    """Draws the controls; returns the drawn plan."""
     _first_cut(split, graph, profile)
     stages = pipeline_state.stages_of(split, graph)
     with st.container(horizontal=True, gap="small", vertical_alignment="bottom", key="pipeline_plan"):
@@ -131,7 +131,7 @@ def _balance(split: PipelineState, graph: ModelGraph, profile: PipelineProfile |
 
 
 def _jump(split: PipelineState, graph: ModelGraph) -> None:
-    """Unfolds and scrolls to the first block of the stage that was chosen."""
+    """Unfolds and scrolls to the first block of the chosen stage."""
     pipeline_state.absorb(split, graph)
     stages = pipeline_state.stages_of(split, graph)
     stage = st.session_state.get("pipeline_jump")

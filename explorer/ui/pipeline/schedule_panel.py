@@ -56,7 +56,7 @@ def _choose(split: PipelineState, name: str) -> None:
 
 
 def schedule_file(split: PipelineState, graph: ModelGraph) -> None:
-    """The field for an own schedule."""
+    """Draws the field for a person's schedule file."""
     st.file_uploader(
         "Own schedule (CSV)",
         type=["csv", "txt"],

@@ -52,11 +52,11 @@ class PipelineState:
     choices: PlanChoices = plan_link.USUAL
     """Microbatches, schedule and switches of the plan."""
     own_schedule: tuple[tuple[str, ...], ...] = ()
-    """The rows of the last file that a person gave; they run where `choices.actions` holds them."""
+    """Rows of a person's last schedule file; the rows are in use if `choices.actions` holds them."""
     engine: PipelineEngine = "inproc"
     """Which executor plays it."""
     marks: GraphMarks | None = None
-    """State of the drawn graph, as the page knows it; the cuts are in it. None until it is drawn."""
+    """State of the drawn graph, as the page knows it, with the cuts; None until the graph is drawn."""
     model: str = ""
     """Fingerprint of the graph that `marks` are of."""
     places: list[int] | None = None

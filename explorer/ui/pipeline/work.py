@@ -59,7 +59,7 @@ def take(split: PipelineState, job: Job) -> None:
 
 
 def profile_of(spec: RunSpec) -> PipelineProfile | None:
-    """The price of every block of `spec`'s model, if it was measured lately."""
+    """Prices of the blocks of `spec`'s model, if measured lately."""
     profile = backend.records().get(_profile_key(spec))
     return profile if isinstance(profile, PipelineProfile) else None
 

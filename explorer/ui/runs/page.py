@@ -1,4 +1,4 @@
-"""Every run that was finished: open, compare, rename, pin, delete, and carry from one machine to another."""
+"""The Runs page: open, compare, rename, pin, delete finished runs, and move them between machines."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from explorer.ui.session.kept import kept
 
 @dataclass(slots=True, kw_only=True)
 class RunsState:
-    """Changed in place, as the page is drawn again and again."""
+    """A visitor's state of the Runs page, changed in place."""
 
     order: int = 0
     """Number of changes of the rows. A new number makes a new table, in which only `select` is selected."""
@@ -20,7 +20,7 @@ class RunsState:
     error: str = ""
     """Reason why the last action failed, until it is shown."""
     taken: set[str] = field(default_factory=set)
-    """Ids of the uploaded files that were added already."""
+    """Ids of uploaded files that are in the list already."""
 
 
 def current() -> RunsState:
@@ -29,6 +29,6 @@ def current() -> RunsState:
 
 
 def reorder(select: str | None = None) -> None:
-    """The rows are others now: no selected row must become another run. `select`: the run that is selected then."""
+    """Makes a new table after a change of rows: no selected row may become another run. `select`: run to select."""
     state = current()
     state.order, state.select = state.order + 1, select

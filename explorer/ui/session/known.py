@@ -68,7 +68,7 @@ def measured(spec: RunSpec) -> tuple[str, Measurement] | None:
 
 
 def fitted(spec: RunSpec) -> tuple[str, Measurement] | None:
-    """The run that fitted where `spec` was refused for want of memory, and the key of its record."""
+    """The run that fitted after `spec` ran out of memory, and the key of the run's record."""
     key = _found(_fitted_key(spec), spec.model.target)
     record = backend.record(key)
     return (key, record) if key is not None and isinstance(record, Measurement) else None

@@ -1,6 +1,6 @@
 """A stored run on its way from the list of runs to the page that shows it; nothing is measured again.
 
-The list says which run; the page takes it up when it is drawn next, because it alone knows its own state.
+The list names the run. The page takes the run when drawn next, as only the page knows its state.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _draw_from_file(record: Record) -> None:
 
 
 def taken(page: str) -> Opened | None:
-    """The run that was handed over to `page`, once."""
+    """The run handed to `page`; a second call returns None."""
     wanted = st.session_state.get(KEY)
     if wanted is None or wanted[0] != page:
         return None

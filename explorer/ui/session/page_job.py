@@ -53,7 +53,7 @@ class PageJob:
 
 
 def attach(life: PageJob, kinds: tuple[type, ...]) -> None:
-    """After a refresh: the job that the address bar names becomes the page's again, if it is one of `kinds`."""
+    """Restores, after a refresh, the page's job from the address bar if the job is one of `kinds`."""
     named = st.query_params.get("job")
     job = backend.worker().job(named) if named and life.id is None else None
     if job is not None and isinstance(job.request, kinds):

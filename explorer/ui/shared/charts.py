@@ -69,7 +69,7 @@ def _twin(chart: Chart, key: str) -> None:
 
 
 def in_groups(rows: Rows) -> dict[str, Any]:
-    """Columns of bytes and operations with their digits in groups, as the reader's own language has them."""
+    """Columns of bytes and operations with grouped digits, in the style of the reader's language."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {
         name: st.column_config.NumberColumn(format="localized")

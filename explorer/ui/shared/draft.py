@@ -62,7 +62,7 @@ class Draft:
     """A person's decisions. Changed in place: parts of a page hold the draft between drawings."""
 
     spec: RunSpec
-    """The run as it is drawn now: the candidate."""
+    """The drawn run: the candidate."""
     predict: bool = False
     """True: the step is simulated without data, so nothing is allocated and nothing runs."""
     widget: str = field(default_factory=_new_widget)
@@ -98,7 +98,7 @@ def _first() -> Draft:
 
 
 def graph_of(draft: Draft) -> ModelGraph | None:
-    """Graph of the drawn model, if it was described lately."""
+    """Graph of the drawn model, if described lately."""
     return backend.graph_of(draft.spec, without_data=draft.predict)
 
 

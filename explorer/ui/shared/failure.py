@@ -9,7 +9,7 @@ from explorer.ui.session.page_job import PageJob
 from explorer.view.drawing.units import mib
 
 REFUSED = "This cannot be used"
-"""Title of an input that was refused."""
+"""Title of a refused input."""
 TITLES = {
     "bad input": "This cannot run",
     "model raised": "The model raised an error",

@@ -127,7 +127,7 @@ def _arguments(model: ModelRef, samples: tuple[Sample, ...], choose: Choose) -> 
 
 
 def _argument(name: str, usual: Argument, choices: tuple[str, ...], field: Bound) -> None:
-    """A number that is usually not negative stays so, a share of dropout below one; all else the factory judges."""
+    """Draws an argument. Non-negative numbers stay so, dropout is at most 1; the factory checks the rest."""
     value = field.value
     if choices:
         st.selectbox(name, choices, choices.index(value) if value in choices else 0, key=field.key)
@@ -174,7 +174,7 @@ def _predict(draft: Draft) -> None:
 
 
 def _weights(model: ModelRef, choose: Choose) -> None:
-    """The file to begin from, where the app was started with some: the browser names no other."""
+    """Draws the choice of a weights file among the files named at the start of the app."""
     offered = ["", *backend.weights()]
     if len(offered) == 1:
         return
@@ -212,7 +212,7 @@ def _changed_options(draft: Draft) -> tuple[str, ...]:
 
 
 def _changed_line(draft: Draft) -> None:
-    """Names the options that were changed, beside the closed popover that holds them."""
+    """Names the changed options, beside the closed popover that holds them."""
     if changed := _changed_options(draft):
         small(f":orange-badge[:material/tune: changed options] {plain(', '.join(changed))}")
 

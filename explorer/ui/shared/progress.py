@@ -25,13 +25,13 @@ DOING = {
     "RunPipeline": "Running the pipelined step and the unsplit ones",
     "RunLab": "Running",
 }
-"""By the request's name."""
+"""Words for a job, by the request's name."""
 FORESEEING = "Playing it without data"
 CANCELLING = "Cancelling: it stops within seconds, at its next step or by force"
 
 
 def watch(life: PageJob, take: Take, *, key: str) -> None:
-    """Shows the job until it has ended: then `take` has its result, and the whole page is drawn again."""
+    """Shows the job until its end; then `take` gets the result, and the whole page is drawn again."""
     st.fragment(_show, run_every=LOOK_EVERY_S)(life, take, key)
 
 
@@ -54,7 +54,7 @@ def _show(life: PageJob, take: Take, key: str) -> None:
 
 
 def in_words(life: PageJob, job: Job) -> str:
-    """`Measuring the baseline: step (2 of 5)`; once Cancel was pressed, that it was heard."""
+    """`Measuring the baseline: step (2 of 5)`; after Cancel, an acknowledgement."""
     if life.cancelling:
         return CANCELLING
     progress = job.progress

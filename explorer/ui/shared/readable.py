@@ -1,4 +1,4 @@
-"""Text that reads on its ground, 4.5:1, where Streamlit fades it: badges in captions, words on the primary colour."""
+"""Text readable at 4.5:1 that Streamlit would fade: badges in captions, words on the primary colour."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import streamlit as st
 from explorer.ui.session import window
 
 SIDE_BY_SIDE = 3
-"""Figures in one row where the window is narrow."""
+"""Figures per row in a narrow window."""
 EMPTY_LINE = "\N{NO-BREAK SPACE}"
 """Placeholder as high as a word, so that nothing moves when a word appears."""
 
@@ -31,7 +31,7 @@ class Cell:
 
 
 def strip(cells: tuple[Cell, ...]) -> None:
-    """Draws `cells` in one row, in two where the window is narrow."""
+    """Draws `cells` in one row, or in two rows in a narrow window."""
     n = SIDE_BY_SIDE if window.narrow() else len(cells)
     for start in range(0, len(cells), n):
         with st.container(horizontal=True, gap="small"):

@@ -39,7 +39,7 @@ class Tour:
     """Number of the step; None: not on the path."""
     offered: bool = field(default_factory=lambda: _nobody_ran_anything())
     guess: int | None = None
-    """Bytes that were guessed."""
+    """Guessed bytes."""
     n_units: int = 0
     """Units of the policy when the whole page was drawn last."""
 
@@ -49,12 +49,12 @@ class OnPage:
     """Facts of a page that the steps of the tour use."""
 
     model: ModelRef
-    """The model that is drawn."""
+    """The drawn model."""
     is_pipeline: bool = False
     """True on the Pipeline page."""
     baseline: Measurement | None = None
     comparison: Comparison | None = None
-    """The last one of the policy that is drawn."""
+    """The last comparison of the drawn policy."""
     foreseen_bytes: int | None = None
     """The peak if every block is recomputed."""
     n_units: int = 0

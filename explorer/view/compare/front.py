@@ -174,7 +174,7 @@ Rectangle = tuple[float, float, float, float]
 
 
 class Plane(Record):
-    """All marks of a chart, and the pixels that they are drawn in; a wider page leaves more room, not less."""
+    """All marks of a chart, and its size in pixels; a wider page leaves more room."""
 
     marks: tuple[tuple[float, float], ...]
     width: int

@@ -72,7 +72,7 @@ def parameter_table(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def carried_table(comparison: Comparison) -> list[dict[str, Any]]:
-    """All else that the model carries on and that is not equal."""
+    """Rows of further state that the model carries on and that differs."""
     return [
         {
             "block": diff.block or "the model",

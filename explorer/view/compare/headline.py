@@ -133,7 +133,7 @@ def _bytes(key: str, label: str, sizes: tuple[int | None, int | None]) -> Headli
 
 
 def _bare(old: int | None, new: int | None) -> str:
-    """The old figure, its unit left out where the new one shows the same."""
+    """The old figure, without its unit if the new figure has the same unit."""
     text, unit = mib(old), mib(new).rpartition(" ")[2]
     return text.removesuffix(f" {unit}") if old is not None and new is not None else text
 

@@ -25,7 +25,7 @@ SIGNS = (
 )
 SYMBOLS = ("circle", "square", "triangle-up", "star", "hexagon", "pentagon", "triangle-down", "triangle-left")
 UNSAFE = ("different", "state moved", "not comparable")
-"""A run with one of these verdicts is drawn as a cross and is on no front: it is not the same training step."""
+"""Verdicts of runs that are drawn as a cross and are on no front, as the training step differs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RunPoint:
     step_ms: float
     spread_ms: float | None
     verdict: str = ""
-    """The verdict of the comparison it was the candidate of; empty: it was not compared."""
+    """Verdict of the run's comparison; empty if the run was not compared."""
     keeps_all: bool = False
 
 

@@ -76,7 +76,7 @@ def _phase_ms(run: Measurement) -> dict[str, float] | None:
 
 
 def event_ticks(run: Measurement) -> tuple[list[float], list[str]]:
-    """Places and labels of round event numbers on the axis "tick" of a picture that `run` is drawn in."""
+    """Places and labels of round event numbers on the axis "tick" of a picture of `run`."""
     log = run.allocations
     n = log.n_ticks if log else 0
     first, factor = _narrow(run)

@@ -1,4 +1,4 @@
-"""The block graph as DOT text and as SVG, for people who take it elsewhere. The page draws its own."""
+"""The block graph as DOT text and as SVG, for use outside the app. The page has another drawing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def graph_dot(graph: ModelGraph, opened: Collection[str] | None = None) -> str:
 
 
 def graph_svg(graph: ModelGraph) -> str:
-    """SVG, laid out by Graphviz. Raises NotOnThisDevice where its `dot` program is not installed."""
+    """SVG, laid out by Graphviz. Raises NotOnThisDevice if Graphviz's `dot` program is not installed."""
     try:
         return str(graphviz.Source(graph_dot(graph)).pipe(format="svg", encoding="utf-8"))
     except graphviz.ExecutableNotFound as error:

@@ -143,7 +143,7 @@ def ordered(flow: Flow, nodes: Mapping[str, Node], opened: Collection[str]) -> d
 
 
 def ranked(children: Sequence[str], pairs: Iterable[tuple[str, str]]) -> list[str]:
-    """Kahn's order; the given order breaks ties, and in a cycle the first that is left goes next."""
+    """Kahn's order. The input order breaks ties; in a cycle the first remaining node goes next."""
     place = {id: i for i, id in enumerate(children)}
     after: dict[str, list[str]] = {id: [] for id in children}
     waiting = dict.fromkeys(children, 0)

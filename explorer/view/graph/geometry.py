@@ -36,7 +36,7 @@ HEAD = 44
 JOIN = 18
 GAP = 10
 CUT_GAP = 26
-"""Between neighbours, where a cut can be drawn."""
+"""Gap between neighbours with room for a cut."""
 PAD = 8
 INDENT = 12
 SIGNS = {"add": "+", "sub": "−", "mul": "×", "div": "÷"}
@@ -130,7 +130,7 @@ class Layout(Record):
 
 
 def layout(graph: ModelGraph, opened: Collection[str] = (), *, cuts: bool = False) -> Layout:
-    """Places every block that is in view when the nodes in `opened` are unfolded."""
+    """Positions of all blocks in view while the nodes in `opened` are unfolded."""
     nodes = nest(graph)
     drawing = _Drawing(graph, nodes, {id for id in opened if id in nodes and nodes[id].children} | {""}, cuts=cuts)
     bottom = drawing.place("", top=0, left=0, right=0)
@@ -217,7 +217,7 @@ class _Drawing:
                 self.links.append(_beside(arrow, a, b, border + self.ways.inset(box, arrow.source)))
 
     def place_cuts(self) -> None:
-        """A cut is drawn where both of its blocks, or containers that end and begin there, are neighbours in view."""
+        """Places a cut if both of its blocks, or containers that end and begin there, are neighbours in view."""
         if not self.cuts_wanted:
             return
         rows = {row.id: row for row in self.rows}

@@ -64,11 +64,11 @@ class Facts(Record):
     alive: Ledger | None = None
     """Bytes that each block holds at the chosen moment, drawn as bars."""
     overlay: Overlay | None = None
-    """Drawn as bars instead, where no moment is chosen."""
+    """Quantity drawn as bars if no moment is chosen."""
 
     @cached_property
     def recomputed_inside(self) -> dict[str, tuple[str, ...]]:
-        """The outermost recomputed blocks below each block that is kept."""
+        """The outermost recomputed blocks below each kept block."""
         on, below = set(self.policy.blocks), defaultdict[str, list[str]](list)
         for fqn in self.policy.blocks:
             if _recomputed_with(fqn, on) is None:
@@ -152,7 +152,7 @@ def _change(facts: Facts, fqn: str, on: set[str]) -> str:
 
 
 def _recomputed_with(fqn: str, on: set[str]) -> str | None:
-    """The innermost block around `fqn` that is recomputed."""
+    """The innermost recomputed block around `fqn`."""
     outer = fqn.rpartition(".")[0]
     while outer and outer not in on:
         outer = outer.rpartition(".")[0]

@@ -15,7 +15,7 @@ from explorer.record.base import Record
 from explorer.record.graph import Block, ModelGraph
 
 RUN = "×"
-"""First character of the id of a node that is a run and no module."""
+"""First character of the id of a node for a run of blocks."""
 OPEN_SHARE = 0.4
 """Share of all saved bytes above which a container is open at first, so that large blocks are in view."""
 
@@ -30,7 +30,7 @@ class Node(Record):
     parent: str | None
     children: tuple[str, ...] = ()
     members: tuple[str, ...] = ()
-    """fqns of the equal blocks that this node repeats; empty where nothing repeats."""
+    """fqns of the equal blocks in the run; empty if the node is no run."""
     toggles: bool = False
     """Whether recompute can be chosen for it: it is a module, it is called, and it is not the whole model."""
 

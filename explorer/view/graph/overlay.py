@@ -34,7 +34,7 @@ class Overlay(Record):
         return f"{figure:.3g} {self.unit}".strip()
 
     def spoken(self, node: Node) -> str:
-        """`saved bytes 15.0 MiB (measured)`, of several blocks the most; empty where nothing is known."""
+        """`saved bytes 15.0 MiB (measured)`, of several blocks the largest; empty if unknown."""
         known = [self.figures[fqn] for fqn in _blocks(node) if fqn in self.figures]
         if not known:
             return ""
@@ -66,7 +66,7 @@ NEEDS = {
 
 
 def of_run(what: str, run: Measurement | None) -> Overlay:
-    """A figure that a run has of each block; of one that was cut short, or of none, nothing."""
+    """Overlay of a run's figure of each block; empty without a complete run."""
     read, unit, origin = OF_RUN[what]
     blocks = run.blocks if run is not None and run.complete else ()
     figures = {cost.fqn: figure for cost in blocks if (figure := read(cost)) is not None}

@@ -1,4 +1,4 @@
-"""Held bytes over one step: where the peak is, how much lower the candidate's is, and which roles it is made of."""
+"""Held bytes over one step: the peak's moment, the candidate's saving, and the roles at the peak."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strip of the Pipeline page as data: measured where this very plan ran, predicted otherwise."""
+"""The strip of the Pipeline page as data: measured if the drawn plan ran, else predicted."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def _against(pairs: Sequence[tuple[int, int, int]]) -> go.Figure:
 
 
 def _pairs(run: PipelineRun) -> list[tuple[int, int, int]]:
-    """Rank, measured and predicted peak where both are known."""
+    """Rank, measured peak and predicted peak of each rank with both peaks."""
     predicted = {one.rank: one.peak_bytes for one in run.predicted.memory} if run.predicted is not None else {}
     by_rank = [(one.rank, one.peak_bytes, predicted.get(one.rank)) for one in run.memory]
     return [(rank, peak, guess) for rank, peak, guess in by_rank if peak and guess is not None]

@@ -16,7 +16,7 @@ TRUTH = "What moved the gradients: microbatching, recompute or splitting?"
 CALLS = "How often does each block run forward?"
 SHARES: tuple[Share, ...] = ("microbatching", "recompute", "splitting")
 PATTERNS: dict[Verdict, str] = {"bitwise equal": "", "rounding": ".", "different": "x", "not comparable": "-"}
-"""By the verdict of the record."""
+"""Patterns by the verdict of the record."""
 ABSENT = {"baseline only": "no gradient came", "candidate only": "only after this step", "neither": "none"}
 
 

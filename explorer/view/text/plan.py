@@ -68,7 +68,7 @@ def looking(text: str) -> str:
 
 
 def found_so_far(n: int, n_expected: int) -> str:
-    """While the worker looks for the front."""
+    """Text while the worker searches the front."""
     return f"Finding plans: {n} of {n_expected}." if n_expected else "Finding plans."
 
 

@@ -1,4 +1,4 @@
-"""Figures and conditions of a run in words, also of a run that was cut short.
+"""Figures and conditions of a run in words, also of a run cut short.
 
 at least 573.0 MiB, then refused        failed in the recompute of blocks.5
 """
