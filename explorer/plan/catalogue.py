@@ -183,7 +183,7 @@ def catalogue(folder: Path = SAMPLES) -> tuple[Sample, ...]:
 
 
 def sample(path: Path) -> Sample:
-    """One sample file. Raises UnreadableFile."""
+    """The entry of a sample file. Raises UnreadableFile."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError) as error:

@@ -62,7 +62,7 @@ def _lessons_in(folder: Path) -> tuple[Lesson, ...]:
 
 
 def _read(path: Path) -> tuple[tuple[int, float], Lesson]:
-    """Where a lesson stands, and the lesson. Raises UnreadableFile."""
+    """The position of a lesson in the list, and the lesson. Raises UnreadableFile."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         literals = _literals(tree)

@@ -1,4 +1,4 @@
-"""What a step held, tick by tick: every allocation with its role, block and operator, and the phases it fell in.
+"""The memory timeline of a step: every allocation with its role, block and operator, and the phases of the step.
 
 `Allocations` is the series that each memory chart and headline is computed from. `Ledger` is its state at one moment.
 """

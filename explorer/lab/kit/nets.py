@@ -102,7 +102,7 @@ def block_names(model: nn.Sequential) -> list[str]:
 
 
 class Recurrent(nn.Module):
-    """One cell, used at every step of a sequence: all steps share its weights."""
+    """A net with a single cell for every step of a sequence: all steps share its weights."""
 
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()

@@ -16,7 +16,7 @@ from explorer.record.policy_file import Export, PolicyFile
 
 @dataclass(frozen=True, kw_only=True)
 class ExportFormat:
-    """One target: what `export --to NAME` writes."""
+    """A target of `export --to NAME`."""
 
     name: str
     title: str

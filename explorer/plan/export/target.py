@@ -36,11 +36,11 @@ class Target:
     checked: Checked = "grammar"
 
     def losses(self, policy: Policy) -> tuple[str, ...]:
-        """One sentence for each part of the policy that the target cannot express."""
+        """A sentence for each part of the policy that the target cannot express."""
         return tuple(sentence for sentence in (*self._of_units(policy), *self._of_options(policy)) if sentence)
 
     def notes(self, policy: Policy) -> tuple[str, ...]:
-        """One sentence for each difference that changes no gradient."""
+        """A sentence for each difference that changes no gradient."""
         set_there = {**{name: getattr(Policy(), name) for name in CHECKPOINT_OPTIONS}, **dict(self.fixed)}
         differing = [
             f"{name} is {_in_words(set_there[name])} there and {_in_words(getattr(policy, name))} in the policy"

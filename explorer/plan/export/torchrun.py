@@ -115,7 +115,7 @@ exec "$PYTHON" -m torch.distributed.run --nproc-per-node {n_ranks} "$@" \\
 
 
 def _and_beside(folder: str) -> str:
-    """What a model's file imports from beside it is found where it was written; elsewhere it has to be copied too."""
+    """A shell line that adds the folder of the model's file to PYTHONPATH, so that its imports are found there."""
     return f'\nexport PYTHONPATH="$PYTHONPATH:"{shlex.quote(folder)}' if folder else ""
 
 

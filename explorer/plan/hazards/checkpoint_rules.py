@@ -19,7 +19,7 @@ from explorer.record.run import PipelinePlan, RunSpec
 
 @dataclass(frozen=True)
 class Case:
-    """One question to the rules. Nothing is run to answer it."""
+    """The input of the rules. No rule runs the model."""
 
     graph: ModelGraph
     policy: Policy
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def trains(self) -> bool:
-        """Whether dropout draws and statistics move: not so in eval mode."""
+        """True in train mode, in which dropout draws and running statistics move."""
         return self.spec is None or self.spec.mode == "train"
 
     @property

@@ -1,6 +1,6 @@
-"""What can go wrong with a policy or a plan on a model, before any run: for `check` and the badges of the graph.
+"""Hazards of a policy or a plan on a model, before any run: for `check` and the badges of the graph.
 
-The rules of reentrant checkpointing stand here. It runs forward under no_grad, and calls backward inside backward.
+The rules of reentrant checkpointing stand here. Its forward runs under no_grad, and its backward calls backward.
 """
 
 from __future__ import annotations

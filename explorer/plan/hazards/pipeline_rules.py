@@ -24,7 +24,7 @@ def indivisible_batch(case: Case) -> Iterator[Hazard]:
 
 
 def unmet_conditions(case: Case) -> Iterator[Hazard]:
-    """What the schedule asks of the plan's numbers."""
+    """Conditions of the schedule that the numbers of the plan do not meet."""
     plan = _plan(case)
     for rule, sentence, remedy in () if plan.actions else unmet(plan.schedule, sizes_of(plan)):
         yield Hazard(rule=rule, severity="error", blocks=(), sentence=sentence, remedy=remedy)
@@ -183,7 +183,7 @@ def _splits_backward(plan: PipelinePlan) -> bool:
 
 
 def _trains_outside(case: Case) -> bool:
-    """Whether a parameter of the model's own, or of what holds the blocks, trains: it may come before any of them."""
+    """True if a parameter of the model, or of a container of the blocks, trains: it may run before any block."""
     frozen = case.spec.frozen if case.spec is not None else ()
     holders = {above for fqn in case.stage_of for above in list(lineage(fqn))[1:]} | {""}
     own = [name for block in case.graph.blocks if block.fqn in holders for name in block.own_parameters]

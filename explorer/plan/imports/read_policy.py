@@ -93,7 +93,7 @@ def _patterns(policy: Policy, called: list[str]) -> tuple[str, ...]:
 
 
 def _changed(file: PolicyFile, graph: ModelGraph) -> str:
-    """How the model differs from the file's; empty if the file was written by hand and describes no model."""
+    """Differences between the model and the file's model; empty if a handwritten file describes no model."""
     if file.fingerprint in (None, graph.fingerprint):
         return ""
     names = differences(file.blocks, shape_of(block.fqn for block in graph.blocks)) if file.blocks else ""

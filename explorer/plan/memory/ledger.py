@@ -24,7 +24,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events:
-    """What happened at each tick."""
+    """The event of each tick."""
 
     entry: Bytes
     """The entry that was born or died there; -1: none."""
@@ -56,7 +56,7 @@ def held_by_role(log: Allocations, only: Mask | None = None) -> Bytes:
 
 
 def belongs(log: Allocations, block: str) -> Mask:
-    """Which entries belong to `block` or to something below it; the empty string is the whole model."""
+    """Mask of the entries that belong to `block` or to a block inside; the empty string is the whole model."""
     inside = np.fromiter((is_within(fqn, block) for fqn in log.blocks), dtype=np.bool_, count=len(log.blocks))
     return inside[array_of(log.block)] if len(log.block) else np.zeros(0, dtype=np.bool_)
 

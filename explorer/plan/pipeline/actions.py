@@ -73,7 +73,7 @@ def format_rows(rows: Rows) -> tuple[tuple[str, ...], ...]:
 
 
 def to_csv(rows: Rows) -> str:
-    """One line a rank: the file that torch's runtime loads as `compute_only`."""
+    """The rows as text, a line for each rank: the file that torch's runtime loads as `compute_only`."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(format_rows(rows))
     return out.getvalue()
@@ -116,7 +116,7 @@ def rows_in(data: bytes, name: str) -> Rows:
 
 
 def stage_ranks(rows: Rows) -> dict[int, int]:
-    """Which rank runs each stage, by stage number."""
+    """The rank of each stage, by stage number."""
     rank_of = {action.stage: rank for rank, row in enumerate(rows) for action in row}
     return dict(sorted(rank_of.items()))
 

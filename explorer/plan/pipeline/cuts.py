@@ -1,4 +1,4 @@
-"""Where to cut a model into stages: the split whose heaviest stage is lightest.
+"""The cuts of a model into stages: the split whose heaviest stage is lightest.
 
 Between two legal cuts lies an atom, blocks that must stay together. Min-max dynamic programming over atoms, O(stages x
 atoms^2): `D[k, j] = min over i of max(D[k - 1, i], weight of atoms i..j as stage k)`, exact.

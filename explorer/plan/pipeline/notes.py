@@ -17,7 +17,7 @@ WHERE: dict[PipelineEngine, str] = {
 
 
 def notes(run: PipelineRun) -> tuple[str, ...]:
-    """What a reader has to know to read the figures right."""
+    """Notes that a reader needs to read the figures correctly."""
     sentences = [WHERE[run.engine]]
     if run.wall is not None and run.composed is not None:
         sentences.append(_links_said(run.wall, run.composed))

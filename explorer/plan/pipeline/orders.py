@@ -12,7 +12,7 @@ from explorer.plan.pipeline.actions import Action, Rows
 
 
 def gpipe(n_ranks: int, n_microbatches: int) -> Rows:
-    """All forwards, then all backwards."""
+    """GPipe: all forwards, then all backwards."""
     return tuple(
         tuple(Action(rank, kind, i) for kind in "FB" for i in range(n_microbatches)) for rank in range(n_ranks)
     )
@@ -52,7 +52,7 @@ def interleaved(n_ranks: int, n_microbatches: int, n_local: int = 2, *, zero_bub
 
 
 def n_rounds(n_ranks: int, n_microbatches: int) -> int:
-    """In how many rounds interleaved schedules send their microbatches: about one for every `n_ranks` of them."""
+    """Number of rounds of an interleaved schedule: about one for every `n_ranks` microbatches."""
     return max(1, n_microbatches // n_ranks)
 
 

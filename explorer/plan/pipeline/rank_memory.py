@@ -101,7 +101,7 @@ class RankForecast:
         return sent - passed - (received if self._same_rank(stage, stage - 1) else 0)
 
     def _same_rank(self, stage: int, to: int) -> bool:
-        """Whether both stages live on one rank."""
+        """True if both stages live on the same rank."""
         return self.home.get(to) == self.home[stage]
 
     @property

@@ -78,7 +78,7 @@ def _n_stages(rows: Rows) -> int:
 
 
 def _missing(action: Triple, done: set[Triple], n_stages: int) -> list[Triple]:
-    """One of each group of which none is done."""
+    """The first action of each required group without a done action."""
     return [either[0] for either in needs(action, n_stages) if done.isdisjoint(either)]
 
 

@@ -1,7 +1,7 @@
-"""What links cost: from the end of an action to the start of the one that waited for what it sent.
+"""The cost of links: the time from the end of an action to the start of the action that waited for its tensors.
 
-A rank that is free, and whose neighbour is done, waits for nothing but the transfer. In a composed picture transfers
-take no time and nothing is found.
+A free rank whose neighbour is done waits only for the transfer. In a composed picture transfers take no time, and the
+result is empty.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from explorer.record.policy import KEEP_ALL, Policy, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One unit that may be recomputed."""
+    """A unit that may be recomputed."""
 
     unit: Unit
     calls: tuple[SavedByCall, ...]

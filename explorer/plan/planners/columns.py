@@ -191,7 +191,7 @@ class Columns:
         return {i for old in self.shared for bond, _ in self._bonds[old] for i in bond if i != old}
 
     def _on_one_way(self, bonds: list[Bond]) -> bool:
-        """Whether each two units of `bonds` lie inside each other or exclude each other."""
+        """True if any two units of `bonds` lie inside each other or exclude each other."""
         around = self._candidates.around
         named = sorted({i for bond, _ in bonds for i in bond if i < self.n_units})
         return all(
@@ -200,7 +200,7 @@ class Columns:
         )  # fmt: skip
 
     def _overlap(self, i: int, j: int) -> bool:
-        """Whether no policy has both units: they share a block, or are nested and one of them allows no nesting."""
+        """True if no policy has both units: they share a block, or are nested and one of them allows no nesting."""
         ours, theirs = (self._candidates.units[one].unit.blocks for one in (i, j))
         if self._kept_apart[i] or self._kept_apart[j]:
             return any(is_within(a, b) or is_within(b, a) for a in ours for b in theirs)

@@ -25,7 +25,7 @@ def is_pattern(name: str) -> bool:
 
 
 def matching(pattern: str, fqns: Collection[str]) -> Fqns:
-    """In the order of `fqns`, without the model itself. Raises InvalidPolicy where nothing matches."""
+    """Matching blocks in the order of `fqns`, without the model itself. Raises InvalidPolicy if nothing matches."""
     parts = pattern.split(".")
     matched = tuple(fqn for fqn in fqns if fqn and _match(fqn.split("."), parts))
     if not matched:

@@ -102,12 +102,12 @@ def preset(name: str, graph: ModelGraph) -> Policy:
 
 
 def preset_titles() -> dict[str, str]:
-    """What a menu offers: name and title."""
+    """Names and titles for a menu."""
     return {name: title for row in PRESETS.values() for name, title in ((row.name, row.title), *row.family)}
 
 
 def is_preset(name: str) -> bool:
-    """Whether `preset` knows the name."""
+    """True if `preset` knows the name."""
     return name in PRESETS or _EVERY.fullmatch(name) is not None
 
 
@@ -144,7 +144,7 @@ def _joined(stretch: Sequence[Fqns], graph: ModelGraph) -> Sequence[Fqns]:
 
 
 def ladder(graph: ModelGraph) -> Iterator[tuple[str, Policy]]:
-    """What each rung recomputes, in words, and the policy; what a hazard forbids is on none."""
+    """The policy of each rung, and its units in words. No rung recomputes a unit that a hazard forbids."""
     try:
         every = preset("all", graph)
     except InvalidPolicy:  # no block is worth recomputing by itself

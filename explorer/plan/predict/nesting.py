@@ -36,7 +36,7 @@ class Nest:
     parent: tuple[int, ...]
     """Index in `calls` of the innermost call around each call, or NO_PARENT."""
     stops_inside: tuple[bool, ...]
-    """Whether the rerun of each call ends where its last inner unit is entered."""
+    """True if the rerun of the call ends where its last inner unit is entered, by call."""
 
     inside: Mapping[int, Sequence[int]]
     """Indices of the calls directly inside a call, by index of a call that contains some."""

@@ -108,7 +108,7 @@ def _if_kept(measurement: Measurement, replay: Replay, unit: Unit) -> Price | No
 
 
 def _made_twice(measurement: Measurement, replay: Replay, fqn: str, made: Bytes) -> list[tuple[int, int]]:
-    """Outputs of a block that others hold, and what was `made` again for them: of a kept block they would be one."""
+    """Pairs of an output that others hold and its copy among `made`; a kept block has only one of both."""
     log, calls = measurement.allocations, replay.calls.get(fqn, [])
     if log is None or len(calls) != 1:
         return []

@@ -44,7 +44,7 @@ class PeakCase:
 
 
 def largest_roles(at: Ledger) -> list[tuple[Role, int]]:
-    """What is there, by role, the most first."""
+    """Bytes by role, the largest first."""
     return sorted(((role, size) for role, size in at.by_role.items() if size), key=lambda item: -item[1])
 
 
@@ -107,7 +107,7 @@ def _stands(case: PeakCase) -> str:
 
 
 def _largest_part(case: PeakCase) -> str:
-    """One block's temporaries, say: the head of a language model is found by this."""
+    """A phrase on the largest part that is not recomputable, such as temporaries in the head of a language model."""
     loose = [cell for cell in case.new.cells if cell.role not in (*FIXED_ROLES, "saved activation", "recomputed")]
     largest = max(loose, key=lambda cell: cell.n_bytes, default=None)
     if largest is None or not case.candidate.phases or largest.n_bytes < 0.25 * case.new.total_bytes:
