@@ -68,7 +68,7 @@ def test_policy_run_and_picture_leave_and_come_back(measured: Page, tmp_path: Pa
     page.get_by_text("Select a row to open").wait_for()
     press(page, page.get_by_text("Open a run file"))
     page.locator(".st-key-upload_run input[type=file]").set_input_files(run)
-    page.get_by_text("was added").wait_for()
+    page.get_by_text("already here").wait_for()  # the same run is in the store
     settled(page).get_by_test_id("stDataFrame").click(position={"x": 16, "y": 50})
     press(page, page.locator(".st-key-open").get_by_role("button"))
     page.get_by_text(MEASURED).wait_for()

@@ -18,6 +18,7 @@ from explorer.plan.policy import file as policy_file
 from explorer.plan.policy.file import evidence_of
 from explorer.plan.policy.strict_yaml import LARGEST_BYTES, Document
 from explorer.record import Failure
+from explorer.record.base import MOST
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
@@ -44,7 +45,9 @@ policies = st.builds(
     restore_rng=st.lists(names, max_size=2).map(tuple),
 )
 numbers = st.floats(allow_nan=False)
-arguments = st.dictionaries(names, st.integers() | numbers | names | st.booleans(), max_size=3)
+arguments = st.dictionaries(
+    names, st.integers(-MOST, MOST) | st.floats(-1e300, 1e300) | names | st.booleans(), max_size=3
+)
 models = st.builds(ModelRef, target=names, size=st.none() | names, arguments=arguments)
 plans = st.builds(
     PipelinePlan,
