@@ -245,7 +245,8 @@ def test_a_segment_that_the_model_refuses_is_struck_and_the_step_planned_again(c
     def step() -> None:
         model(x).square().mean().backward()
 
-    # Bytes that earlier tests of this process hold count as input: the share is one of what the step adds.
+    # Bytes that earlier tests of this process hold count as input: the share is one of what the step adds,
+    # and so near to what blocks alone reach that a plan with segments is cheaper whatever the clock says.
     with explorer.record_step(model) as run:
         step()
     model.zero_grad(set_to_none=True)
@@ -253,7 +254,7 @@ def test_a_segment_that_the_model_refuses_is_struck_and_the_step_planned_again(c
     assert log is not None
     held, peak = int(log.held_bytes[0]), int(max(log.held_bytes))
     model.n_forwards = 0
-    plan = explorer.auto_policy(model, step, held + int(0.62 * (peak - held))).require()
+    plan = explorer.auto_policy(model, step, held + int(0.61 * (peak - held))).require()
     assert plan.refused_segments[0] == ("blocks.0", "blocks.1")
     assert f"refuses {' and '.join(plan.refused_segments[0])} as one segment" in str(plan)
     for policy in (plan.policy, *(other.policy for other in plan.front)):
