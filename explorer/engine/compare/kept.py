@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,8 +64,8 @@ class Kept(Mapping[str, Tensor | None]):
             return place
         if not place.n_bytes:
             return torch.empty(place.shape, dtype=place.dtype)
-        file = place.file.open
-        read = np.fromfile(file, dtype=np.uint8, count=place.n_bytes, offset=place.offset - file.tell())
+        read = np.empty(place.n_bytes, dtype=np.uint8)
+        _transfer(os.preadv, place.file, read, place.offset)
         return torch.from_numpy(read).view(place.dtype).reshape(place.shape)
 
     def __iter__(self) -> Iterator[str]:
@@ -90,10 +90,19 @@ class Kept(Mapping[str, Tensor | None]):
             self._file = _File()
         flat = as_bytes(tensor)
         place = _Place(self._file, self._end, flat.nbytes, tensor.dtype, tensor.shape)
-        self._file.open.seek(self._end)
-        flat.tofile(self._file.open)
+        _transfer(os.pwritev, self._file, flat, self._end)
         self._end += flat.nbytes
         return place
+
+
+def _transfer(call: Callable[..., int], file: _File, array: Any, offset: int) -> None:
+    """Reads or writes all of `array` at `offset`: a model that forks shares the file's position with its copy."""
+    rest, fd = memoryview(array), file.open.fileno()
+    while rest.nbytes:
+        n_bytes = call(fd, [rest], offset)
+        if not n_bytes:
+            raise OSError("A file of kept tensors ended before the last one.")
+        rest, offset = rest[n_bytes:], offset + n_bytes
 
 
 def on_cpu(tensor: Tensor | None) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
@@ -66,3 +67,13 @@ def test_a_full_disk_leaves_it_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     tensor.fill_(1)
     read = there["a"]
     assert read is not None and read.tolist() == [0, 0, 0]
+
+
+def test_a_copy_of_the_process_may_move_the_position_of_the_file() -> None:
+    """A model that forks shares the position with its copy: reading and writing do not use it."""
+    kept = Kept([("a", torch.arange(4.0))])
+    place = kept._places["a"]
+    os.lseek(place.file.open.fileno(), 7, os.SEEK_SET)
+    again = Kept([("a", torch.arange(4.0)), ("b", torch.ones(3))], like=kept)
+    assert torch.equal(kept["a"], torch.arange(4.0)) and torch.equal(again["b"], torch.ones(3))
+    assert os.lseek(place.file.open.fileno(), 0, os.SEEK_CUR) == 7
