@@ -40,7 +40,7 @@ def ranks_at_peak(ranks: RecordedRanks) -> Chart:
     return Chart(
         name="peaks of the ranks",
         figure=_bars(ranks),
-        alt=f"Stacked bars of what each rank's peak is made ranks. {spread_of_ranks(ranks)}",
+        alt=f"Stacked bars of what the peak of each rank is made of. {spread_of_ranks(ranks)}",
         rows=lambda: _role_rows(ranks),
     )
 
