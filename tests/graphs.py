@@ -23,6 +23,7 @@ from explorer.record import (
     ModelGraph,
     ModelRef,
     PhaseSpan,
+    Policy,
     RunSpec,
     Samples,
     Times,
@@ -256,3 +257,14 @@ def compared(graph: ModelGraph, spec: RunSpec, *, equal: bool = True) -> Compari
     return Comparison(
         baseline=baseline, candidate=measured(graph, spec), gradients=gradients, reproducible=True, loss_equal=True
     )
+
+
+GRAPH = gpt(6)
+"""A GPT of six layers, and the run that recomputes them all."""
+ALL = [f"blocks.{i}" for i in range(6)]
+SPEC = RunSpec(model=GRAPH.model, policy=Policy.recompute(ALL))
+
+
+def alive_at(log: Allocations, tick: int) -> list[int]:
+    """Indices of the entries alive at `tick`, read entry by entry beside what the product does with arrays."""
+    return [i for i, (born, died) in enumerate(zip(log.born, log.died)) if born <= tick < died]

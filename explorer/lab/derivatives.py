@@ -3,8 +3,8 @@
 Some losses contain a gradient: penalties, physics-informed nets, influence functions. Backward itself must then be
 differentiable, and torch.autograd.grad must be able to ask for single gradients.
 
-Seven ways to differentiate one model are tried with its blocks kept, recomputed, recomputed by torch's reentrant
-checkpoint, and recomputed but for their matrix products (selective checkpointing). Each result is compared with the
+Seven ways to differentiate one model are tried. Its blocks are kept, recomputed, recomputed by torch's reentrant
+checkpoint, or recomputed but for their matrix products (selective checkpointing). Each result is compared with the
 result of the model that keeps everything. An exception is the friendly outcome: a silent error costs weeks.
 
 The reentrant runs have a process of their own each, because a reentrant backward can end the interpreter.

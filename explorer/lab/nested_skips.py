@@ -1,13 +1,12 @@
 """Tensors inside tuples, and a process that may die.
 
 The reentrant checkpoint cuts tensors off from the graph only where they are direct arguments. A skip connection
-handed over inside a tuple stays connected, so the inner backward wanders out of its block and uses up parts of the
-graph that the outer backward still needs. Depending on the net that is an exception, a wrong gradient or a dead
-interpreter.
+inside a tuple stays connected. The inner backward then wanders out of its block and uses up parts of the graph that the
+outer backward still needs. Depending on the net that is an exception, a wrong gradient or a dead interpreter.
 
 So each run of this experiment has a process of its own. The last choice is another way to endanger it: a BatchNorm
-whose mode flips between forward and backward while torch's check is switched off, so that the rerun hands backward
-other tensors than it expects and nobody looks.
+whose mode flips between forward and backward while torch's check is switched off. The rerun then hands backward other
+tensors than it expects, and no check sees it.
 """
 
 from __future__ import annotations

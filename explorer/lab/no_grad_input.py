@@ -4,8 +4,8 @@ The reentrant checkpoint is one operation in the graph. Autograd includes an ope
 a gradient, and a block's parameters are not inputs of that operation. So a block whose input is raw data, or comes
 from a frozen layer, drops out of the graph, parameters and all.
 
-The same net is run plainly, with the non-reentrant and with the reentrant checkpoint, with data as input or with an
-embedding in front that is frozen, as when only adapters are trained.
+The same net is run plainly, with the non-reentrant and with the reentrant checkpoint. Its input is data, or the output
+of a frozen embedding, as when only adapters are trained.
 """
 
 from __future__ import annotations

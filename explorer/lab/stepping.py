@@ -2,7 +2,7 @@
 
 Instead of merging the stores, one could hand them to the optimizer one after the other. For plain SGD a step on a + b
 is a step on a and then on b. Momentum and Adam remember past gradients, and weight decay shrinks weights at every
-step, so for them two small steps may not be one big one.
+step. For them two small steps may not be one big one.
 
 Both runs start from the same weights and see the same batches, in float64 so that rounding stays out of the picture.
 The chart shows how far their weights drift apart.

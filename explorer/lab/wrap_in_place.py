@@ -1,8 +1,8 @@
 """Wrap a block without renaming it.
 
 To checkpoint a block, something has to stand between the caller and the block's forward. There are three usual
-places: a bound function put on the block itself (what this explorer does), a wrapper module put in the block's place,
-and a small function that remembers the old forward (a closure).
+places. The first is a bound function put on the block itself, as this explorer does. The second is a wrapper module put
+in the block's place. The third is a small function that remembers the old forward (a closure).
 
 Other code looks at the model too: optimizers and saved weights go by parameter names, type checks ask for the block's
 class, and training tools copy models. Each way is tried on the same net and asked the same four questions; the

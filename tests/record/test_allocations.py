@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from explorer.record.allocations import ROLES, Allocations, Ledger, LedgerCell
 from explorer.record.base import column
-from tests.timelines import alive_at
+from tests.graphs import alive_at
 
 LIVES = st.tuples(st.integers(1, 100), st.integers(0, 6), st.integers(1, 6))
 

@@ -1,7 +1,7 @@
 """Finds the blocks that a model checkpoints by itself, in one forward, without patches of torch and without reruns.
 
-A block runs again for backward if it is entered through torch.utils.checkpoint or the forward of a custom autograd
-Function (helpers of guided-diffusion, fairscale and Megatron). The interpreter's stack shows this: a frame of either
+A block runs again for backward if torch.utils.checkpoint enters it. The forward of a custom autograd Function may enter
+it instead (helpers of guided-diffusion, fairscale and Megatron). The interpreter's stack shows this: a frame of either
 lies between the block and the block around it.
 
     Model.forward ─ checkpoint() ─ Layer.__call__            Layer

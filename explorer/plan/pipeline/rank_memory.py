@@ -1,7 +1,7 @@
 """Memory of one rank, action by action, from what its stages cost.
 
-parameters + receive buffers + saved activations in flight + gradients + sent tensors torch still holds
-and, while an action runs, its highest point above that
+held between actions:    parameters + receive buffers + saved activations in flight + gradients + sends in flight
+held while one runs:     that sum, and the action's highest point above it
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The places and items of chain.py, read from the forecasts of single choices.
 
-A model is a chain of few choices if each candidate is a stretch of its chain, lies in one place, or holds all places of
-a stretch. A candidate that holds places is an item with nothing inside; so is a segment.
+A model is a chain of few choices if each candidate is a stretch of its chain, or lies in one place. A candidate may
+also hold all places of a stretch. A candidate that holds places is an item with nothing inside; so is a segment.
 """
 
 from __future__ import annotations

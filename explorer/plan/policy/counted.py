@@ -1,8 +1,8 @@
 """The units that presets count: blocks worth recomputing, and safe to recompute, judged by one observed forward.
 
-A unit is a layer of the model's list of layers, or a block with children that saves at least a quarter of the smallest
-layer. A block that saves more than half of the model, or that a hazard forbids, is replaced by the blocks inside.
-Neighbouring single operations in a chain form one unit if they free bytes together.
+A unit is a layer of the model's list of layers. A block with children is a unit too, if it saves at least a quarter of
+the smallest layer. A block that saves more than half of the model, or that a hazard forbids, is replaced by the blocks
+inside. Neighbouring single operations in a chain form one unit if they free bytes together.
 
 A single operation counts only if it keeps more than its input and output: a convolution alone keeps its input, and so
 would its checkpoint. Layers that LayerDrop left out of the observed forward count like other layers.

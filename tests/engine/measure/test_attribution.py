@@ -22,7 +22,7 @@ from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from tests.engine.measure.gpt_runs import BLOCKS
 from tests.engine.tiny_nets import ref
-from tests.timelines import alive_at
+from tests.graphs import alive_at
 
 MODES = {
     "keep": Policy(),

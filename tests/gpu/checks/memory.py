@@ -11,7 +11,7 @@ from explorer.engine.model.describe import describe
 from explorer.plan.policy.presets import preset
 from explorer.record import ROLES
 from tests.gpu.kit import SAMPLES, Bench
-from tests.timelines import alive_at
+from tests.graphs import alive_at
 
 VARIANTS: tuple[dict[str, str], ...] = ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"})
 POLICIES = ("keep-all", "all", "every-2")

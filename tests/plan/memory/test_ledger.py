@@ -23,7 +23,7 @@ from explorer.plan.names import is_within
 from explorer.record import ROLES, Allocations, Measurement
 from explorer.record.allocations import Ledger, LedgerCell, Phase, Role
 from explorer.record.base import from_msgpack, to_msgpack
-from tests.timelines import alive_at
+from tests.graphs import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs
 
 

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from explorer.plan.planners.refusal import refusal
 from explorer.record import Failure, RunSpec
 from tests import graphs
-from tests.six_layers import GRAPH
+from tests.graphs import GRAPH
 from tests.view.memory.made_up import cut
 
 WHOLE = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))

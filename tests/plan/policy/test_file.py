@@ -24,7 +24,7 @@ from explorer.record.policy import Policy, Unit
 from explorer.record.policy_file import Evidence, PolicyFile
 from explorer.record.run import PipelinePlan
 from tests import graphs
-from tests.six_layers import GRAPH, SPEC
+from tests.graphs import GRAPH, SPEC
 
 texts = st.text(max_size=12)
 names = texts | st.sampled_from(["no", "1", "1e5", "~", "=", "<<", "0x1", "2020-01-01", "null", "a: b", "- x", "1:30"])

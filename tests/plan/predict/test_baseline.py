@@ -18,8 +18,7 @@ from explorer.record import KEEP_ALL, Failure, Measurement, Policy, Unit
 from explorer.record.plan import Forecast
 from explorer.record.sound import unsound
 from tests import graphs
-from tests.six_layers import GRAPH, SPEC
-from tests.timelines import alive_at
+from tests.graphs import GRAPH, SPEC, alive_at
 from tests.view.builders import Chain, chains, measured
 
 

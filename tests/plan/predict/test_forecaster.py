@@ -18,9 +18,9 @@ from explorer.record import Allocations, Calls, Measurement, ModelGraph, Policy,
 from explorer.record.plan import Forecast
 from tests import graphs
 from tests.engine.tiny_nets import ref
+from tests.graphs import ALL, GRAPH, SPEC
 from tests.graphs import block as graph_block
 from tests.plan.why.test_peak import graph
-from tests.six_layers import ALL, GRAPH, SPEC
 from tests.view.builders import MIB, Book, Chain, chains, measured
 
 UNITS = {"a": 3 * MIB, "b": 5 * MIB, "c": 7 * MIB}

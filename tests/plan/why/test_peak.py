@@ -11,7 +11,7 @@ from explorer.plan.memory.ledger import ledger
 from explorer.plan.why.peak import PeakCase, explain, explain_one, largest_roles, signed, toggled, unit_name
 from explorer.record import Block, Comparison, Failure, ModelGraph, ModelRef, Policy, RunSpec
 from tests import graphs
-from tests.six_layers import GRAPH, SPEC
+from tests.graphs import GRAPH, SPEC
 from tests.view.builders import MIB, Chain, chains, compared, measured
 
 

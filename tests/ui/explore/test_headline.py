@@ -13,7 +13,7 @@ from explorer.ui.explore.shown import Shown
 from explorer.view.compare.headline import headlines
 from explorer.view.text import explore as glossary
 from tests import graphs
-from tests.six_layers import ALL, GRAPH, SPEC
+from tests.graphs import ALL, GRAPH, SPEC
 
 
 def known(comparison: Comparison | None, baseline: Measurement | None, *, stale: bool = False) -> Shown:

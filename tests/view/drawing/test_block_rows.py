@@ -5,7 +5,7 @@ from __future__ import annotations
 from explorer.record import Policy, RunSpec
 from explorer.view.drawing.rows import block_names, chart_rows, row_sum, runs_of
 from tests import graphs
-from tests.six_layers import GRAPH, SPEC
+from tests.graphs import GRAPH, SPEC
 
 
 def test_a_pair_is_two_runs_and_a_run_is_a_baseline() -> None:

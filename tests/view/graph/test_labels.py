@@ -8,8 +8,7 @@ from explorer.record import Hazard, RunSpec
 from explorer.record.policy import Policy
 from explorer.view.graph.labels import Facts, labels
 from tests import graphs
-from tests.graphs import gpt
-from tests.six_layers import ALL, GRAPH, SPEC
+from tests.graphs import ALL, GRAPH, SPEC, gpt
 
 
 def test_blocks_of_a_segment_say_that_they_are_recomputed_together() -> None:

@@ -11,7 +11,7 @@ from explorer.record import ROLES, Allocations, Measurement
 from explorer.view.drawing.colours import ROLE_COLOURS
 from explorer.view.memory.stacked import roles
 from explorer.view.memory.timeline import NO_TIMELINE
-from tests.timelines import alive_at
+from tests.graphs import alive_at
 from tests.view.builders import MIB, Chain, logs, measured, runs
 from tests.view.memory.stacks import assert_adds_up, stack_of
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from explorer.record import Comparison, Failure, RunSpec
 from explorer.view.report.parts import ReportOf, circumstances, environment, failure_boxes, model_in_words, page
 from tests import graphs
-from tests.six_layers import GRAPH, SPEC
+from tests.graphs import GRAPH, SPEC
 from tests.view.report.kinds import KINDS
 
 RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from explorer.record import Failure, RunSpec
 from explorer.view.text.runs import figures_of, stored_flops, stored_time
 from tests import graphs
-from tests.six_layers import GRAPH
+from tests.graphs import GRAPH
 
 RUN = graphs.measured(GRAPH, RunSpec(model=GRAPH.model))
 

@@ -4,8 +4,8 @@ Started by the worker's fork server, or by torchrun on one or many machines:
 
     torchrun --nproc-per-node 4 -m explorer.engine.pipeline.play.torchrun_rank run_spec.json --out results/
 
-Every rank builds the same stages from the run spec, keeps its own, and leaves `rank-<r>.msgpack` (a RankReport) and
-`rank-<r>.pt` (gradients and buffers of its stages) in the output folder.
+Every rank builds the same stages from the run spec and keeps the stages that it runs. It leaves two files in the output
+folder: `rank-<r>.msgpack` (a RankReport) and `rank-<r>.pt` (gradients and buffers of its stages).
 """
 
 from __future__ import annotations
