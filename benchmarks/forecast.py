@@ -28,8 +28,8 @@ from explorer.engine.measure.recording import Recorded, watched_step
 from explorer.engine.measure.stopwatch import Timed
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step, torch_device
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
 from explorer.plan.policy.presets import preset
 from explorer.plan.predict.baseline import keep_all_from
@@ -156,7 +156,7 @@ def units_of(policy: Policy) -> str:
 def recorded(spec: RunSpec) -> Measurement:
     """The step under both instruments, and nothing else that `measure` does."""
     device = device_of(torch_device(spec))
-    with left_as_found():
+    with preserve_global_state():
         run, trainee = Recorded(), prepare(spec, load_for(spec))
         try:
             run_step(trainee)

@@ -17,8 +17,8 @@ from explorer.engine.device.allocator import clock_skew_ns
 from explorer.engine.device.device import device_of
 from explorer.engine.measure.attribution import attribute
 from explorer.engine.measure.recording import tracker_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import Trainee, prepare, run_step
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import ModelRef, Policy, RunSpec
 
 BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}
@@ -26,7 +26,7 @@ BUDGET = {"allocator": 1.15, "tracker": 1.3, "both": None}
 
 def main(target: str = "sample_models/gpt.py", rounds: str = "15") -> None:
     spec = RunSpec(model=ModelRef(target=target))
-    with left_as_found():
+    with preserve_global_state():
         plain = prepare(spec)
         blocks = [fqn for fqn, module in plain.model.named_modules() if fqn.rpartition(".")[2].isdigit()]
         outermost = [fqn for fqn in blocks if not any(fqn.startswith(f"{other}.") for other in blocks)]

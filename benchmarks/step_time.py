@@ -19,8 +19,8 @@ from explorer.engine.measure.stopwatch import step_ms
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
 from explorer.engine.policy.apply import apply_policy
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step, torch_device
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import ExplorerError
 from explorer.plan.names import is_within
 from explorer.plan.planners.budget import Planner
@@ -116,7 +116,7 @@ def timed(model: ModelRef, policies: Mapping[str, Policy]) -> dict[str, Samples]
     device = device_of(torch_device(spec))
     taken: dict[str, list[float]] = {key: [] for key in policies}
     draw = random.Random(0)
-    with left_as_found(), without_page_faults():
+    with preserve_global_state(), without_page_faults():
         loaded = load_for(spec)
         warm_checkpoint(device.torch)
         trainee, clock = prepare(spec, loaded), device.clock()

@@ -23,7 +23,7 @@ from explorer.engine.model.loaded import Loaded, call, place
 from explorer.engine.model.openable import refuse_sparse_under_adamw
 from explorer.engine.model.twin import twin
 from explorer.engine.policy.apply import PolicyHandle, apply_policy
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import BadInput, NotOnThisDevice, nearest
 from explorer.record.allocations import Phase
 from explorer.record.run import RunSpec
@@ -61,7 +61,7 @@ def prepare(spec: RunSpec, loaded: Loaded | None = None) -> Trainee:
     """A trainee whose parameters, buffers, batch and generators depend on `spec` alone.
 
     If `loaded` is given, a copy of its model takes the steps, from its current state. The thread count and every
-    generator are set; `world.as_found` restores both.
+    generator are set; `state.global_state` restores both.
     Raises BadInput (unknown frozen fqn, indivisible batch), NotOnThisDevice, and what load and apply_policy raise.
     """
     return trainee_of(spec, twin(loaded, seed=spec.seed) if loaded else load_for(spec))

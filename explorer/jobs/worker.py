@@ -46,8 +46,8 @@ def answer(request: Request, report: Report) -> Record:
 
 
 def _described(request: Describe, report: Report) -> Record:
+    from explorer.engine.device.without_data import without_data
     from explorer.engine.model.describe import describe
-    from explorer.engine.world.without_data import without_data
 
     with without_data() if request.without_data else nullcontext():
         return describe(request.model, seed=request.seed, device=request.device, report=report)

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import Answer, LabBench, Setting, gradients_of, mean_square, step_gradients
 from explorer.lab.kit.checkpoints import WrittenOutCheckpoint
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, blocks_of, chain

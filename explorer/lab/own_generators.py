@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.lab.kit.bench import Answer, Gradients, LabBench, Setting, step_gradients
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, block_names, chain, torch_mask
 from explorer.lab.kit.rows import (

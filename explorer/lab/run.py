@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 
-from explorer.engine.world.as_found import left_as_found
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.lab.kit.bench import Answer, LabBench
 from explorer.plan.lessons import lesson_called, settings
@@ -44,7 +44,7 @@ def run_lab(
     bench.tell(lesson.title, 0, 1)
     file = importlib.import_module(f"explorer.lab.{name.replace('-', '_')}")
     start = time.perf_counter()
-    with left_as_found(), warnings.catch_warnings(action="ignore"):
+    with preserve_global_state(), warnings.catch_warnings(action="ignore"):
         torch.set_num_threads(1)  # two round differently from one
         answer: Answer = file.run(setting, bench)
     return LabOutcome(

@@ -19,9 +19,9 @@ from explorer.engine.compare.rerun_draws import RerunDraws
 from explorer.engine.measure.live import LiveStep
 from explorer.engine.policy.apply import policy_of
 from explorer.engine.policy.plain import checkpointing_off
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
 from explorer.engine.watch.uncompiled import compiler_off
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.found_model import FoundModel, FoundOptimizer
 from explorer.errors import BadInput
 from explorer.own_loop.judge import Judged, judge
 from explorer.own_loop.record_step import place_of_caller
@@ -94,10 +94,10 @@ def audit(model: nn.Module, step: Step) -> Audit:
         as_it_is = _recorded(model, step, where)
         if not own_reruns(as_it_is):
             return Audit(as_it_is, None, None)
-        model_before.put_back()
+        model_before.restore()
         with RerunDraws(model) as draws:
             step()
-        model_before.put_back()
+        model_before.restore()
         left = own_reruns(_recorded(model, plain_step, where))
     judged = None
     if not left:
@@ -113,20 +113,20 @@ def _recorded(model: nn.Module, step: Step, where: str) -> Measurement:
 
 
 @contextmanager
-def _put_back(model: nn.Module) -> Iterator[FoundModel]:
+def _put_back(model: nn.Module) -> Iterator[ModelSnapshot]:
     """Restores all state at the end, including optimizers that stepped."""
-    optimizers: dict[int, FoundOptimizer] = {}
+    optimizers: dict[int, OptimizerSnapshot] = {}
 
     def about_to_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if id(optimizer) not in optimizers:
-            optimizers[id(optimizer)] = FoundOptimizer(optimizer)
+            optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
 
     hook = register_optimizer_step_pre_hook(about_to_step)
     try:
-        with compiler_off(), left_as_found(), FoundModel(model, model.modules()) as model_before:
-            model_before.put_back()
+        with compiler_off(), preserve_global_state(), ModelSnapshot(model, model.modules()) as model_before:
+            model_before.restore()
             yield model_before
     finally:
         hook.remove()
         for optimizer in optimizers.values():
-            optimizer.leave()
+            optimizer.close()

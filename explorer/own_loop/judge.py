@@ -24,9 +24,8 @@ from explorer.engine.compare.step_program import Step, StepProgram, whole
 from explorer.engine.device.device import device_of, place_of
 from explorer.engine.model.loaded import types_of
 from explorer.engine.model.plain_names import plain_buffers, plain_parameters
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.bits import same_bits
-from explorer.engine.world.determinism import deterministic_kernels
+from explorer.engine.state.bits import same_bits
+from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.errors import BadInput
 from explorer.plan.names import listed
 from explorer.plan.why.gradients import causes
@@ -100,7 +99,7 @@ def judge(
     ]
     frame: Any = sys._getframe(1)
     where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    with left_as_found(), deterministic_kernels(), warnings.catch_warnings():
+    with preserve_global_state(), deterministic_kernels(), warnings.catch_warnings():
         fields = judged_programs(*programs)
     runs = [_run(where, program.model) for program in programs]
     comparison = Comparison(baseline=runs[0], candidate=runs[1], **fields)

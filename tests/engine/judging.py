@@ -8,8 +8,7 @@ from typing import Any
 import msgspec
 
 from explorer.engine.compare.compare import Meter, equivalence, with_causes
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.determinism import deterministic_kernels
+from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state
 from explorer.record.comparison import Comparison
 from explorer.record.measurement import Environment, Measurement
 from explorer.record.plan import silent
@@ -38,7 +37,7 @@ def judged(net: str, blocks: Sequence[Any] = ("1", "2"), *, full: bool = True, *
 
 def judged_pair(baseline: RunSpec, candidate: RunSpec, *, full: bool = True) -> Comparison:
     """The judging half on any two specs."""
-    with left_as_found(), deterministic_kernels():
+    with preserve_global_state(), deterministic_kernels():
         evidence = equivalence(baseline, candidate, full=full, meter=Meter(silent))
     empty = [Measurement(spec=spec, environment=WHERE) for spec in (baseline, candidate)]
     comparison = Comparison(baseline=empty[0], candidate=empty[1], **evidence)

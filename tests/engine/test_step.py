@@ -10,8 +10,8 @@ from torch import nn
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import types_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import forward_backward, prepare, run_step, split
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, NotOnThisDevice
 from explorer.record import Policy, RunSpec
 from tests.engine import trap_nets
@@ -21,7 +21,7 @@ BLOCKS = [f"blocks.{i}" for i in range(4)]
 
 
 def gradients(spec: RunSpec) -> dict[str, torch.Tensor]:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(spec)
         forward_backward(trainee)
     return {name: p.grad for name, p in trainee.model.named_parameters() if p.grad is not None}
@@ -48,7 +48,7 @@ def test_a_loaded_model_is_copied_not_trained() -> None:
     spec = RunSpec(model=ref("gpt"))
     loaded = load(spec.model)
     before = {name: value.clone() for name, value in loaded.model.state_dict().items()}
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(spec, loaded)
         run_step(trainee)
     assert all(torch.equal(before[name], value) for name, value in loaded.model.state_dict().items())
@@ -64,13 +64,13 @@ def test_microbatches_add_up_to_the_whole_batch() -> None:
 
 def test_borders_are_announced_in_order() -> None:
     phases: list[str] = []
-    with left_as_found():
+    with preserve_global_state():
         run_step(prepare(RunSpec(model=ref("gpt"), n_accumulation=2)), phases.append)
     assert phases == ["forward", "backward", "forward", "backward", "optimizer"]
 
 
 def test_backward_only_moves_nothing() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), optimizer="none"))
         before = [p.clone() for p in trainee.model.parameters()]
         run_step(trainee)
@@ -95,7 +95,7 @@ def test_a_policy_for_forward_alone_is_refused() -> None:
 
 
 def test_sgd_moves_by_the_learning_rate() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), optimizer="sgd", learning_rate=0.5))
         before = [p.detach().clone() for p in trainee.model.parameters()]
         run_step(trainee)
@@ -110,18 +110,18 @@ def test_frozen_blocks_get_no_gradient() -> None:
 
 
 def test_every_unknown_frozen_name_is_told_with_the_nearest() -> None:
-    with left_as_found(), pytest.raises(BadInput, match="blocks.9, nothing.*Did you mean blocks"):
+    with preserve_global_state(), pytest.raises(BadInput, match="blocks.9, nothing.*Did you mean blocks"):
         prepare(RunSpec(model=ref("gpt"), frozen=("blocks.9", "nothing")))
 
 
 def test_freezing_everything_is_refused() -> None:
-    with left_as_found(), pytest.raises(BadInput, match="trains nothing"):
+    with preserve_global_state(), pytest.raises(BadInput, match="trains nothing"):
         prepare(RunSpec(model=ref("gpt"), frozen=("",)))
 
 
 @pytest.mark.parametrize("n_parts", [0, 3, 8])
 def test_a_batch_that_cannot_be_divided_is_refused(n_parts: int) -> None:
-    with left_as_found(), pytest.raises(BadInput, match=f"batch of 4 samples .* {n_parts} equal"):
+    with preserve_global_state(), pytest.raises(BadInput, match=f"batch of 4 samples .* {n_parts} equal"):
         prepare(RunSpec(model=ref("gpt"), n_accumulation=n_parts))
 
 
@@ -137,7 +137,7 @@ def test_train_mode_leaves_a_frozen_batch_norm_alone(monkeypatch: pytest.MonkeyP
     spec = RunSpec(model=ref("convolutions"))
     loaded = load(spec.model)
     loaded.model.norm.eval()
-    with left_as_found():
+    with preserve_global_state():
         kept = prepare(spec, loaded).model
         whole = prepare(RunSpec(model=spec.model, mode="eval"), loaded).model
     assert kept.training and not kept.norm.training  # type: ignore[union-attr]
@@ -150,7 +150,7 @@ def test_the_world_is_left_as_found() -> None:
     random.seed(5)
     before = torch.get_rng_state()
     drawn = random.getstate()
-    with left_as_found():
+    with preserve_global_state():
         run_step(prepare(RunSpec(model=ref("gpt"), n_threads=2)))
         assert torch.get_num_threads() == 2
     assert torch.get_num_threads() == 1
@@ -159,7 +159,7 @@ def test_the_world_is_left_as_found() -> None:
 
 
 def test_a_model_that_raises_is_not_renamed() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("raises")))
         with pytest.raises(ValueError, match="does not fit"):
             run_step(trainee)
@@ -167,7 +167,7 @@ def test_a_model_that_raises_is_not_renamed() -> None:
 
 def test_autocast_computes_in_the_other_type() -> None:
     seen: list[torch.dtype] = []
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), autocast="bfloat16"))
         layer: nn.Module = trainee.model[0][0]  # type: ignore[index]
         layer.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
@@ -188,7 +188,7 @@ class TestTheModelGivenIsTheModelRun:
     def test_nothing_is_cast_where_nobody_asks(self, net: str, types: set[str]) -> None:
         spec = RunSpec(model=trap_nets.ref(net))
         loaded = load(spec.model)
-        with left_as_found():
+        with preserve_global_state():
             ran = prepare(spec, loaded)
         prepared = {**dict(ran.model.named_parameters()), **dict(ran.model.named_buffers())}
         given = {**dict(loaded.model.named_parameters()), **dict(loaded.model.named_buffers())}
@@ -197,7 +197,7 @@ class TestTheModelGivenIsTheModelRun:
         assert ran.inputs.dtype == loaded.inputs.dtype
 
     def test_complex_numbers_stay_complex_at_the_precision_asked_for(self) -> None:
-        with left_as_found():
+        with preserve_global_state():
             model = prepare(RunSpec(model=trap_nets.ref("complex_filter"), dtype="float64")).model
         weight = model.get_parameter("1.trap.weight")
         assert weight.dtype is torch.complex128 and bool((weight.imag == 1).all())

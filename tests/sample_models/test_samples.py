@@ -11,7 +11,7 @@ from torch import Tensor
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.plan.catalogue import catalogue
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences
 from explorer.engine.compare.outcome import Outcome, Yardsticks
-from explorer.engine.world.images import leaves, same_state, short
-from explorer.engine.world.remembered import BEYOND, StateKey
+from explorer.engine.state.state_diff import BEYOND, StateKey, leaves, same_state, short_text
 from explorer.record.comparison import Presence, StateDiff, TensorDiff
 
 Kind = Literal["parameter", "frozen parameter", "buffer", "attribute", "gradient"]
@@ -85,7 +84,7 @@ def _furthest(key: StateKey, step: int, values: list[Any], yardsticks: Yardstick
     gradient = worst.verdict == "different" and worst.name.endswith(".grad")
     kind: Kind = "gradient" if gradient else key[2]
     furthest = _state_diff(replace(worst, name=_name(key)), block=key[0], kind=kind, step=step)
-    return replace(furthest, baseline_value=short(values[0]), candidate_value=short(values[1]))
+    return replace(furthest, baseline_value=short_text(values[0]), candidate_value=short_text(values[1]))
 
 
 def _part(path: str, left: dict[str, Any], right: dict[str, Any], yardstick: Yardstick) -> TensorDiff:

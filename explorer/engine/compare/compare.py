@@ -29,16 +29,14 @@ from explorer.engine.compare.outcome import (
 )
 from explorer.engine.compare.probe import probe
 from explorer.engine.compare.reference import coarsest_epsilon, reference
-from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.measure.measure import measure_pair
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, tf32_kinds, without_tf32
+from explorer.engine.state.snapshot import SharedSnapshot
+from explorer.engine.state.state_diff import StateKey
 from explorer.engine.step import Trainee, forward_backward, prepare
 from explorer.engine.watch.checkpoint_error import failure_in_words
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.at_first import AtFirst
-from explorer.engine.world.determinism import deterministic_kernels
-from explorer.engine.world.remembered import StateKey
 from explorer.errors import BadInput, Cancelled
 from explorer.plan.hazards.hazards import hazards
 from explorer.plan.why.gradients import causes
@@ -86,7 +84,7 @@ def compare(baseline: RunSpec, candidate: RunSpec, *, full: bool = True, report:
     if failed is not None:
         return comparison
     coarse = tf32_kinds() if baseline.device == "cuda" else ()
-    with left_as_found(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
+    with preserve_global_state(), deterministic_kernels(strict=runs_strictly(baseline)), without_tf32():
         judged = equivalence(baseline, candidate, full=full, meter=meter)
     judged |= {"without_tf32": coarse, **probed}
     return with_causes(msgspec.structs.replace(comparison, **judged))
@@ -122,10 +120,10 @@ def _first_failure(baseline: Measurement, candidate: Measurement) -> Failure | N
 def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Meter) -> dict[str, Any]:
     """The fields of a Comparison that give its verdict: both specs run from copies of one loaded model."""
     loaded = load_for(baseline)
-    start = AtFirst(loaded.model)
+    start = SharedSnapshot(loaded.model)
 
     def fresh(spec: RunSpec) -> Trainee:
-        start.put_back()
+        start.restore()
         return prepare(spec, loaded)
 
     meter.step("baseline, for its gradients")
@@ -143,7 +141,7 @@ def equivalence(baseline: RunSpec, candidate: RunSpec, *, full: bool, meter: Met
         fields |= {"reproducible": not because, "not_reproducible_because": because, "unjudged": names(unjudged)}
         rerun = rerun if because else base  # equal outcomes need one copy
         meter.step("baseline in float64: how far is it from exact?")
-        start.put_back()
+        start.restore()
         exact, because = reference(baseline, loaded, base)
         fields |= {"reference": "float64" if exact else "none", "no_reference_because": because}
     meter.step("candidate, for its gradients")
@@ -209,7 +207,7 @@ def runs_strictly(baseline: RunSpec) -> bool:
     if baseline.device == "cpu":
         return False
     try:
-        with left_as_found(), deterministic_kernels(strict=True):
+        with preserve_global_state(), deterministic_kernels(strict=True):
             trainee = prepare(baseline)
             forward_backward(trainee)
             trainee.handle.undo()

@@ -17,7 +17,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from explorer.engine.world.bits import dense, same_bits
+from explorer.engine.state.bits import dense, same_bits
 from explorer.record.comparison import Presence, TensorDiff
 
 Tensors = Mapping[str, Tensor | None]

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from explorer.engine.world.bits import dense, same_bits
+from explorer.engine.state.bits import dense, same_bits
 
 DISK = Path("/var/tmp")
 """Default folder, on a disk by custom while /tmp may lie in memory; TMPDIR overrides it."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from explorer.engine.world.images import same_state, short
-from explorer.engine.world.remembered import State, StateKey, read_state
+from explorer.engine.state.state_diff import State, StateKey, read_state, same_state, short_text
 from explorer.record.allocations import Phase
 from explorer.record.comparison import StateChange
 
@@ -42,5 +41,5 @@ class StateAudit:
                 block, name, kind = key
                 self.changes[key] = StateChange(
                     block=block, name=name, kind=kind,
-                    after_forward=short(before.get(key)), after_backward=short(after.get(key)),
+                    after_forward=short_text(before.get(key)), after_backward=short_text(after.get(key)),
                 )  # fmt: skip

@@ -23,10 +23,10 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 from explorer.engine.compare.diffs import Yardstick, differences, is_floating, step_distances
 from explorer.engine.compare.kept import Kept, as_bytes, on_cpu
 from explorer.engine.model.loaded import call
+from explorer.engine.state.bits import same_bits
+from explorer.engine.state.rng import RngState, seed_everything
+from explorer.engine.state.state_diff import State, plain_copy, read_state
 from explorer.engine.step import OnPhase, Trainee, autocast, forward_backward, ignore
-from explorer.engine.world.bits import same_bits
-from explorer.engine.world.remembered import State, frozen, read_state
-from explorer.engine.world.rng import RngState, seed_everything
 from explorer.record.comparison import GradientDiff, ParameterDiff, RngDiff, TensorDiff
 
 N_STEPS = 2
@@ -255,7 +255,7 @@ def _remembered(trainee: Trainee) -> State:
     """State of the model and of the batch, because a model may write into the batch."""
     return {
         **read_state(trainee.model, whole=True),
-        ("", "batch", "attribute"): frozen([trainee.inputs, trainee.targets]),
+        ("", "batch", "attribute"): plain_copy([trainee.inputs, trainee.targets]),
     }
 
 

@@ -23,17 +23,13 @@ from torch import Tensor, nn
 from explorer.engine.compare.outcome import fingerprint, input_gradients
 from explorer.engine.compare.step_program import hooked
 from explorer.engine.device.subprocess_call import call_in_subprocess
-from explorer.engine.device.tf32 import without_tf32
 from explorer.engine.model.twin import own_batch
 from explorer.engine.policy.recompute import RunningAgain
+from explorer.engine.state.global_state import deterministic_kernels, preserve_global_state, without_tf32
+from explorer.engine.state.rng import RngState
+from explorer.engine.state.snapshot import SharedSnapshot, StepSnapshot
+from explorer.engine.state.state_diff import read_state, same_state
 from explorer.engine.step import Trainee, autocast, forward_backward, prepare
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.at_first import AtFirst
-from explorer.engine.world.determinism import deterministic_kernels
-from explorer.engine.world.found_step import FoundState
-from explorer.engine.world.images import same_state
-from explorer.engine.world.remembered import read_state
-from explorer.engine.world.rng import RngState
 from explorer.errors import Cancelled, ExplorerError, ModelFailed, said_by
 from explorer.plan.names import listed
 from explorer.record.allocations import Phase
@@ -98,7 +94,7 @@ def probe(baseline: RunSpec, candidate: RunSpec, report: Report) -> dict[str, An
 def probed_step(spec: RunSpec, blocks: tuple[str, ...], kept: tuple[str, ...], report: Report) -> ProbedStep:
     """Two steps of one model. Each of `blocks` runs again in between; the first step keeps the inputs of all `kept`."""
     try:
-        with left_as_found(), deterministic_kernels(), without_tf32():
+        with preserve_global_state(), deterministic_kernels(), without_tf32():
             trainee = prepare(spec)
             return _two_steps(trainee, blocks, kept)
     except ExplorerError:
@@ -111,7 +107,7 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
     model, batch = trainee.model, own_batch((trainee.inputs, trainee.targets))
     before = read_state(model, whole=True)
     replaced = [(module, vars(module).pop("forward")) for module in model.modules() if "forward" in vars(module)]
-    found, start = FoundState(model, _nothing), AtFirst(model)  # no walk sees into a replaced forward
+    found, start = StepSnapshot(model, _nothing), SharedSnapshot(model)  # no walk sees into a replaced forward
     _set_forward(replaced)
     began = time.perf_counter()
     first, calls = _first_step(trainee, kept)
@@ -119,9 +115,9 @@ def _two_steps(trainee: Trainee, blocks: tuple[str, ...], kept: tuple[str, ...])
     again = [(module, inputs) for fqn in blocks for module, inputs in calls[fqn]]
     n_runs = _run(again, trainee, seconds) if again else 0
     del calls, again
-    found.put_back()
+    found.restore()
     _set_forward(replaced)
-    start.put_back()
+    start.restore()
     trainee.inputs, trainee.targets = batch
     after = read_state(model, whole=True)
     moved = [key for key in {**before, **after} if not same_state(before.get(key), after.get(key))]

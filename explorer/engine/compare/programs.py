@@ -30,11 +30,10 @@ from explorer.engine.compare.reference import does_not_run, epsilon_of, most_com
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.compare.step_program import StepProgram, hooked, put_back, take_steps
 from explorer.engine.model.plain_names import plain_modules
+from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
+from explorer.engine.state.state_diff import State, StateKey, same_state
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.uncompiled import compiler_off
-from explorer.engine.world.found_model import FoundModel, FoundOptimizer
-from explorer.engine.world.images import same_state
-from explorer.engine.world.remembered import State, StateKey
 from explorer.record.comparison import ForwardDiff, ParameterDiff
 
 
@@ -43,7 +42,7 @@ def judged_programs(reference: StepProgram, candidate: StepProgram) -> dict[str,
     starts = [program.state() for program in (reference, candidate)]
     with ExitStack() as leaving:
         programs = (reference, candidate)
-        models = [leaving.enter_context(FoundModel(program.model, _own(program.model))) for program in programs]
+        models = [leaving.enter_context(ModelSnapshot(program.model, _own(program.model))) for program in programs]
         reference, candidate = (replace(program, found=models, optimizers=reference.optimizers) for program in programs)
         leaving.callback(_leave, reference.optimizers)
         base = take_steps(reference)
@@ -106,9 +105,9 @@ def _untied(*programs: StepProgram) -> tuple[str, ...]:
     return tuple(sorted({name for group in groups[0] ^ groups[1] for name in group}))
 
 
-def _leave(optimizers: dict[int, FoundOptimizer]) -> None:
+def _leave(optimizers: dict[int, OptimizerSnapshot]) -> None:
     for optimizer in optimizers.values():
-        optimizer.leave()
+        optimizer.close()
 
 
 def _by_themselves(fields: dict[str, Any], base: Outcome) -> tuple[ParameterDiff, ...]:

@@ -16,9 +16,9 @@ from explorer.engine.compare.outcome import Outcome, Tensors, not_reproducible_b
 from explorer.engine.compare.same_branches import Branches, SameBranches
 from explorer.engine.compare.same_draws import SameDraws
 from explorer.engine.model.loaded import Loaded
+from explorer.engine.state.rng import RngState, seed_everything
+from explorer.engine.state.snapshot import SharedSnapshot
 from explorer.engine.step import AUTOCAST, prepare
-from explorer.engine.world.at_first import AtFirst
-from explorer.engine.world.rng import RngState, seed_everything
 from explorer.errors import said_by
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec
@@ -31,7 +31,7 @@ def reference(spec: RunSpec, loaded: Loaded, baseline: Outcome) -> tuple[Outcome
     with other numbers, as on another device, shows by its distance from the baseline. A run that is too far away is
     repeated with the decisions of the baseline, see SameBranches.
     """
-    start = AtFirst(loaded.model)
+    start = SharedSnapshot(loaded.model)
     epsilon = coarsest_epsilon(spec, baseline.gradients)
     try:
         outcome = _exact(spec, loaded, baseline, nullcontext())
@@ -51,16 +51,16 @@ def _exact(spec: RunSpec, loaded: Loaded, baseline: Outcome, guided: AbstractCon
         return take(trainee, lead=baseline)
 
 
-def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: AtFirst) -> Outcome | None:
+def _decided_alike(spec: RunSpec, loaded: Loaded, baseline: Outcome, start: SharedSnapshot) -> Outcome | None:
     """The float64 outcome with the baseline's decisions; None if it decides nothing or is not reproducible."""
     try:
-        start.put_back()
+        start.restore()
         trainee = prepare(msgspec.structs.replace(spec, policy=KEEP_ALL, plan=None), loaded)
         with Branches() as branches:
             again = take(trainee, like=baseline)
         if not branches.decisions or not_reproducible_because(baseline, again):
             return None
-        start.put_back()
+        start.restore()
         return _exact(spec, loaded, baseline, SameBranches(branches.decisions))
     except Exception:  # the plain float64 run succeeded: other code ran here, or no memory is left for the decisions
         return None

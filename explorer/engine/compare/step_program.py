@@ -22,9 +22,9 @@ from explorer.engine.compare.kept import Kept
 from explorer.engine.compare.outcome import N_STEPS, Outcome, Tensors, fingerprint
 from explorer.engine.model.plain_names import plain_buffers, plain_modules, plain_parameters
 from explorer.engine.model.twin import own_batch
-from explorer.engine.world.found_model import FoundModel, FoundOptimizer
-from explorer.engine.world.remembered import State, frozen, read_state
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
+from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
+from explorer.engine.state.state_diff import State, plain_copy, read_state
 
 Step = Callable[[nn.Module, Any], Any]
 """One training step: runs forward and backward of a model on a batch, both arguments."""
@@ -41,9 +41,9 @@ class StepProgram:
     """Plain names of the parameters that are compared."""
     dtype: torch.dtype | None = None
     """The type to which floating tensors are cast before the step; None casts nothing."""
-    found: list[FoundModel] = field(default_factory=list)
+    found: list[ModelSnapshot] = field(default_factory=list)
     """Every model to put back before a run: both programs may train the same parameters."""
-    optimizers: dict[int, FoundOptimizer] = field(default_factory=dict)
+    optimizers: dict[int, OptimizerSnapshot] = field(default_factory=dict)
     """Every optimizer of both programs that has stepped so far, by identity."""
 
     def state(self) -> State:
@@ -96,9 +96,9 @@ def take_steps(program: StepProgram, *, lead: Outcome | None = None, like: Outco
 def put_back(program: StepProgram) -> Any:
     """Puts back the models and optimizers, and returns a fresh copy of the batch for the next run."""
     for model in program.found:
-        model.put_back(program.dtype)
+        model.restore(program.dtype)
     for optimizer in program.optimizers.values():
-        optimizer.put_back()
+        optimizer.restore()
     return tree_map(lambda leaf: _cast(leaf, program.dtype), own_batch(program.batch))
 
 
@@ -125,7 +125,7 @@ class _Taking:
     def _before_optimizer(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         self.stepped = True
         if id(optimizer) not in self._program.optimizers:
-            self._program.optimizers[id(optimizer)] = FoundOptimizer(optimizer)
+            self._program.optimizers[id(optimizer)] = OptimizerSnapshot(optimizer)
         its_own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         mine = {name: value for name, value in self._program.named().items() if id(value) in its_own}
         self._read_gradients(mine)
@@ -167,7 +167,7 @@ def hooked(*hooks: RemovableHandle) -> Iterator[None]:
 
 
 def _remembered(program: StepProgram, batch: Any) -> State:
-    return {**program.state(), ("", "batch", "attribute"): frozen([batch])}
+    return {**program.state(), ("", "batch", "attribute"): plain_copy([batch])}
 
 
 def _input_gradients(batch: Any) -> Iterator[tuple[str, Tensor | None]]:

@@ -23,7 +23,7 @@ from explorer.engine.device.cpu_allocator import CpuRecorder
 from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.free_memory import available_bytes
 from explorer.engine.device.limits import limited_cuda, limited_process
-from explorer.engine.device.tf32 import tf32_kinds
+from explorer.engine.state.global_state import tf32_kinds
 from explorer.errors import BadInput
 from explorer.record.measurement import Environment
 

@@ -13,10 +13,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.policy.apply import apply_policy
+from explorer.engine.state.global_state import preserve_global_state
+from explorer.engine.state.rng import seed_everything
 from explorer.engine.step import set_mode, torch_device, torch_dtype
 from explorer.engine.watch.saved import looking_at_saved
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.rng import seed_everything
 from explorer.errors import BadInput, nearest
 from explorer.record.graph import AutogradPicture, AutogradPictures
 from explorer.record.plan import Progress, Report, silent
@@ -31,7 +31,7 @@ def draw_autograd(spec: RunSpec, block: str, report: Report = silent) -> Autogra
     them; reentrant checkpointing replaces the nodes by one. Drawn by torchviz (github.com/szagoruyko/pytorchviz).
     Raises BadInput for a block that does not exist or is never called, ModelFailed for a model that raises.
     """
-    with left_as_found():
+    with preserve_global_state():
         report(Progress(what=f"loading {spec.model.target}", done=0, total=3))
         loaded = place(load_for(spec), torch_device(spec), torch_dtype(spec))
         set_mode(loaded.model, spec.mode)

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from explorer.engine.state.bits import storages
 from explorer.engine.watch.storages import KnownTensor
-from explorer.engine.world.bits import storages
 
 
 def tensors_before_step(

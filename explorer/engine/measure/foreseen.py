@@ -13,6 +13,7 @@ import torch
 
 from explorer.engine.device.allocator import AllocatorLog
 from explorer.engine.device.device import device_of
+from explorer.engine.device.without_data import cast_buffers, without_data
 from explorer.engine.measure.attribution import attribute
 from explorer.engine.measure.before_step import optimizer_tensors
 from explorer.engine.measure.block_costs import block_costs, uncounted
@@ -21,11 +22,10 @@ from explorer.engine.measure.recording import tracker_of
 from explorer.engine.measure.tracked import as_ints
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import blaming, cast_type, types_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import OnPhase, Trainee, gradients, ignore, torch_dtype, trainee_of
 from explorer.engine.watch.storages import NONE
 from explorer.engine.watch.tracker import Tracker
-from explorer.engine.world.as_found import left_as_found
-from explorer.engine.world.without_data import cast_buffers, without_data
 from explorer.errors import BadInput
 from explorer.record.measurement import Measurement
 from explorer.record.plan import Progress, Report, silent
@@ -51,7 +51,7 @@ def foresee(spec: RunSpec, report: Report = silent) -> Measurement:
     def cast(own: torch.dtype) -> torch.dtype:
         return cast_type(own, torch_dtype(spec))
 
-    with left_as_found(), without_data(cast):
+    with preserve_global_state(), without_data(cast):
         report(Progress(what="building the model without data", done=0, total=3))
         warm_checkpoint(device.torch)
         loaded = load_for(spec)

@@ -9,8 +9,8 @@ from explorer.engine.device.device import Device
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.device.rank import rank_here
 from explorer.engine.measure.before_step import tensors_before_step
+from explorer.engine.state.bits import storages
 from explorer.engine.watch.storages import KnownTensor, tensors_in_memory
-from explorer.engine.world.bits import storages
 from explorer.record.allocations import ROLES, Allocations
 from explorer.record.base import column
 from explorer.record.graph import RECORDED, ModelRef

@@ -31,8 +31,8 @@ from explorer.engine.measure.stopwatch import Timed, block_ms, step_ms
 from explorer.engine.model.load import load_for
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import Trainee, prepare, run_step, torch_device
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ExplorerError, message_of
 from explorer.record.failure import is_out_of_memory
 from explorer.record.measurement import Environment, MeasuredBlock, Measurement
@@ -84,7 +84,7 @@ def _measure(specs: Sequence[RunSpec], report: Report) -> tuple[Measurement, ...
     n_timed = specs[0].n_repeats and len(specs) * (1 + 2 * specs[0].n_repeats)
     kept = sum(not spec.policy.units for spec in specs) if n_timed else 0
     meter = _Meter(report, 1 + len(specs) * 4 + n_timed + kept)
-    with left_as_found():
+    with preserve_global_state():
         meter("loading the model")
         loaded = load_for(specs[0])
         warm_checkpoint(device.torch)

@@ -1,7 +1,7 @@
 """Real steps of a user's loop under a sequence of policies. All steps are counted and undone.
 
 The steps follow each other as in training (an optimizer has state from the second step on) and draw the same random
-numbers. All state is restored at the end and after a failed step, see world/found_step.py.
+numbers. All state is restored at the end and after a failed step, see state/snapshot.py.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from explorer.engine.measure.stopwatch import BlockSamples, Timed, live_block_ms
 from explorer.engine.model.describe import describe_step
 from explorer.engine.model.loaded import shapes
 from explorer.engine.policy.apply import apply_policy, policy_of
+from explorer.engine.state.rng import RngState
+from explorer.engine.state.snapshot import StepSnapshot, optimizers_of
 from explorer.engine.watch.uncompiled import compiler_off
-from explorer.engine.world.found_step import FoundState, optimizers_of
-from explorer.engine.world.rng import RngState
 from explorer.errors import BadInput
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelGraph
@@ -51,8 +51,8 @@ class OwnSteps:
     def __enter__(self) -> Self:
         with ExitStack() as opened:
             opened.enter_context(compiler_off())
-            self._found = FoundState(self._model, self._step)
-            opened.callback(self._found.put_back)
+            self._found = StepSnapshot(self._model, self._step)
+            opened.callback(self._found.restore)
             self._drawn = RngState.capture(self._model)
             self._open = opened.pop_all()
         return self
@@ -63,7 +63,7 @@ class OwnSteps:
     def graph(self) -> ModelGraph:
         """The block graph, from a step that ends at the begin of its backward."""
         graph = describe_step(self._model, self._take, self._where)
-        self._found.put_back()
+        self._found.restore()
         return graph
 
     def recorded(self, policy: Policy) -> Measurement | None:
@@ -121,11 +121,11 @@ class OwnSteps:
                 work()
         except Exception as error:
             if not is_out_of_memory(error):
-                self._found.put_back()
+                self._found.restore()
                 raise
         else:
             return True
-        self._found.put_back()
+        self._found.restore()
         self._device.release()
         return False
 

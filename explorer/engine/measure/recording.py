@@ -22,10 +22,10 @@ from explorer.engine.measure.before_step import optimizer_tensors
 from explorer.engine.measure.limited import found_before_step, held_bytes, limited_step, run_limited
 from explorer.engine.model.loaded import Loaded, types_of
 from explorer.engine.policy.offload import HOST
+from explorer.engine.state.rng import RngState
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.checkpoint_error import failure_in_words
 from explorer.engine.watch.tracker import Tracker
-from explorer.engine.world.rng import RngState
 from explorer.errors import ExplorerError
 from explorer.record.failure import Failure, is_out_of_memory
 from explorer.record.measurement import AllocatorPeaks

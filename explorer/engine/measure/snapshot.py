@@ -12,8 +12,8 @@ from explorer.engine.device.cuda_allocator import CudaRecorder
 from explorer.engine.device.device import device_of
 from explorer.engine.measure.limited import run_limited
 from explorer.engine.model.loaded import blaming
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step, torch_device
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import NotOnThisDevice, NotSaved
 from explorer.record.measurement import SavedFile
 from explorer.record.plan import Progress, Report, silent
@@ -34,7 +34,7 @@ def save_snapshot(spec: RunSpec, path: Path, report: Report = silent) -> SavedFi
             hint="The run itself can be saved and opened here on any device.",
         )
     device = torch_device(spec)
-    with left_as_found():
+    with preserve_global_state():
         trainee, recorder = prepare(spec), CudaRecorder(device, stacks=True)
         with blaming(spec.model, trainee.inputs, "step"):
             for i in range(N_WARM_UP):

@@ -18,19 +18,19 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from explorer.engine.device.device import device_of
+from explorer.engine.device.without_data import is_without_data
 from explorer.engine.model.block_chain import chain_of, cut_points, repeated_as
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded, blaming, place
 from explorer.engine.model.of_module import has_running_statistics, of_module
 from explorer.engine.model.openable import refuse_unopenable
+from explorer.engine.state.rng import RngState
 from explorer.engine.watch.backward import around_backward
 from explorer.engine.watch.joins import edges_and_joins
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.observe import Observation
 from explorer.engine.watch.own_checkpoints import OwnCheckpoints
 from explorer.engine.watch.second_run import SecondRun
-from explorer.engine.world.rng import RngState
-from explorer.engine.world.without_data import is_without_data
 from explorer.errors import BadInput, ExplorerError, ModelFailed
 from explorer.plan.names import is_within, lineage
 from explorer.record.failure import is_out_of_memory

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from explorer.engine.model.loaded import call, shapes
 from explorer.engine.model.openable import copied
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.errors import ModelNotLoaded, said_by
 from explorer.record.failure import is_out_of_memory
 

@@ -32,13 +32,13 @@ import torch
 from torch import nn
 
 from explorer.engine.device.limits import limited_process
+from explorer.engine.device.without_data import explain_data_dependence
 from explorer.engine.model.example_batch import SHAPE_ARGUMENTS, BatchShape
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.openable import refuse_unopenable
 from explorer.engine.model.returned import unpacked
 from explorer.engine.model.weights import load_weights
-from explorer.engine.world.rng import seed_everything
-from explorer.engine.world.without_data import blaming_decisions
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import ExplorerError, ModelNotLoaded, nearest, said_by
 from explorer.plan.catalogue import default_size
 from explorer.plan.names import listed
@@ -78,7 +78,7 @@ def load(ref: ModelRef, *, seed: int = 0, limit_bytes: int | None = None) -> Loa
     shape, arguments = _batch_shape(factory, arguments)
     seed_everything(seed)
     try:
-        with limited_process(limit_bytes), blaming_decisions(ref.target):
+        with limited_process(limit_bytes), explain_data_dependence(ref.target):
             built = factory(**{name: _meant(value) for name, value in arguments.items()})
     except ExplorerError:
         raise

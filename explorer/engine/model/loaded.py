@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
-from explorer.engine.world.without_data import blaming_decisions
+from explorer.engine.device.without_data import explain_data_dependence
 from explorer.errors import ExplorerError, ModelFailed, said_by
 from explorer.record.failure import is_out_of_memory
 from explorer.record.graph import ModelRef
@@ -128,7 +128,7 @@ def cast_type(own: torch.dtype, dtype: torch.dtype | None) -> torch.dtype:
 def blaming(ref: ModelRef, inputs: Any, doing: str) -> Iterator[None]:
     """Turns the model's errors while `doing` ("forward", "backward") into ModelFailed that shows the batch."""
     try:
-        with blaming_decisions(ref.target):
+        with explain_data_dependence(ref.target):
             yield
     except ExplorerError:
         raise

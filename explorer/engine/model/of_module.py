@@ -7,7 +7,7 @@ from typing import TypedDict
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.world.bits import n_bytes
+from explorer.engine.state.bits import n_bytes
 
 
 class OfModule(TypedDict):

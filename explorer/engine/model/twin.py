@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
-from explorer.engine.world.bits import same_bits, storages
-from explorer.engine.world.images import same_state
-from explorer.engine.world.remembered import read_state
+from explorer.engine.state.bits import same_bits, storages
+from explorer.engine.state.state_diff import read_state, same_state
 
 
 def twin(loaded: Loaded, *, seed: int) -> Loaded:

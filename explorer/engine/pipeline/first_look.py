@@ -19,7 +19,7 @@ from explorer.engine.pipeline.cut.build import Pipeline
 from explorer.engine.pipeline.cut.split import StageModule
 from explorer.engine.pipeline.cut.tape import Meta
 from explorer.engine.pipeline.play.inproc import Mail, run_pass
-from explorer.engine.world.bits import same_bits
+from explorer.engine.state.bits import same_bits
 from explorer.plan.pipeline.actions import Action, Rows
 from explorer.record.pipeline_run import RankMemory
 

@@ -26,8 +26,8 @@ from explorer.engine.model.loaded import Loaded, blaming
 from explorer.engine.pipeline.cut.build import Pipeline, build
 from explorer.engine.pipeline.first_look import N_MICROBATCHES, FirstLook, look_at, n_bytes
 from explorer.engine.pipeline.profile_stages import StageBench
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import split
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, InvalidPlan
 from explorer.plan.pipeline.cuts import Stages
 from explorer.plan.pipeline.stage_costs import special_units
@@ -56,7 +56,7 @@ def profile_blocks(
     Only units of the policy that save operators or offload matter; the plan of `spec` is not used. Raises InvalidPlan
     for cuts that the model does not allow, ModelFailed for a model that raises, and the errors of load and prepare.
     """
-    with left_as_found():
+    with preserve_global_state():
         loaded = loaded or load_for(spec)
         small, n_rows, batch_rows = _cut_batch(loaded, n_microbatches)
         plan = PipelinePlan(stages=groups, n_microbatches=N_MICROBATCHES, schedule="GPipe")

@@ -22,7 +22,7 @@ from explorer.engine.pipeline.play.procs import RanksEnded, first_failure, resul
 from explorer.engine.pipeline.play.rank_files import report_files, tensor_file
 from explorer.engine.pipeline.play.torch_adapter import cause_of
 from explorer.engine.pipeline.three_way import buffer_shares, gradient_shares, references
-from explorer.engine.world.as_found import left_as_found
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.errors import Cancelled, InvalidPlan, NotOnThisDevice
 from explorer.plan.export.torchrun import SPEC_FILE, run_key
 from explorer.plan.pipeline.clock import as_read, simulate
@@ -56,7 +56,7 @@ def run_pipeline(
         raise InvalidPlan(
             "torchrun starts ranks from a shell, not from here.", hint="Write the run script and open its results."
         )
-    with left_as_found():
+    with preserve_global_state():
         report(Progress(what="building the stages", done=0, total=6))
         loaded = loaded or load_for(spec)
         pipeline = build(spec, loaded)
@@ -78,7 +78,7 @@ def run_pipeline(
 def open_results(spec: RunSpec, folder: Path, report: Report = silent) -> PipelineRun:
     """The run of `spec` from the results of torchrun's ranks in `folder`, compared with the unsplit model here. The
     early end of a rank is a result (`failure`). Raises InvalidPlan."""
-    with left_as_found():
+    with preserve_global_state():
         loaded = load_for(spec)
         pipeline = build(spec, loaded)
         result = _Result(pipeline, "torchrun", None)

@@ -21,9 +21,9 @@ from explorer.engine.model.loaded import Loaded, call
 from explorer.engine.pipeline.cut.build import Pipeline, microbatches, policy_of
 from explorer.engine.pipeline.cut.keyed_rng import KeyedRng
 from explorer.engine.pipeline.play.batch_norm import deferred_batch_norm
+from explorer.engine.state.bits import same_bits
+from explorer.engine.state.rng import seed_everything
 from explorer.engine.step import autocast, prepare
-from explorer.engine.world.bits import same_bits
-from explorer.engine.world.rng import seed_everything
 from explorer.record.comparison import BufferDiff, GradientDiff
 from explorer.record.pipeline_run import BufferShares, GradientShares
 from explorer.record.plan import Progress, Report

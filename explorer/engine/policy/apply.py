@@ -28,8 +28,7 @@ from explorer.engine.policy.check import checked, runs_its_children
 from explorer.engine.policy.in_turn import InTurn, called_in_turn
 from explorer.engine.policy.offload import offload_saved
 from explorer.engine.policy.recompute import RunningAgain
-from explorer.engine.world.generators import own_generators
-from explorer.engine.world.rng import OutsideRng
+from explorer.engine.state.rng import OutsideRng, generators_of
 from explorer.errors import BadInput
 from explorer.plan.policy.block_names import differences, expanded, shape_of
 from explorer.record.policy import KEEP_ALL, Policy, Unit
@@ -157,7 +156,7 @@ def _carried(model: nn.Module) -> frozenset[Wrap]:
 
 def _outside(model: nn.Module, policy: Policy, generators: Sequence[torch.Generator]) -> OutsideRng | None:
     """Generators that torch does not stash. Generators of the model are copied with the model, others are shared."""
-    own = own_generators(model)
+    own = generators_of(model)
     held = {id(generator) for generator in own.values()}
     kept = {id(own[name]): own[name] for name in policy.restore_rng if name in own}
     kept.update((id(generator), generator) for generator in generators if id(generator) in held)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from explorer.engine.policy.actions import known_operators, operator
-from explorer.engine.world.generators import own_generators
+from explorer.engine.state.rng import generators_of
 from explorer.errors import InvalidPolicy, nearest
 from explorer.record.policy import Action, DeterminismCheck, Policy, RunningStats, Unit
 
@@ -124,7 +124,7 @@ def _options(model: nn.Module, policy: Policy) -> Iterator[str]:
             yield f"{option} is {value!r}; it can be {' or '.join(map(repr, allowed))}"
     if policy.use_reentrant and any(unit.action == "save_ops" for unit in policy.units):
         yield "use_reentrant=True cannot save the results of operators: torch offers that for use_reentrant=False alone"
-    own = own_generators(model)
+    own = generators_of(model)
     for name in policy.restore_rng:
         if name not in ("python", "numpy") and name not in own:
             known = ", ".join(own) or "no generator of its own"

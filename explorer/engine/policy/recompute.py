@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from explorer.engine.world.rng import OutsideRng
+from explorer.engine.state.rng import OutsideRng
 from explorer.record.policy import RunningStats
 
 Observer = Callable[[str, bool], None]

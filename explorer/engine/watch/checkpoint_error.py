@@ -18,10 +18,10 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointError
 
 from explorer.engine.device.limits import failure_in_step
+from explorer.engine.state.rng import RngState
 from explorer.engine.watch.saved import looking_at_saved
 from explorer.engine.watch.scopes import BlockScopes, Frame
 from explorer.engine.watch.uncompiled import DispatchMode
-from explorer.engine.world.rng import RngState
 from explorer.record.failure import Failure
 
 _MISMATCH = re.compile(r"tensor at position (\d+):\nsaved metadata: (.*)\nrecomputed metadata: (.*)")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.world.generators import is_generator
+from explorer.engine.state.rng import is_generator
 from explorer.record.graph import Trait
 
 RUNNING_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

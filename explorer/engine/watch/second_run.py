@@ -23,13 +23,13 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from explorer.engine.device.without_data import is_without_data
+from explorer.engine.state.rng import generator_key, get_position, imported_numpy, reachable_generators, state_bytes
 from explorer.engine.watch.data_flow import dense
 from explorer.engine.watch.handed import Handed
 from explorer.engine.watch.moved_state import moved_traits, state_of
 from explorer.engine.watch.statistics_use import StatisticsUse
 from explorer.engine.watch.uncompiled import DispatchMode
-from explorer.engine.world.generators import generators_in_reach, get_position, identity, image, imported_numpy
-from explorer.engine.world.without_data import is_without_data
 from explorer.plan.names import lineage
 from explorer.record.graph import Trait
 
@@ -55,7 +55,7 @@ class _Call:
 
     def goes_on(self, generator: torch.Generator, before: bytes) -> bool:
         """Whether a draw at `before` continues from the generator's state at entry, not from a seed set in the call."""
-        key = identity(generator)
+        key = generator_key(generator)
         seed, at_entry = self.entry[key]
         if generator.initial_seed() != seed:
             return False
@@ -76,7 +76,7 @@ class SecondRun(DispatchMode):
         self.streams: dict[tuple[str, str], list[tuple[Outside, Outside]]] = {}
         """Generator states before and after each call of a block that moved the generators and may have seeded them."""
         self._fqns = {module: fqn for fqn, module in model.named_modules()}
-        within = generators_in_reach(model)
+        within = reachable_generators(model)
         self._noted = frozenset(streams)
         self._own = [g for g in within if isinstance(g, torch.Generator)]
         self._objects = [g for g in within if not isinstance(g, torch.Generator)]
@@ -160,10 +160,10 @@ class SecondRun(DispatchMode):
         # Dropout in eval mode, or of nothing; without data no generator moves.
         if get_position(generator) == before and not is_without_data():
             return
-        default = identity(generator) in map(identity, _defaults())
+        default = generator_key(generator) in map(generator_key, _defaults())
         for call in self._calls:
-            if identity(generator) not in call.entry:
-                call.strange.setdefault(identity(generator), before)
+            if generator_key(generator) not in call.entry:
+                call.strange.setdefault(generator_key(generator), before)
             elif call.goes_on(generator, before):
                 self.traits[call.fqn].add("uses_rng" if default else "own_generator")
             # RReLU stores the noise that it draws; as last operator it is cut short by early stop (pytorch #193671).
@@ -182,7 +182,7 @@ class SecondRun(DispatchMode):
             handed=Handed(args, kwargs, self._name),
             outside=outside_position(),
             objects=tuple(map(get_position, self._objects)),
-            entry={identity(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
+            entry={generator_key(g): (g.initial_seed(), get_position(g)) for g in (*_defaults(), *self._own)},
         )
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
@@ -269,4 +269,4 @@ _TRAIT: dict[str, Trait] = {
 def outside_position() -> Outside:
     """States of Python's and numpy's default generators; None for numpy if it is not imported."""
     numpy = imported_numpy()
-    return random.getstate(), image(numpy.random.get_state()) if numpy is not None else None
+    return random.getstate(), state_bytes(numpy.random.get_state()) if numpy is not None else None

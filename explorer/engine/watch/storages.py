@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from explorer.engine.world.bits import storages
+from explorer.engine.state.bits import storages
 from explorer.record.allocations import ROLES, Role
 
 NONE = -1

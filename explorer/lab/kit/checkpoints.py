@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import Gradients, LabBench, attempt, gradients_of, mean_square
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped, Normed, block_names, chain
 from explorer.lab.kit.rows import compared_row

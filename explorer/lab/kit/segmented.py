@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from explorer.engine.policy.recompute import running_again
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.errors import InvalidPolicy
 from explorer.lab.kit.bench import mean_square
 from explorer.lab.kit.nets import Recurrent

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from explorer.engine.compare.diffs import Yardstick, difference, differences, max_ulp, relative_distance
-from explorer.engine.world.bits import same_bits
+from explorer.engine.state.bits import same_bits
 from explorer.record.comparison import BufferDiff, GradientDiff
 
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from explorer.engine.compare import kept
 from explorer.engine.compare.kept import Kept
-from explorer.engine.world.bits import same_bits
+from explorer.engine.state.bits import same_bits
 
 TENSORS: dict[str, Tensor | None] = {
     "scalar": torch.tensor(3.5),

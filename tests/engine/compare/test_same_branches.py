@@ -11,8 +11,8 @@ from explorer.engine.compare.outcome import Outcome, take
 from explorer.engine.compare.reference import reference
 from explorer.engine.compare.same_branches import Branches, SameBranches
 from explorer.engine.model.load import load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare
-from explorer.engine.world.as_found import left_as_found
 from explorer.record.run import RunSpec
 from tests.engine.tiny_nets import ref
 
@@ -20,7 +20,7 @@ from tests.engine.tiny_nets import ref
 def referred(factory: str) -> tuple[Outcome | None, str]:
     spec = RunSpec(model=ref(factory), optimizer="none")
     loaded = load_for(spec)
-    with left_as_found():
+    with preserve_global_state():
         return reference(spec, loaded, take(prepare(spec, loaded)))
 
 

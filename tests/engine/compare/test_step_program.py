@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from explorer.engine.compare.step_program import StepProgram, take_steps, whole
-from explorer.engine.world.found_model import FoundModel
+from explorer.engine.state.snapshot import ModelSnapshot
 
 BATCH = torch.linspace(-1, 1, 6).reshape(2, 3)
 
@@ -34,7 +34,7 @@ def program_of(step: Any, **options: Any) -> StepProgram:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Tanh())
     names = tuple(name for name, _ in model.named_parameters())
-    found_model = FoundModel(model, list(model.modules()))
+    found_model = ModelSnapshot(model, list(model.modules()))
     return StepProgram(step, model, BATCH, names, found=[found_model], **options)
 
 

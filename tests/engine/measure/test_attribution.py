@@ -16,9 +16,9 @@ from explorer.engine.device.device import CpuDevice
 from explorer.engine.measure.attribution import _operators, attribute
 from explorer.engine.measure.recording import Recorded, record, tracker_of, watched_step
 from explorer.engine.model.load import load
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step
 from explorer.engine.watch.storages import NONE
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import PHASES, ROLES, Allocations, ModelRef, Policy, RunSpec, Unit
 from tests.engine.measure.gpt_runs import BLOCKS
 from tests.engine.tiny_nets import ref
@@ -41,7 +41,7 @@ def run_of(policy: Policy = Policy(), model: ModelRef | None = None, **options: 
     """One recording each; records with dictionaries inside have no hash."""
     spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy, **options)
     if repr(spec) not in _runs:
-        with left_as_found():
+        with preserve_global_state():
             run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
         assert run.failure is None, run.failure
         _runs[repr(spec)] = run
@@ -191,7 +191,7 @@ def test_an_lstm_has_bytes_inside_its_kernels() -> None:
 
 def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> None:
     """A dispatch mode alone would make autograd add up a shared weight's gradients out of place."""
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("shared", width=64), optimizer="none"))
         run_step(trainee)
         trainee.model.zero_grad(set_to_none=True)
@@ -206,7 +206,7 @@ def test_shared_weights_take_the_same_path_with_and_without_the_tracker() -> Non
 
 def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The profiler loses frees of blocks older than itself: uncorrected the peak would be too high by the gradients."""
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("gpt", width=128, batch=1, length=16)))
         run_step(trainee)
         clean = Recorded()
@@ -226,7 +226,7 @@ def test_stale_gradients_are_there_at_the_start_and_their_death_is_seen(monkeypa
 
 def test_an_allocation_nobody_tagged_keeps_block_and_phase() -> None:
     """The same recording, told to a tracker whose storages are forgotten."""
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain", width=64)))
         run_step(trainee)
         trainee.model.zero_grad(set_to_none=True)
@@ -268,7 +268,7 @@ def as_cuda_says_it(log: AllocatorLog, base_bytes: int, skew_ns: int) -> Allocat
 
 @pytest.mark.parametrize("mode", ["keep", "mixed"])
 def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str) -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("gpt", **WIDE), policy=MODES[mode]))
         run_step(trainee)
         trainee.model.zero_grad(set_to_none=True)
@@ -291,7 +291,7 @@ def test_a_clock_of_whole_microseconds_far_from_ours_attributes_alike(mode: str)
 
 
 def test_a_long_history_is_attributed() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain")))
         with tracker_of(trainee) as tracker:
             tracker.on_phase("forward")

@@ -7,10 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from explorer.engine.device.without_data import without_data
 from explorer.engine.measure.foreseen import foresee
 from explorer.engine.measure.measure import measure
 from explorer.engine.model.describe import describe
-from explorer.engine.world.without_data import without_data
 from explorer.errors import BadInput, ModelFailed
 from explorer.record.graph import ModelRef
 from explorer.record.measurement import Measurement

@@ -11,8 +11,8 @@ from torch import nn
 from explorer.engine.measure.checkpoint_cost import CheckpointCost
 from explorer.engine.measure.operator_times import OperatorTimes
 from explorer.engine.measure.stopwatch import BlockSamples, Timed, block_ms, live_block_ms, live_step_ms, step_ms
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec, Unit
 from explorer.record.measurement import Samples
 from tests.engine.tiny_nets import ref
@@ -39,7 +39,7 @@ class Ticking:
 
 
 def test_phases_of_a_step_add_up() -> None:
-    with left_as_found():
+    with preserve_global_state():
         clock = Ticking()
         took = step_ms(prepare(RunSpec(model=ref("chain"), n_accumulation=2)), clock)
     assert took == {"forward": 2, "backward": 2, "optimizer": 1, "step": 5}
@@ -49,7 +49,7 @@ def test_phases_of_a_step_add_up() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_block_that_runs_again_is_charged_with_its_ancestors(reentrant: bool) -> None:
     policy = Policy.recompute(["1", "2"], use_reentrant=reentrant)
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), policy=policy))
         run_step(trainee)
         took = block_ms(trainee, policy, Ticking())
@@ -62,7 +62,7 @@ def test_a_block_that_runs_again_is_charged_with_its_ancestors(reentrant: bool) 
 
 def test_a_segments_blocks_are_charged_one_by_one() -> None:
     policy = Policy(units=(Unit(blocks=("1", "2")),))
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain"), policy=policy))
         run_step(trainee)
         took = block_ms(trainee, policy, Ticking())

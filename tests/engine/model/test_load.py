@@ -13,8 +13,8 @@ from torch import nn
 
 from explorer.engine.device.limits import failure_in_step
 from explorer.engine.model.load import load, load_for
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import ModelFailed, ModelNotLoaded, OutOfMemory
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
@@ -214,7 +214,7 @@ def test_gradients_that_stay_off_are_said(hostile: Path) -> None:
     with pytest.raises(ModelNotLoaded, match="switched gradients off"):
         load(ModelRef(target=f"{hostile}:ungraded"))
     assert torch.is_grad_enabled()
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ModelRef(target=f"{hostile}:ungrading")))
         with pytest.raises(ModelFailed, match="switched gradients off"):
             run_step(trainee)

@@ -10,8 +10,8 @@ import torch
 
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import BadInput, ModelFailed, ModelNotLoaded
 from explorer.plan.policy.presets import preset
 from explorer.record.graph import ModelRef
@@ -60,7 +60,7 @@ def test_what_can_be_opened_is_opened(closed: Path) -> None:
     graph = describe(ModelRef(target=f"{closed}:old_norm"))
     assert graph.chain == ("0", "1") and preset("all", graph).blocks
     spec = RunSpec(model=graph.model, policy=Policy.recompute(["0"]), optimizer="adamw")
-    with left_as_found():
+    with preserve_global_state():
         assert run_step(prepare(spec)) > 0
     with pytest.raises(ModelFailed, match=r"weight_norm keeps a computed weight in 0.*parametrizations\.weight_norm"):
         graph_of(load(graph.model).model, torch.ones(2, 4))
@@ -68,7 +68,7 @@ def test_what_can_be_opened_is_opened(closed: Path) -> None:
 
 def test_a_sparse_gradient_needs_another_optimizer(closed: Path) -> None:
     spec = RunSpec(model=ModelRef(target=f"{closed}:sparse"))
-    with left_as_found():
+    with preserve_global_state():
         with pytest.raises(BadInput, match=r"gradient of 0 is sparse.*AdamW.*sgd.*sparse=False"):
             prepare(spec)
         assert run_step(prepare(msgspec.structs.replace(spec, optimizer="sgd"))) > 0

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import forward_backward, prepare
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPolicy
 from explorer.plan.catalogue import catalogue
 from explorer.plan.hazards.hazards import hazards
@@ -68,7 +68,7 @@ def gradients(ref: ModelRef, policy: Policy) -> tuple[dict[str, Tensor | None], 
         return tensor
 
     spec = RunSpec(model=ref, policy=policy, optimizer="none")
-    with left_as_found(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with preserve_global_state(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         trainee = prepare(spec, load(ref))
         n_bytes: list[int] = []
         forward_backward(trainee, lambda phase: n_bytes.append(sum(held.values())))

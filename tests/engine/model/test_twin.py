@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from explorer.engine.model.load import load
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.model.twin import is_same_start, left_behind, twin
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import forward_backward, prepare
-from explorer.engine.world.as_found import left_as_found
 from explorer.record.graph import ModelRef
 from explorer.record.run import RunSpec
 from tests.engine import carried_nets, trap_nets
@@ -19,7 +19,7 @@ from tests.engine import carried_nets, trap_nets
 def test_hooks_on_tensors_are_the_twin_s_too() -> None:
     """A deep copy loses them: the gradients would come unclipped."""
     spec = RunSpec(model=carried_nets.ref("clipped", right=True))
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(spec, load(spec.model))
         forward_backward(trainee)
     gradients = [parameter.grad for parameter in trainee.model.parameters()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 
 
 class Residual(nn.Module):

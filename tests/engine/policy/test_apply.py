@@ -22,7 +22,7 @@ from torch.utils.checkpoint import _infer_device_type
 import explorer
 from explorer.engine.policy.apply import apply_policy, is_wrapped, witnesses
 from explorer.engine.policy.recompute import observe_recompute
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.plan.export.torch_file import to_torch
 from explorer.plan.policy import file as policy_file

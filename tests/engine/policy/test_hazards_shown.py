@@ -14,8 +14,8 @@ from explorer.engine.model.describe import describe
 from explorer.engine.model.load import load
 from explorer.engine.pipeline.run import run_pipeline
 from explorer.engine.policy.recompute import observe_recompute
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import forward_backward, prepare
-from explorer.engine.world.as_found import left_as_found
 from explorer.errors import InvalidPlan
 from explorer.lab import derivatives
 from explorer.plan.hazards.hazards import hazards
@@ -145,7 +145,7 @@ def test_reentrant_keywords_are_said() -> None:
 def test_a_hidden_norm_moves_twice() -> None:
     def batches_seen(net: str) -> int:
         _, candidate = pair(net, ("1",))
-        with left_as_found():
+        with preserve_global_state():
             trainee = prepare(candidate, load(candidate.model))
             forward_backward(trainee)
         return int(trainee.model.get_submodule("1").norms[0].num_batches_tracked)
@@ -166,7 +166,7 @@ def test_a_generator_that_no_way_leads_to() -> None:
         return trainee.model.get_parameter("1.linear.weight").grad
 
     baseline, candidate = pair("from_nowhere", ("1",))
-    with left_as_found():
+    with preserve_global_state():
         first, again, recomputed = map(gradient, (baseline, baseline, candidate))
     assert first is not None and again is not None and recomputed is not None
     assert torch.equal(first, again) and not torch.equal(first, recomputed)
@@ -177,7 +177,7 @@ def test_a_list_that_collects_gets_everything_twice() -> None:
     assert "filled-inputs" in foreseen(pair("remembering memory=losses", ("block",))[1])
     assert "filled-inputs" not in foreseen(pair("unused_cache", ("block",))[1])
     _, candidate = pair("remembering memory=losses", ("block",))
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(candidate, load(candidate.model))
         trainee.model.get_submodule("block").register_forward_pre_hook(lambda _, args: held.append(args[2]))
         held: list[Any] = []
@@ -196,7 +196,7 @@ def reruns(net: str, *blocks: str) -> list[str]:
     """Which units run again in one step."""
     seen: list[str] = []
     _, candidate = pair(net, blocks)
-    with left_as_found(), observe_recompute(lambda fqn, entering: seen.append(fqn) if entering else None):
+    with preserve_global_state(), observe_recompute(lambda fqn, entering: seen.append(fqn) if entering else None):
         forward_backward(prepare(candidate, load(candidate.model)))
     return seen
 
@@ -230,7 +230,7 @@ def test_eval_between_forward_and_backward(reentrant: bool, notices: bool) -> No
         forward_backward(trainee, lambda phase: trainee.model.train(phase == "forward") and None)
         return {name: parameter.grad for name, parameter in trainee.model.named_parameters()}
 
-    with left_as_found():
+    with preserve_global_state():
         expected = flipped(baseline)
         if notices:
             with pytest.raises(torch.utils.checkpoint.CheckpointError):
@@ -244,7 +244,7 @@ def test_a_weight_used_by_several_reentrant_regions_calls_its_hooks_several_time
     def calls(**options: Any) -> int:
         _, candidate = pair("shared", ("cell",), **options)
         heard: Counter[str] = Counter()
-        with left_as_found():
+        with preserve_global_state():
             trainee = prepare(candidate, load(candidate.model))
             weight = trainee.model.get_parameter("cell.linear.weight")
             weight.register_post_accumulate_grad_hook(lambda parameter: heard.update(["called"]))
@@ -267,7 +267,7 @@ def test_second_order_through_reentrant_and_selective() -> None:
         return derivatives.judged(spec, loaded, "", derivative, bare).outcome
 
     plain, selective = (pair("dropout", **options)[1] for options in (ONE, keeping("aten.addmm.default")))
-    with left_as_found():
+    with preserve_global_state():
         assert outcome("gradient penalty", reentrant) == "raised"
         assert outcome("Hessian-vector product", reentrant) == "different"
         assert outcome("backward twice", selective) == "raised"

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from explorer.engine.policy.apply import apply_policy, is_wrapped
 from explorer.engine.policy.recompute import observe_recompute
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import InvalidPolicy
 from explorer.record.policy import Policy, Unit
 

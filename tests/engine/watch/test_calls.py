@@ -8,7 +8,7 @@ import pytest
 from explorer.engine.device.device import CpuDevice
 from explorer.engine.measure.recording import record
 from explorer.engine.model.load import load
-from explorer.engine.world.as_found import left_as_found
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.plan.predict.replay import Call, Replay
 from explorer.record import Allocations, ModelRef, Policy, RunSpec
 from tests.engine.tiny_nets import ref
@@ -19,7 +19,7 @@ WIDE = {"width": 64, "length": 64}
 
 def calls_of(policy: Policy | None = None, model: ModelRef | None = None, **options: int) -> tuple[Replay, Allocations]:
     spec = RunSpec(model=model or ref("gpt", **WIDE), policy=policy or Policy(), **options)  # type: ignore[arg-type]
-    with left_as_found():
+    with preserve_global_state():
         run = record(spec, load(spec.model), CpuDevice(), lambda what: None)
     assert run.attribution is not None and run.failure is None
     log, phases = run.attribution.allocations, run.attribution.phases

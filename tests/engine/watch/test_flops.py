@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from explorer.engine.measure.recording import tracker_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare, run_step
 from explorer.engine.watch.flops import formula
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec
 from tests.engine.tiny_nets import ref
 
@@ -135,7 +135,7 @@ RATIOS = [
 
 
 def total_flops(policy: Policy, dropout: float) -> int:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("gpt", dropout=dropout, **REFERENCE), policy=policy, optimizer="none"))
         with tracker_of(trainee) as tracker:
             run_step(trainee, tracker.on_phase)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from explorer.engine.measure.recording import tracker_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import prepare
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import RunSpec
 from tests.engine.tiny_nets import ref
 
 
 def test_a_resized_storage_is_followed() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("chain")))
         tracker = tracker_of(trainee)
         with tracker:

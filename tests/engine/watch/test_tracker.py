@@ -9,9 +9,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from explorer.engine.measure.recording import tracker_of
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import Trainee, prepare, run_step
 from explorer.engine.watch.tracker import BACKWARD, FORWARD, OP_COLUMNS, RECOMPUTE, Tracker
-from explorer.engine.world.as_found import left_as_found
 from explorer.record import Policy, RunSpec, Unit
 from tests.engine.tiny_nets import ref
 
@@ -42,7 +42,7 @@ def by_block(tracker: Tracker, phase: int) -> dict[str, int]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_stack_is_balanced_after_the_step(mode: str) -> None:
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(MODES[mode])
     assert tracker.scopes.frame.stack == [0]
     assert tracker.scopes.frame.reruns == []
@@ -50,7 +50,7 @@ def test_the_stack_is_balanced_after_the_step(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_model_is_left_as_found(mode: str) -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("gpt"), policy=MODES[mode]))
         before = hooks(trainee)
         tracker = tracker_of(trainee)
@@ -65,7 +65,7 @@ def hooks(trainee: Trainee) -> list[int]:
 
 
 def test_the_stack_is_balanced_after_an_exception_in_forward() -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee = prepare(RunSpec(model=ref("raises")))
         tracker = tracker_of(trainee)
         with pytest.raises(ValueError, match="does not fit"), tracker:
@@ -75,7 +75,7 @@ def test_the_stack_is_balanced_after_an_exception_in_forward() -> None:
 
 
 def test_blocks_say_how_often_they_ran() -> None:
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(Policy.recompute(["blocks.1", "blocks.3"]))
     counts = dict(zip(tracker.fqns, zip(tracker.n_forward, tracker.n_recompute)))
     assert [counts[block] for block in BLOCKS] == [(1, 0), (1, 1), (1, 0), (1, 1)]
@@ -85,21 +85,21 @@ def test_blocks_say_how_often_they_ran() -> None:
 
 
 def test_a_shared_block_runs_again_once_a_call() -> None:
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(Policy.recompute(["cell"]), "shared")
     assert dict(zip(tracker.fqns, zip(tracker.n_forward, tracker.n_recompute)))["cell"] == (6, 6)
 
 
 def test_a_segment_runs_each_of_its_blocks_again_once() -> None:
     policy = Policy(units=(Unit(blocks=("1", "2")),))
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(policy, "chain")
     assert [tracker.n_recompute[tracker.fqns.index(fqn)] for fqn in ("0", "1", "2", "3")] == [0, 1, 1, 0]
 
 
 def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:
     """A Linear's backward is two products of the size of its forward; the first one needs no input gradient."""
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(factory="chain")
     forward, backward = by_block(tracker, FORWARD), by_block(tracker, BACKWARD)
     assert forward == {f"{i}.0": 2 * 8 * 16 * 16 for i in range(4)}
@@ -108,7 +108,7 @@ def test_backward_flops_belong_to_the_block_that_ran_forward() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_backward_flops_do_not_depend_on_the_policy(mode: str) -> None:
-    with left_as_found():
+    with preserve_global_state():
         plain, again = watched()[1], watched(MODES[mode])[1]
     assert by_block(plain, FORWARD) == by_block(again, FORWARD)
     if mode != "reentrant":
@@ -118,7 +118,7 @@ def test_backward_flops_do_not_depend_on_the_policy(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_all_flops_agree_with_torchs_own_counter(mode: str) -> None:
-    with left_as_found():
+    with preserve_global_state():
         trainee, tracker = watched(MODES[mode])
         with FlopCounterMode(display=False) as counter:
             run_step(trainee)
@@ -126,7 +126,7 @@ def test_all_flops_agree_with_torchs_own_counter(mode: str) -> None:
 
 
 def test_recompute_flops_are_those_of_the_chosen_blocks_alone() -> None:
-    with left_as_found():
+    with preserve_global_state():
         _, tracker = watched(Policy.recompute(["blocks.2"], early_stop=False))
     assert by_block(tracker, RECOMPUTE) == {
         fqn: n for fqn, n in by_block(tracker, FORWARD).items() if fqn.startswith("blocks.2")

@@ -11,8 +11,8 @@ from explorer.engine.device.allocator import clock_skew_ns, take_probe
 from explorer.engine.device.device import device_of
 from explorer.engine.measure.recording import tracker_of
 from explorer.engine.measure.stopwatch import step_ms
+from explorer.engine.state.global_state import preserve_global_state
 from explorer.engine.step import Trainee, prepare, run_step
-from explorer.engine.world.as_found import left_as_found
 from tests.gpu.kit import Bench
 
 N_STEPS = 10
@@ -45,7 +45,7 @@ def check_clock_skew(bench: Bench) -> None:
 
 
 def check_events_against_the_wall(bench: Bench) -> None:
-    with left_as_found():
+    with preserve_global_state():
         for sample, size in (("gpt", "small"), ("gpt", "gpu"), ("resnet", "gpu")):
             trainee, clock = warm(bench, sample, size), device_of(bench.torch).clock()
             events = statistics.median(step_ms(trainee, clock)["step"] for _ in range(N_STEPS))
@@ -67,7 +67,7 @@ def busy_ms(trainee: Trainee) -> float:
 
 
 def check_instrumented_over_bare(bench: Bench) -> None:
-    with left_as_found():
+    with preserve_global_state():
         for size in ("small", "gpu"):
             trainee, device = warm(bench, "gpt", size), device_of(bench.torch)
             bare, watched = [], []

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from explorer import apply_policy
 from explorer.engine.compare.compare import compare
-from explorer.engine.device.tf32 import tf32_kinds, without_tf32
 from explorer.engine.model.describe import describe
+from explorer.engine.state.global_state import tf32_kinds, without_tf32
 from explorer.plan.policy.presets import preset
 from explorer.record import Policy
 from tests.gpu.kit import Bench, Skipped

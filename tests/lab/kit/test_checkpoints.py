@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.lab.kit.bench import LabBench, gradients_of, mean_square, step_gradients
 from explorer.lab.kit.checkpoints import CHECKPOINTS, ENGINES, WrittenOutCheckpoint, engine_policy, flip_row
 from explorer.lab.kit.nets import BATCH, WIDTH, Dropped

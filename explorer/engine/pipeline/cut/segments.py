@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from explorer.engine.pipeline.cut.tape import Step, Value
 from explorer.engine.policy.apply import apply_policy
 from explorer.engine.policy.check import runs_its_children
-from explorer.engine.world.generators import own_generators
+from explorer.engine.state.rng import generators_of
 from explorer.errors import InvalidPlan
 from explorer.record.policy import Policy, Unit
 from explorer.record.run import PipelinePlan
@@ -84,7 +84,7 @@ def segment_of(model: nn.Module, unit: Unit, policy: Policy, steps: tuple[Step, 
         outer.add_module(name, holder)
         holder = outer
     root = holder
-    named = own_generators(model)
+    named = generators_of(model)
     kept = [named[path] for path in policy.restore_rng if path in named]
     own = tuple(name for name in policy.restore_rng if name not in named)
     apply_policy(root, msgspec.structs.replace(policy, units=(unit,), restore_rng=own), generators=kept)

@@ -17,7 +17,7 @@ from explorer.engine.pipeline.play.block_calls import CallCount, counting_calls
 from explorer.engine.pipeline.play.held_sends import HeldSends
 from explorer.engine.pipeline.play.rank_memory import BUFFERS, MemoryWatch
 from explorer.engine.pipeline.play.stage_runner import StageRunner, Tensors
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.plan.pipeline.actions import Action
 from explorer.plan.pipeline.rules import play
 from explorer.record.pipeline_run import ActionTime, RankMemory

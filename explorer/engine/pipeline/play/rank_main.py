@@ -32,7 +32,7 @@ from explorer.engine.pipeline.play.inproc import receive_bytes
 from explorer.engine.pipeline.play.rank_files import report_file, tensor_file
 from explorer.engine.pipeline.play.rank_memory import MemoryWatch
 from explorer.engine.pipeline.play.torch_adapter import cause_of, check_boundary, schedule_for, step_schedule
-from explorer.engine.world.rng import seed_everything
+from explorer.engine.state.rng import seed_everything
 from explorer.errors import NotOnThisDevice
 from explorer.plan.export.torchrun import run_key
 from explorer.record.base import to_msgpack

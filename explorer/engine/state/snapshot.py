@@ -1,24 +1,23 @@
-"""Snapshot of all state that a user's step can reach, restored bit by bit.
+"""Snapshots that put back what a run moves, each for one kind of run.
 
-    step ─┬─ closure, defaults, globals that it names, the object it is bound to ─▶ own objects, lists, dictionaries
-          └─ modules, optimizers, schedules, gradient scalers ─▶ parameters, gradients, buffers, state, settings
-
-1. The snapshot is on the host and outside of torch: a recorder sees no tensors, and a GPU holds nothing twice.
-2. Objects keep their identity: tensors are written into, containers are refilled.
-3. A tensor that no torch object holds (a batch, a data set) counts as read-only.
-
-Not put back: numpy arrays, the position of iterators, files, and slots of classes of installed libraries.
+ModelSnapshot      judge, audit   in place, because a copy of a compiled or sharded model differs; also in another type
+OptimizerSnapshot  judge, audit   an optimizer works on a copy of its state
+StepSnapshot       auto_policy    all that a user's step can reach, bit by bit, in the objects that stand there
+SharedSnapshot     compare        plain values on classes and in files, which all models of a process share
 """
 
 from __future__ import annotations
 
+import copy
 import gc
+import numbers
 import types
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -28,10 +27,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer
 
-from explorer.engine.world.bits import storages
-from explorer.engine.world.kept_inside import is_own_function, is_own_module
-from explorer.engine.world.rng import RngState
-from explorer.engine.world.spoken_of import names_in
+from explorer.engine.state.bits import storages
+from explorer.engine.state.closures import is_own_function, is_own_module
+from explorer.engine.state.referenced_names import names_in
+from explorer.engine.state.rng import RngState
+from explorer.engine.state.state_diff import Walk
 
 _TORCHS = (nn.Module, Optimizer, LRScheduler, GradScaler)
 _CONTAINERS = (dict, list, set, deque)
@@ -39,9 +39,133 @@ _NOT_WALKED = (types.ModuleType, type, str, bytes, int, float, complex, np.ndarr
 _MAX_ITEMS = 100_000
 _MAX_THINGS = 200_000
 
+_OF_TORCH = frozenset(vars(nn.Module())) | {"forward", "_call_impl", "_compiled_call_impl"}
 
-class FoundState:
-    """Snapshot of a model, its optimizers and a step; `put_back` may be called several times."""
+
+class ModelSnapshot:
+    """Snapshot of a model on construction. Call `restore` before every run; exit restores the model.
+
+    Tensors are written back. A step works on copies of plain attributes, and the originals return at the end: an
+    append to a list of the model never reaches other holders of the list. State outside of the model stays moved.
+    """
+
+    def __init__(self, model: nn.Module, modules: Iterable[nn.Module]) -> None:
+        """`modules` are the modules of `model` whose attributes are restored; a wrapper's attributes are not."""
+        self._model = model
+        self._tensors = [(tensor, tensor.data, tensor.grad) for tensor in (*model.parameters(), *model.buffers())]
+        shared = {storage._cdata: storage for tensor, _, _ in self._tensors for storage in storages(tensor)}
+        self._memory = [(storage, storage.clone()) for storage in shared.values()]
+        self._held = [(module, dict(module._parameters), dict(module._buffers)) for module in model.modules()]
+        self._modes = [(module, module.training) for module in model.modules()]
+        self._attributes = [(module, _plain(module)) for module in modules]
+        self._rng = RngState.capture(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._write([attributes for _, attributes in self._attributes])
+        for tensor, _, grad in self._tensors:
+            tensor.grad = grad
+
+    def restore(self, dtype: torch.dtype | None = None) -> None:
+        """Restores the initial state without gradients; floating tensors are cast to `dtype` unless it is None."""
+        self._write(_copies([attributes for _, attributes in self._attributes], self._model))
+        for tensor, _, _ in self._tensors:
+            tensor.grad = None
+            if dtype is not None and tensor.is_floating_point():
+                tensor.data = tensor.data.to(dtype)
+
+    def _write(self, attributes: list[dict[str, Any]]) -> None:
+        for module, parameters, buffers in self._held:
+            module._parameters.clear()
+            module._parameters.update(parameters)
+            module._buffers.clear()
+            module._buffers.update(buffers)
+        for tensor, data, _ in self._tensors:
+            tensor.grad = None  # torch refuses to change the type of a tensor beside its gradient
+            tensor.data = data
+        for storage, content in self._memory:
+            if storage.nbytes() != content.nbytes():
+                storage.resize_(content.nbytes())
+            storage.copy_(content)
+        for module, training in self._modes:
+            module.training = training
+        for (module, _), before in zip(self._attributes, attributes):
+            for name in _plain(module).keys() - before.keys():
+                delattr(module, name)
+            vars(module).update(before)
+        self._rng.restore()
+
+
+class OptimizerSnapshot:
+    """An optimizer that is about to step: from construction on, the optimizer works on a copy of its state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._state = dict(optimizer.state)
+        self._groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
+        self.restore()
+
+    def restore(self) -> None:
+        """Restores a copy of the initial state; floating tensors become float64 for parameters in float64."""
+        self._write({parameter: self._copy(parameter, held) for parameter, held in self._state.items()})
+
+    def close(self) -> None:
+        """Gives the optimizer its original state objects back."""
+        self._write(self._state)
+
+    def _write(self, state: dict[Any, Any]) -> None:
+        self._optimizer.state.clear()
+        self._optimizer.state.update(state)
+        for group, before in zip(self._optimizer.param_groups, self._groups):
+            group.update(copy.deepcopy(before))
+
+    @staticmethod
+    def _copy(parameter: Any, held: Any) -> Any:
+        copied = copy.deepcopy(held)
+        if isinstance(copied, dict) and isinstance(parameter, Tensor) and parameter.dtype is torch.float64:
+            wide = {name: value.double() for name, value in copied.items()
+                    if isinstance(value, Tensor) and value.is_floating_point() and value.dim()}  # fmt: skip
+            copied.update(wide)
+        return copied
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in _OF_TORCH}
+
+
+def _copies(attributes: list[dict[str, Any]], model: nn.Module) -> list[dict[str, Any]]:
+    """Deep copies that share objects as the originals do, with the model's own tensors and modules inside."""
+    memo: dict[int, Any] = {id(part): part for part in (*model.modules(), *model.parameters(), *model.buffers())}
+    return [{name: _copy(value, memo) for name, value in held.items()} for held in attributes]
+
+
+def _copy(value: Any, memo: dict[int, Any]) -> Any:
+    if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, (Tensor, torch.Generator)):
+        return value  # handles, meshes, compiled functions: torch manages these
+    if isinstance(value, torch.Generator):  # RngState captures the generator object itself
+        return value
+    try:
+        return copy.deepcopy(value, memo)
+    except Exception:  # locks, handles, tensors of a graph cannot be copied
+        return value
+
+
+class StepSnapshot:
+    """Snapshot of a model, its optimizers and a step; `restore` may be called several times.
+
+        step ─┬─ closure, defaults, globals that it names, the object it is bound to ─▶ own objects, lists, dictionaries
+              └─ modules, optimizers, schedules, gradient scalers ─▶ parameters, gradients, buffers, state, settings
+
+    1. The snapshot is on the host and outside of torch: a recorder sees no tensors, and a GPU holds nothing twice.
+    2. Objects keep their identity: tensors are written into, containers are refilled.
+    3. A tensor that no torch object holds (a batch, a data set) counts as read-only.
+
+    Not restored: numpy arrays, the position of iterators, files, and slots.
+    """
 
     def __init__(self, model: nn.Module, step: Callable[[], object]) -> None:
         self._rng = RngState.capture(model)
@@ -54,7 +178,7 @@ class FoundState:
         for root in (model, *optimizers_of(model), step):
             self._walk(root)
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Restores parameters, gradients, buffers, optimizer state, generators, and plain values around them."""
         with torch.no_grad():
             for tensor, bits in self._tensors.values():
@@ -221,3 +345,26 @@ def _is_same(one: Any, other: Any) -> bool:
 
 def _holds_data(kind: type) -> bool:
     return kind is types.SimpleNamespace or is_own_module(kind.__module__)
+
+
+class SharedSnapshot:
+    """Plain values that `model` shares with other models; call `restore` before each run.
+
+    A factory that builds a new model does not reset such values, so two runs would differ. A container that a run
+    changes in place is not put back; the comparison names it as unstable.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        walk = Walk(model)
+        for module in model.modules():
+            walk.meet(type(module))
+        self._values = [(place, place.value) for place in walk.common() if _is_plain(place.value)]
+
+    def restore(self) -> None:
+        for place, value in self._values:
+            if place.value is not value:
+                place.put(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or isinstance(value, (bool, str, bytes, numbers.Number))

@@ -14,7 +14,7 @@ from explorer.engine.measure.autograd_graph import draw_autograd
 from explorer.engine.model.describe import describe
 from explorer.engine.model.loaded import Loaded
 from explorer.engine.policy.apply import apply_policy
-from explorer.engine.world.rng import RngState
+from explorer.engine.state.rng import RngState
 from explorer.record.graph import ModelRef
 from explorer.record.policy import Policy
 from explorer.record.run import RunSpec

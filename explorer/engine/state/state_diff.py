@@ -12,6 +12,7 @@ State of torch and the standard library is left out: it does not belong to the m
 from __future__ import annotations
 
 import enum
+import math
 import numbers
 import operator
 import sys
@@ -25,9 +26,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from explorer.engine.world.bits import dense
-from explorer.engine.world.kept_inside import captured, function_of, is_own_function, is_own_module, state_of_itself
-from explorer.engine.world.spoken_of import File, is_of_the_author, spoken_of
+from explorer.engine.state.bits import dense, same_bits
+from explorer.engine.state.closures import captured, function_of, is_own_function, is_own_module, state_of_itself
+from explorer.engine.state.referenced_names import File, is_of_author, referenced_names
 
 StateKey = tuple[str, str, Literal["buffer", "attribute"]]
 State = dict[StateKey, Any]
@@ -38,6 +39,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _OF_DATA = frozenset({"builtins", "types", "collections", "weakref", "queue", "_queue", "_thread", "array", "random",
                       "itertools", "__main__"})  # fmt: skip
 """Modules of the standard library whose objects hold a user's data."""
+_MAX_TEXT = 40
 _MAX_THINGS = 200_000
 _MAX_ITEMS = 100_000
 """Longer containers are read for plain values alone, so that the walk still reaches the objects beside them."""
@@ -59,14 +61,14 @@ def read_state(model: nn.Module, *, whole: bool = False) -> State:
                 state[fqn, name, "buffer"] = _tensor(buffer)
         for name, value in vars(module).items():
             if not _is_torchs(name) and not isinstance(value, torch.Generator):  # the RNG report has those
-                state[fqn, name, "attribute"] = walk.frozen(value)
+                state[fqn, name, "attribute"] = walk.image(value)
         walk.meet(type(module))
         if whole:
             state[fqn, "mode", "attribute"] = [type(module).__qualname__, module.training]
-            state[fqn, "hooks", "attribute"] = [walk.frozen(list(getattr(module, name).values())) for name in _HOOKS]
+            state[fqn, "hooks", "attribute"] = [walk.image(list(getattr(module, name).values())) for name in _HOOKS]
             for name, parameter in module.named_parameters(recurse=False):
                 state[fqn, f"{name} itself", "attribute"] = walk.of_parameter(parameter)
-    state.update({("", place.said, "attribute"): walk.frozen(place.value) for place in walk.common()})
+    state.update({("", place.said, "attribute"): walk.image(place.value) for place in walk.common()})
     return state
 
 
@@ -100,7 +102,7 @@ class Walk:
         self._followed: set[types.FunctionType] = set()
         self._images.update((id(thing), f"{type(thing).__qualname__} of the model") for thing in self._held)
 
-    def frozen(self, value: Any) -> Any:
+    def image(self, value: Any) -> Any:
         """`value` as plain data that later changes cannot reach: tensors are copied, containers and objects walked.
 
         An object reached on several paths has one image. Two equal tensors have equal images.
@@ -121,30 +123,30 @@ class Walk:
             return _tensor(value)
         if (held := self._contents(value)) is not None:
             beside = getattr(value, "__dict__", None)
-            return {"contents": held, "attributes": self.frozen(dict(beside))} if beside else held
+            return {"contents": held, "attributes": self.image(dict(beside))} if beside else held
         if (state := state_of_itself(value)) is not None:
-            return self.frozen(state)
+            return self.image(state)
         if (inside := captured(value)) is not None:
-            return [type(value).__qualname__, *map(self.frozen, inside)]
+            return [type(value).__qualname__, *map(self.image, inside)]
         return self._object(value)
 
     def _contents(self, value: Any) -> Any:
         """Image of a container's items; None if `value` is no container."""
         if not isinstance(value, (Mapping, set, frozenset, list, tuple, deque, array)):
             return None
-        frozen = self.frozen if len(value) <= _MAX_ITEMS else _beyond
+        frozen = self.image if len(value) <= _MAX_ITEMS else _beyond
         if isinstance(value, Mapping):
-            return {_label(key, i): frozen(item) for i, (key, item) in enumerate(list(value.items()))}
+            return {_label(key, i): plain_copy(item) for i, (key, item) in enumerate(list(value.items()))}
         if isinstance(value, (set, frozenset)):
-            return [len(value), *sorted((frozen(item) for item in value), key=repr)]
+            return [len(value), *sorted((plain_copy(item) for item in value), key=repr)]
         return [len(value), *map(frozen, value)]
 
     def of_parameter(self, parameter: nn.Parameter) -> Any:
         """Whether the parameter is trained, its extra attributes, and state of its hooks: clipping, an optimizer."""
         held = (getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
-        hooks = [self.frozen(list(hooks.values())) for hooks in held if hooks]
+        hooks = [self.image(list(hooks.values())) for hooks in held if hooks]
         beside = {name: value for name, value in vars(parameter).items() if not _is_torchs(name)}
-        return [parameter.requires_grad, self.frozen(beside), hooks]
+        return [parameter.requires_grad, self.image(beside), hooks]
 
     def meet(self, kind: type) -> None:
         """Collects the user's classes among the bases of `kind`, and their files."""
@@ -163,11 +165,11 @@ class Walk:
         if function in self._followed:
             return
         self._followed.add(function)
-        for file, name in spoken_of(function):
+        for file, name in referenced_names(function):
             value = file[name]
-            if isinstance(value, type) and is_of_the_author(value):
+            if isinstance(value, type) and is_of_author(value):
                 self.meet(value)
-            elif isinstance(value, types.FunctionType) and is_of_the_author(value):
+            elif isinstance(value, types.FunctionType) and is_of_author(value):
                 self._follow(value)
             elif _is_data(name, value):
                 self._elsewhere[id(file), name] = file
@@ -193,7 +195,7 @@ class Walk:
     def _object(self, value: Any) -> Any:
         kind = type(value)
         if kind.__module__ == "numpy":
-            return _array(value, self.frozen)
+            return _array(value, self.image)
         if kind.__module__ == "itertools" or isinstance(value, (enum.Enum, bytearray, torch.dtype, torch.device)):
             return repr(value)
         if isinstance(value, Iterator) and not hasattr(value, "__dict__"):
@@ -208,12 +210,12 @@ class Walk:
             for name in (slots,) if isinstance(slots, str) else slots:
                 if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                     inside[name] = getattr(value, name)
-        return [kind.__qualname__, self.frozen(inside)] if inside else kind.__qualname__
+        return [kind.__qualname__, self.image(inside)] if inside else kind.__qualname__
 
 
-def frozen(value: Any) -> Any:
+def plain_copy(value: Any) -> Any:
     """A value as plain data that later changes cannot reach."""
-    return Walk(nn.Module()).frozen(value)
+    return Walk(nn.Module()).image(value)
 
 
 def _beyond(value: Any) -> Any:
@@ -267,3 +269,60 @@ def _is_data(name: str, value: Any) -> bool:
 def _label(key: Any, i: int) -> str:
     plain = key is None or isinstance(key, (bool, int, float, str, bytes, tuple)) and "0x" not in repr(key)
     return str(key) if isinstance(key, str) else repr(key) if plain else f"#{i}"
+
+
+def same_state(left: Any, right: Any) -> bool:
+    """Whether two frozen values are equal, tensors bit by bit; NaN equals NaN."""
+    return _same(left, right, {})
+
+
+def _same(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
+    """As `same_state`. `known` has the results of earlier pairs, because one image may occur in many places."""
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, (Tensor, dict, list)):
+        pair = id(left), id(right)
+        if pair not in known:
+            known[pair] = same_bits(left, right) if isinstance(left, Tensor) else _same_parts(left, right, known)
+        return known[pair]
+    if isinstance(left, float) and math.isnan(left):
+        return math.isnan(right)
+    return bool(left == right)
+
+
+def _same_parts(left: Any, right: Any, known: dict[tuple[int, int], bool]) -> bool:
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key], known) for key in left)
+    return len(left) == len(right) and all(_same(one, other, known) for one, other in zip(left, right))
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The plain parts of a frozen value, each with its path."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from leaves(item, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, item in enumerate(value):
+            yield from leaves(item, f"{path}[{i}]")
+    else:
+        yield path, value
+
+
+def short_text(value: Any) -> str:
+    """A frozen value as short text."""
+    if isinstance(value, Tensor):
+        if value.numel() == 1:
+            return _cut(f"{value.item():.6g}" if value.is_floating_point() else str(value.item()))
+        first = ", ".join(f"{number:.5g}" for number in value.flatten()[:3].tolist())
+        return f"{first}, … ({' x '.join(map(str, value.shape))})"
+    if isinstance(value, list) and value and isinstance(value[0], int):
+        return f"{value[0]} items"
+    if isinstance(value, list):
+        return str(value[0]) if value else "empty"
+    if isinstance(value, dict):
+        return f"{len(value)} items"
+    return "absent" if value is None else _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 1] + "…"

@@ -11,10 +11,9 @@ import numpy
 import pytest
 import torch
 
-from explorer.engine.world.found_step import FoundState
-from explorer.engine.world.images import same_state
-from explorer.engine.world.kept_inside import captured, is_own_function, is_own_module, state_of_itself
-from explorer.engine.world.remembered import frozen
+from explorer.engine.state.closures import captured, is_own_function, is_own_module, state_of_itself
+from explorer.engine.state.snapshot import StepSnapshot
+from explorer.engine.state.state_diff import plain_copy, same_state
 
 
 @pytest.mark.parametrize(
@@ -29,10 +28,10 @@ from explorer.engine.world.remembered import frozen
     ids=["torch", "python", "numpy's old", "numpy", "its bits"],
 )
 def test_a_generator_stands_elsewhere_after_a_draw(generator: Any, draw: Any) -> None:
-    before = frozen(state_of_itself(generator))
-    assert before is not None and same_state(before, frozen(state_of_itself(generator)))
+    before = plain_copy(state_of_itself(generator))
+    assert before is not None and same_state(before, plain_copy(state_of_itself(generator)))
     draw(generator)
-    assert not same_state(before, frozen(state_of_itself(generator)))
+    assert not same_state(before, plain_copy(state_of_itself(generator)))
 
 
 def test_what_is_no_generator_stands_nowhere() -> None:
@@ -99,6 +98,6 @@ def test_a_thing_whose_attributes_raise_is_walked() -> None:
     model = Naming()
     model.reader = LAZY  # type: ignore[assignment]
     for thing in (LAZY, model, Naming.forward):
-        assert same_state(frozen(thing), frozen(thing))
-    FoundState(model, lambda: model(torch.ones(1))).put_back()
+        assert same_state(plain_copy(thing), plain_copy(thing))
+    StepSnapshot(model, lambda: model(torch.ones(1))).restore()
     assert model.reader is LAZY

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedBuffer
 import explorer
 from explorer.engine.compare.compare import compare
 from explorer.engine.model.describe import describe
-from explorer.engine.world.bits import contents, dense, n_bytes, same_bits, storages
+from explorer.engine.state.bits import contents, dense, n_bytes, same_bits, storages
 from explorer.record.graph import ModelRef
 from explorer.record.policy import KEEP_ALL
 from explorer.record.run import RunSpec

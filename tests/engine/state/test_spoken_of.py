@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from explorer.engine.world.spoken_of import is_of_the_author, names_in, spoken_of
+from explorer.engine.state.referenced_names import is_of_author, names_in, referenced_names
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleTyp
 
 
 def test_only_what_the_code_uses_is_spoken_of(files: ModuleType) -> None:
-    spoken = {(file["__name__"], name) for file, name in spoken_of(files.forward)}
+    spoken = {(file["__name__"], name) for file, name in referenced_names(files.forward)}
     own = {("spoken_model", name) for name in ("OWN", "spoken_helpers", "os", "torch")}
     assert spoken == own | {("spoken_helpers", "bump"), ("spoken_helpers", "N_CALLS")}
 
@@ -41,5 +41,5 @@ def test_functions_within_are_read_too(files: ModuleType) -> None:
 
 
 def test_installed_packages_have_another_author(files: ModuleType) -> None:
-    assert is_of_the_author(files) and is_of_the_author(files.forward)
-    assert not any(map(is_of_the_author, (sys, torch, pytest, torch.nn.Linear, pytest.raises, names_in)))
+    assert is_of_author(files) and is_of_author(files.forward)
+    assert not any(map(is_of_author, (sys, torch, pytest, torch.nn.Linear, pytest.raises, names_in)))

@@ -13,19 +13,19 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
-from explorer.engine.world.kept_inside import is_own_function
+from explorer.engine.state.closures import is_own_function
 
 File = dict[str, Any]
 _NOBODYS = sys.stdlib_module_names | {__name__.partition(".")[0]}
 """Packages that hold no state of a model. This package is named because a checkout is not installed."""
 
 
-def spoken_of(function: types.FunctionType) -> Iterator[tuple[File, str]]:
+def referenced_names(function: types.FunctionType) -> Iterator[tuple[File, str]]:
     """Each name that `function` uses, with the namespace that defines the name: its file or an imported file."""
     return _named(frozenset(names_in(function.__code__)), function.__globals__, set())
 
 
-def is_of_the_author(thing: Any) -> bool:
+def is_of_author(thing: Any) -> bool:
     """Whether a function, class or module comes from a user's file, not from an installed package."""
     if isinstance(thing, types.ModuleType):
         return _is_own_file(vars(thing))
@@ -45,7 +45,7 @@ def _named(names: Collection[str], file: File, seen: set[int]) -> Iterator[tuple
         if name in file and not name.startswith("__"):
             yield file, name
             thing = file[name]
-            if isinstance(thing, types.ModuleType) and id(vars(thing)) not in seen and is_of_the_author(thing):
+            if isinstance(thing, types.ModuleType) and id(vars(thing)) not in seen and is_of_author(thing):
                 yield from _named(names, vars(thing), seen)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from explorer.engine.world.at_first import AtFirst
+from explorer.engine.state.snapshot import SharedSnapshot
 
 
 class Counts(nn.Module):
@@ -21,11 +21,11 @@ class Counts(nn.Module):
 
 def test_plain_values_of_a_class_are_put_back() -> None:
     model = nn.Sequential(Counts())
-    start = AtFirst(model)
+    start = SharedSnapshot(model)
     for _ in range(2):
         model[0]()
         model[0]()
         assert Counts.n_calls == 2
-        start.put_back()
+        start.restore()
         assert (Counts.n_calls, Counts.scale) == (0, 0.5)
     assert Counts.seen == [1, 2, 2, 2, 2]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from explorer.engine.device.tf32 import tf32_kinds, without_tf32
+from explorer.engine.state.global_state import tf32_kinds, without_tf32
 
 CUDNN: Any = torch.backends.cudnn
 MATMUL: Any = torch.backends.cuda.matmul

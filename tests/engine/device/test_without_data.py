@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import is_fake
 
-from explorer.engine.world.without_data import blaming_decisions, cast_buffers, is_without_data, without_data
+from explorer.engine.device.without_data import cast_buffers, explain_data_dependence, is_without_data, without_data
 from explorer.errors import ModelFailed
 
 
@@ -43,5 +43,5 @@ def test_torch_is_as_it_was_after_a_model_that_raises() -> None:
 def test_a_decision_by_data_is_refused_in_a_sentence() -> None:
     with pytest.raises(ModelFailed, match=r"net\.py cannot be foreseen without its data"), without_data():
         layer = nn.Linear(2, 2)
-        with blaming_decisions("net.py"):
+        with explain_data_dependence("net.py"):
             layer(torch.ones(1, 2)).sum().item()

@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.world.generators import own_generators
-from explorer.engine.world.rng import OutsideRng, RngState, get_state, seed_everything, set_state
+from explorer.engine.state.rng import OutsideRng, RngState, generators_of, get_state, seed_everything, set_state
 
 
 class Noise(nn.Module):
@@ -77,8 +76,8 @@ def test_a_seed_decides_everything(seed: int) -> None:
 
 def test_generators_of_a_model_by_dotted_path() -> None:
     net = model()
-    assert own_generators(net) == {"1.generator": net[1].generator}  # type: ignore[index]
-    assert list(own_generators(net[1])) == ["generator"]  # type: ignore[index]
+    assert generators_of(net) == {"1.generator": net[1].generator}  # type: ignore[index]
+    assert list(generators_of(net[1])) == ["generator"]  # type: ignore[index]
 
 
 def test_outside_generators_go_back_and_return() -> None:

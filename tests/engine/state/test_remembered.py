@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.world.images import same_state
-from explorer.engine.world.remembered import BEYOND, frozen, read_state
+from explorer.engine.state.state_diff import BEYOND, plain_copy, read_state, same_state
 
 
 class InSlots:
@@ -44,9 +43,9 @@ HELD: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("kind", HELD)
 def test_a_later_change_does_not_reach_the_picture(kind: str) -> None:
     held, change = HELD[kind]
-    before, again = frozen(held), frozen(held)
+    before, again = plain_copy(held), plain_copy(held)
     change(held)
-    assert same_state(before, again) and not same_state(before, frozen(held))
+    assert same_state(before, again) and not same_state(before, plain_copy(held))
 
 
 def test_a_class_of_the_models_own_is_remembered_by_its_name() -> None:
@@ -71,11 +70,11 @@ def test_hooks_and_modes_are_read_where_asked_for() -> None:
 def test_what_torch_has_freed_is_not_read() -> None:
     tensor = torch.ones(3)
     tensor.untyped_storage().resize_(0)
-    assert frozen(tensor) == "freed (3,)" and frozen(torch.ones(2, device="meta")) == "meta (2,)"
+    assert plain_copy(tensor) == "freed (3,)" and plain_copy(torch.ones(2, device="meta")) == "meta (2,)"
 
 
 def test_what_stands_behind_many_objects_is_reached_and_what_is_left_out_is_marked() -> None:
-    image = frozen({"memory": [[i] for i in range(100_001)], "numbers": list(range(100_001)), "behind": [[1]]})
+    image = plain_copy({"memory": [[i] for i in range(100_001)], "numbers": list(range(100_001)), "behind": [[1]]})
     assert image["memory"][1] == BEYOND and image["numbers"][-1] == 100_000 and image["behind"] == [1, [1, 1]]
 
 
@@ -92,6 +91,6 @@ def test_an_iterator_with_attributes_is_an_object() -> None:
 
     schedule = Schedule()
     next(schedule)
-    before = frozen(schedule)
+    before = plain_copy(schedule)
     next(schedule)
-    assert not same_state(before, frozen(schedule))
+    assert not same_state(before, plain_copy(schedule))

@@ -71,7 +71,7 @@ def without_data(cast: Cast = as_built) -> Iterator[None]:
 
 
 @contextmanager
-def blaming_decisions(target: str) -> Iterator[None]:
+def explain_data_dependence(target: str) -> Iterator[None]:
     """Raises ModelFailed for a model that branches on computed values: such a model cannot run without data."""
     try:
         yield

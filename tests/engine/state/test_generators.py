@@ -7,7 +7,7 @@ import random
 import torch
 from torch import nn
 
-from explorer.engine.world.generators import generators_in_reach, own_generators
+from explorer.engine.state.rng import generators_of, reachable_generators
 
 
 def test_generators_are_found_inside_lists_and_objects_but_not_the_ones_of_the_process() -> None:
@@ -19,5 +19,5 @@ def test_generators_are_found_inside_lists_and_objects_but_not_the_ones_of_the_p
     net = nn.Linear(1, 1)
     net.own, net.listed, net.held = torch.Generator(), [random.Random(1)], Holder()  # type: ignore[assignment]
     net.shared, net.system = random._inst, random.SystemRandom()  # type: ignore[assignment, attr-defined]
-    assert own_generators(net) == {"own": net.own}
-    assert generators_in_reach(net) == [net.own, net.listed[0], net.held.inner["deep"]]  # type: ignore[index, union-attr]
+    assert generators_of(net) == {"own": net.own}
+    assert reachable_generators(net) == [net.own, net.listed[0], net.held.inner["deep"]]  # type: ignore[index, union-attr]

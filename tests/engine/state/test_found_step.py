@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from explorer.engine.world.found_step import FoundState, optimizers_of
+from explorer.engine.state.snapshot import StepSnapshot, optimizers_of
 
 N_STEPS = 0
 
@@ -45,10 +45,10 @@ def test_what_a_closure_reaches_comes_back_in_place() -> None:
     weight, gradient = model.weight.clone(), model.weight.grad.clone()
     moment = optimizer.state[model.weight]["momentum_buffer"]
     momentum, rate, losses, position = moment.clone(), schedule.get_last_lr(), logs.losses, torch.get_rng_state()
-    found_state = FoundState(model, step)
+    found_state = StepSnapshot(model, step)
     for _ in range(2):
         step()
-        found_state.put_back()
+        found_state.restore()
         assert torch.equal(model.weight, weight) and torch.equal(model.weight.grad, gradient)
         assert optimizer.state[model.weight]["momentum_buffer"] is moment and torch.equal(moment, momentum)
         assert schedule.get_last_lr() == rate and torch.equal(torch.get_rng_state(), position)
@@ -64,17 +64,17 @@ def test_state_that_did_not_stand_there_goes() -> None:
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
 
-    found_state = FoundState(model, partial(step))
+    found_state = StepSnapshot(model, partial(step))
     step()
-    found_state.put_back()
+    found_state.restore()
     assert not optimizer.state and model.weight.grad is None
 
 
 def test_a_batch_is_only_read() -> None:
     model, batch = nn.Linear(2, 2), torch.zeros(2)
-    found_state = FoundState(model, lambda: batch.add_(1))
+    found_state = StepSnapshot(model, lambda: batch.add_(1))
     batch.add_(1)
-    found_state.put_back()
+    found_state.restore()
     assert batch.tolist() == [1, 1]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from explorer.engine.world.found_model import FoundModel, FoundOptimizer
+from explorer.engine.state.snapshot import ModelSnapshot, OptimizerSnapshot
 
 
 def model_and_batch() -> tuple[nn.Sequential, torch.Tensor]:
@@ -32,9 +32,9 @@ def test_each_run_starts_where_it_was_found_and_all_is_left_as_it_was() -> None:
     gradients = [(p.grad, p.grad.clone()) for p in model.parameters()]
     position = torch.get_rng_state()
     after = []
-    with FoundModel(model, list(model.modules())) as found_model:
+    with ModelSnapshot(model, list(model.modules())) as found_model:
         for _ in range(2):
-            found_model.put_back()
+            found_model.restore()
             assert all(p.grad is None for p in model.parameters()) and model.seen == [1] and model.seen is not seen
             step(model, batch)
             after.append({name: value.clone() for name, value in model.state_dict().items()})
@@ -49,8 +49,8 @@ def test_each_run_starts_where_it_was_found_and_all_is_left_as_it_was() -> None:
 
 def test_a_run_in_float64_leaves_the_types_that_were_found() -> None:
     model, batch = model_and_batch()
-    with FoundModel(model, list(model.modules())) as found_model:
-        found_model.put_back(torch.float64)
+    with ModelSnapshot(model, list(model.modules())) as found_model:
+        found_model.restore(torch.float64)
         step(model, batch)
         assert {p.dtype for p in model.parameters()} == {torch.float64}
         assert model[1].num_batches_tracked.dtype is torch.int64
@@ -68,7 +68,7 @@ def test_memory_that_parameters_share_is_copied_once(monkeypatch: pytest.MonkeyP
     copied: list[int] = []
     clone = torch.UntypedStorage.clone
     monkeypatch.setattr(torch.UntypedStorage, "clone", lambda one: copied.append(one.nbytes()) or clone(one))
-    with FoundModel(model, [model]):
+    with ModelSnapshot(model, [model]):
         assert sorted(copied) == [0, 0, flat.nbytes]
         flat.zero_()
         for parameter in model.freed:
@@ -80,8 +80,8 @@ def test_memory_that_parameters_share_is_copied_once(monkeypatch: pytest.MonkeyP
 def test_a_step_that_raises_leaves_all_as_it_was() -> None:
     model, _ = model_and_batch()
     before = model[0].weight.clone()
-    with pytest.raises(ValueError), FoundModel(model, list(model.modules())) as found_model:
-        found_model.put_back()
+    with pytest.raises(ValueError), ModelSnapshot(model, list(model.modules())) as found_model:
+        found_model.restore()
         model[0].weight.data.zero_()
         raise ValueError
     assert torch.equal(model[0].weight, before)
@@ -93,13 +93,13 @@ def test_an_optimizer_steps_with_a_copy_of_what_it_remembers() -> None:
     optimizer.step()
     held = optimizer.state[model[0].weight]
     moment = held["exp_avg"].clone()
-    found_optimizer = FoundOptimizer(optimizer)
+    found_optimizer = OptimizerSnapshot(optimizer)
     optimizer.param_groups[0]["lr"] = 0.5
     optimizer.step()
-    found_optimizer.put_back()
+    found_optimizer.restore()
     now = optimizer.state[model[0].weight]
     assert now is not held and torch.equal(now["exp_avg"], moment) and optimizer.param_groups[0]["lr"] == 0.1
-    found_optimizer.leave()
+    found_optimizer.close()
     assert optimizer.state[model[0].weight] is held and torch.equal(held["exp_avg"], moment)
 
 
@@ -109,6 +109,6 @@ def test_moments_take_the_type_of_a_wider_parameter() -> None:
     optimizer.step()
     model.zero_grad()
     model[0].weight.data = model[0].weight.data.double()
-    FoundOptimizer(optimizer)
+    OptimizerSnapshot(optimizer)
     assert optimizer.state[model[0].weight]["exp_avg"].dtype is torch.float64
     assert optimizer.state[model[0].weight]["step"].dtype is torch.float32  # one number: Adam's own type

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from explorer.engine.world.images import same_state, short
-from explorer.engine.world.remembered import frozen
+from explorer.engine.state.state_diff import plain_copy, same_state, short_text
 
 
 def test_a_structure_that_holds_itself_ends() -> None:
     ring: list[Any] = []
     ring.append(ring)
-    assert same_state(frozen(ring), frozen(ring))
+    assert same_state(plain_copy(ring), plain_copy(ring))
 
 
 @pytest.mark.parametrize(("value", "short_form"), [
@@ -25,5 +24,5 @@ def test_a_structure_that_holds_itself_ends() -> None:
     (torch.zeros(2, 3), "0, 0, 0, … (2 x 3)"),
 ])  # fmt: skip
 def test_short_form(value: Any, short_form: str) -> None:
-    kept: Tensor | Any = frozen(value)
-    assert short(kept) == short_form
+    kept: Tensor | Any = plain_copy(value)
+    assert short_text(kept) == short_form

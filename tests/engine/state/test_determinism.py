@@ -9,7 +9,7 @@ import torch
 from torch.backends import cudnn
 from torch.utils import deterministic
 
-from explorer.engine.world.determinism import deterministic_kernels
+from explorer.engine.state.global_state import deterministic_kernels
 
 
 def settings() -> tuple[bool, ...]:
